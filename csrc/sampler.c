@@ -1,0 +1,396 @@
+#include "sampler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef ES_CALLOC /* the tests put an allocator here that fails */
+#define ES_CALLOC calloc
+#endif
+
+/* ---- memory: one block, cut into 64-byte aligned pieces ---- */
+
+typedef struct arena {
+    unsigned char *base; /* NULL while the size is being counted */
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t n, size_t size) {
+    void *piece = a->base ? a->base + a->used : NULL;
+    a->used += (n * size + 63) / 64 * 64;
+    return piece;
+}
+
+static void take_dist(arena *a, es_dist *dist, size_t n_vocab) {
+    dist->ids = take(a, n_vocab, sizeof *dist->ids);
+    dist->probs = take(a, n_vocab, sizeof *dist->probs);
+    dist->block_sum = take(a, es_n_blocks(n_vocab), sizeof *dist->block_sum);
+}
+
+static void take_all(arena *a, es_sampler *s, int32_t **bias_ids, float **bias_values) {
+    *bias_ids = take(a, s->n_bias, sizeof **bias_ids);
+    *bias_values = take(a, s->n_bias, sizeof **bias_values);
+    s->adjusted = take(a, s->n_vocab, sizeof *s->adjusted);
+    s->scattered = take(a, s->n_vocab, sizeof *s->scattered);
+    s->counts = take(a, s->n_vocab, sizeof *s->counts);
+    s->block_max = take(a, es_n_blocks(s->n_vocab), sizeof *s->block_max);
+    s->candidates = take(a, s->n_vocab, sizeof *s->candidates);
+    s->residual.block_sum = take(a, es_n_blocks(s->n_vocab), sizeof *s->residual.block_sum);
+    take_dist(a, &s->target, s->n_vocab);
+    s->slots = take(a, s->n_slots, sizeof *s->slots);
+    es_dist unplaced;
+    for (size_t i = 0; i < s->n_slots; i++) take_dist(a, a->base ? &s->slots[i] : &unplaced, s->n_vocab);
+}
+
+es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *params, const int32_t *bias_ids,
+                           const float *bias_values, size_t n_bias) {
+    es_sampler *s = ES_CALLOC(1, sizeof *s);
+    if (!s) return NULL;
+    s->rows = es_rows_best();
+    s->params = *params;
+    s->n_vocab = n_vocab;
+    s->n_slots = n_slots;
+    s->n_bias = n_bias;
+
+    int32_t *own_ids;
+    float *own_values;
+    arena a = {0};
+    take_all(&a, s, &own_ids, &own_values);
+    s->memory = ES_CALLOC(1, a.used + 64);
+    if (!s->memory) {
+        free(s);
+        return NULL;
+    }
+    a = (arena){.base = (unsigned char *)(((uintptr_t)s->memory + 63) & ~(uintptr_t)63)};
+    take_all(&a, s, &own_ids, &own_values);
+    if (n_bias) {
+        memcpy(own_ids, bias_ids, n_bias * sizeof *own_ids);
+        memcpy(own_values, bias_values, n_bias * sizeof *own_values);
+    }
+    s->bias_ids = own_ids;
+    s->bias_values = own_values;
+    s->residual.probs = s->adjusted;
+    return s;
+}
+
+void es_sampler_free(es_sampler *s) {
+    if (!s) return;
+    free(s->memory);
+    free(s);
+}
+
+/* ---- candidates: a binary heap, the best (largest key, then smallest id) at the root ---- */
+
+static bool better(es_candidate a, es_candidate b) {
+    return a.key > b.key || (a.key == b.key && a.id < b.id);
+}
+
+static void sift_down(es_candidate *heap, size_t n, size_t i) {
+    const es_candidate moving = heap[i];
+    for (size_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && better(heap[child + 1], heap[child])) child++;
+        if (!better(heap[child], moving)) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = moving;
+}
+
+static void heapify(es_candidate *heap, size_t n) {
+    for (size_t i = n / 2; i-- > 0;) sift_down(heap, n, i);
+}
+
+/* Moves the best of heap[0..n) to heap[n - 1] and returns it. */
+static es_candidate pop(es_candidate *heap, size_t n) {
+    const es_candidate best = heap[0];
+    heap[0] = heap[n - 1];
+    heap[n - 1] = best;
+    sift_down(heap, n - 1, 0);
+    return best;
+}
+
+/* Popping leaves the best at the end, in reverse: turn the array round to have them in front. */
+static void turn_round(es_candidate *c, size_t n) {
+    for (size_t i = 0; i < n / 2; i++) {
+        const es_candidate swap = c[i];
+        c[i] = c[n - 1 - i];
+        c[n - 1 - i] = swap;
+    }
+}
+
+/* Gathers the tokens whose logit reaches `least`, looking only into blocks that hold one. */
+static size_t gather(es_sampler *s, const float *row, size_t n, float least) {
+    size_t found = 0;
+    for (size_t b = 0; b < es_n_blocks(n); b++) {
+        if (!(s->block_max[b] >= least)) continue;
+        const size_t end = (b + 1) * ES_BLOCK_LEN < n ? (b + 1) * ES_BLOCK_LEN : n;
+        for (size_t i = b * ES_BLOCK_LEN; i < end; i++)
+            if (row[i] >= least) s->candidates[found++] = (es_candidate){row[i], (int32_t)i};
+    }
+    return found;
+}
+
+/* The k likeliest tokens, best first.  The k-th largest block maximum is a lower bound of the k-th
+ * largest logit, so only blocks that reach it are looked into. */
+static size_t top_k(es_sampler *s, const float *row, size_t n, size_t k) {
+    const size_t n_blocks = es_n_blocks(n);
+    float least = -INFINITY;
+    if (k < n_blocks) {
+        for (size_t b = 0; b < n_blocks; b++)
+            s->candidates[b] = (es_candidate){s->block_max[b], (int32_t)b};
+        heapify(s->candidates, n_blocks);
+        for (size_t i = 0; i < k; i++) least = (float)pop(s->candidates, n_blocks - i).key;
+    }
+    const size_t found = gather(s, row, n, least);
+    heapify(s->candidates, found);
+    for (size_t i = 0; i < k; i++) pop(s->candidates, found - i);
+    turn_round(s->candidates, found);
+    return k;
+}
+
+/* How many of the first n candidates, in their order, bring the running sum of
+ * exp(logit - max) to share * total. */
+static size_t nucleus(const es_candidate *c, size_t n, double max, double total, double share) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += exp(c[i].key - max);
+        if (sum >= share * total) return i + 1;
+    }
+    return n;
+}
+
+static double sum_exp(const es_candidate *c, size_t n, double max) {
+    double total = 0;
+    for (size_t i = 0; i < n; i++) total += exp(c[i].key - max);
+    return total;
+}
+
+/* Top-p over the whole vocabulary, best first.  Tries the tokens within 8 of the maximum, then
+ * within 16 (which hold all but n * e^-16 of the mass), then all. */
+static size_t top_p(es_sampler *s, const float *row, size_t n, float max, double share) {
+    const double total = s->rows->exp_sum(row, n, max);
+    for (float reach = 8.0f;; reach *= 2.0f) {
+        const bool all = reach > 16.0f;
+        const size_t found = gather(s, row, n, all ? -INFINITY : max - reach);
+        if (!all && sum_exp(s->candidates, found, max) < share * total) continue;
+        heapify(s->candidates, found);
+        double sum = 0;
+        size_t kept = 0;
+        while (kept < found && (kept == 0 || sum < share * total))
+            sum += exp(pop(s->candidates, found - kept++).key - (double)max);
+        turn_round(s->candidates, found);
+        return kept;
+    }
+}
+
+/* Locally typical sampling (Meister et al., arXiv 2202.00666): the tokens whose surprise is
+ * nearest to the entropy, until their mass exceeds typical_p.  Leaves the kept candidates keyed by
+ * logit, best first. */
+static size_t typical(es_sampler *s, const float *row, size_t n, double max, double share) {
+    es_candidate *c = s->candidates;
+    const double log_total = log(sum_exp(c, n, max));
+    double entropy = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double log_p = c[i].key - max - log_total;
+        if (log_p > -700.0) entropy -= exp(log_p) * log_p; /* below that p log p is 0 */
+    }
+    for (size_t i = 0; i < n; i++) c[i].key = -fabs(entropy + (c[i].key - max - log_total));
+    heapify(c, n);
+    double sum = 0;
+    size_t kept = 0;
+    while (kept < n && !(sum > share)) {
+        const es_candidate next = pop(c, n - kept++);
+        sum += exp((double)row[next.id] - max - log_total);
+    }
+    turn_round(c, n);
+    for (size_t i = 0; i < kept; i++) c[i].key = row[c[i].id];
+    heapify(c, kept);
+    for (size_t i = 0; i < kept; i++) pop(c, kept - i);
+    turn_round(c, kept);
+    return kept;
+}
+
+/* ---- distributions ---- */
+
+static void set_sparse(es_dist *out, const es_candidate *c, size_t n, double max, double scale) {
+    double total = 0;
+    for (size_t i = 0; i < n; i++) total += exp((c[i].key - max) * scale);
+    out->dense = false;
+    out->n = n;
+    out->total = 0;
+    for (size_t i = 0; i < n; i++) {
+        out->ids[i] = c[i].id;
+        out->probs[i] = (float)(exp((c[i].key - max) * scale) / total);
+        out->total += (double)out->probs[i];
+    }
+}
+
+es_status es_dist_set_point(es_sampler *s, int32_t token, es_dist *out) {
+    if (token < 0 || (size_t)token >= s->n_vocab) return ES_BAD_LENGTH;
+    out->dense = false;
+    out->n = 1;
+    out->ids[0] = token;
+    out->probs[0] = 1.0f;
+    out->total = 1.0;
+    return ES_OK;
+}
+
+es_status es_dist_set(es_sampler *s, const float *probs, size_t n, es_dist *out) {
+    if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
+    out->dense = true;
+    out->n = n;
+    out->total = 0;
+    for (size_t b = 0; b < es_n_blocks(n); b++) {
+        out->block_sum[b] = 0;
+        for (size_t i = b * ES_BLOCK_LEN; i < n && i < (b + 1) * ES_BLOCK_LEN; i++) {
+            if (!(probs[i] >= 0.0f && probs[i] <= 1.0f)) return ES_NOT_FINITE;
+            out->probs[i] = probs[i];
+            out->block_sum[b] += (double)probs[i];
+        }
+        out->total += out->block_sum[b];
+    }
+    return out->total > 0 ? ES_OK : ES_NO_TOKEN;
+}
+
+static bool penalties_on(const es_params *p) {
+    return p->penalty_last_n != 0 &&
+           (p->repeat_penalty != 1.0f || p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f);
+}
+
+/* Copies the row and applies bias and penalties to the copy. */
+static const float *adjust(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix) {
+    const es_params *p = &s->params;
+    float *x = s->adjusted;
+    memcpy(x, row, n * sizeof *x);
+    for (size_t i = 0; i < s->n_bias; i++)
+        if ((size_t)s->bias_ids[i] < n) x[s->bias_ids[i]] += s->bias_values[i];
+    if (!penalties_on(p)) return x;
+
+    const size_t last_n = p->penalty_last_n < 0 ? n_prefix : (size_t)p->penalty_last_n;
+    const size_t begin = n_prefix > last_n ? n_prefix - last_n : 0;
+    for (size_t i = begin; i < n_prefix; i++)
+        if (prefix[i] >= 0 && (size_t)prefix[i] < n) s->counts[prefix[i]]++;
+    for (size_t i = begin; i < n_prefix; i++) {
+        if (prefix[i] < 0 || (size_t)prefix[i] >= n || s->counts[prefix[i]] == 0) continue;
+        float *logit = &x[prefix[i]];
+        *logit = *logit <= 0.0f ? *logit * p->repeat_penalty : *logit / p->repeat_penalty;
+        *logit -= (float)s->counts[prefix[i]] * p->frequency_penalty + p->presence_penalty;
+        s->counts[prefix[i]] = 0; /* done, and zero again for the next call */
+    }
+    return x;
+}
+
+es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                    es_dist *out) {
+    const es_params *p = &s->params;
+    if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
+    if (s->n_bias || penalties_on(p)) row = adjust(s, row, n, prefix, n_prefix);
+
+    if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
+    size_t best_block = 0;
+    for (size_t b = 1; b < es_n_blocks(n); b++)
+        if (s->block_max[b] > s->block_max[best_block]) best_block = b;
+    const float max = s->block_max[best_block];
+    if (max == INFINITY) return ES_NOT_FINITE;
+    if (max == -INFINITY) return ES_NO_TOKEN;
+
+    const bool greedy = p->temperature <= 0.0f, typical_on = p->typical_p < 1.0f;
+    if (greedy && !typical_on) { /* every other filter keeps the likeliest token */
+        size_t i = best_block * ES_BLOCK_LEN;
+        while (row[i] != max) i++;
+        return es_dist_set_point(s, (int32_t)i, out);
+    }
+
+    es_candidate *c = s->candidates;
+    size_t kept;
+    const bool top_k_on = p->top_k > 0 && (size_t)p->top_k < n, top_p_on = p->top_p < 1.0f;
+    const bool min_p_on = p->min_p > 0.0f;
+    if (top_k_on || typical_on) {
+        kept = top_k_on ? top_k(s, row, n, (size_t)p->top_k) : gather(s, row, n, -INFINITY);
+        if (typical_on) kept = typical(s, row, kept, (double)max, (double)p->typical_p);
+        const double first = c[0].key;
+        if (top_p_on) kept = nucleus(c, kept, first, sum_exp(c, kept, first), (double)p->top_p);
+    } else if (top_p_on) {
+        kept = top_p(s, row, n, max, (double)p->top_p);
+    } else if (min_p_on) {
+        kept = gather(s, row, n, max + logf(p->min_p));
+    } else {
+        out->dense = true;
+        out->n = n;
+        const double total = s->rows->exp_write(row, n, max, 1.0f / p->temperature, out->probs, out->block_sum);
+        s->rows->scale(out->probs, n, out->block_sum, (float)(1.0 / total));
+        out->total = 0;
+        for (size_t b = 0; b < es_n_blocks(n); b++) out->total += out->block_sum[b];
+        return ES_OK;
+    }
+
+    double first = c[0].key;
+    for (size_t i = 1; i < kept; i++) first = c[i].key > first ? c[i].key : first;
+    if (min_p_on) {
+        const float least = (float)first + logf(p->min_p);
+        size_t above = 0;
+        for (size_t i = 0; i < kept; i++)
+            if (c[i].key >= (double)least) c[above++] = c[i];
+        kept = above;
+    }
+    if (greedy) return es_dist_set_point(s, c[0].id, out); /* typical leaves them best first */
+    set_sparse(out, c, kept, first, 1.0 / (double)p->temperature);
+    return ES_OK;
+}
+
+double es_dist_prob(const es_dist *d, int32_t token) {
+    if (token < 0) return 0.0;
+    if (d->dense) return (size_t)token < d->n ? (double)d->probs[token] : 0.0;
+    for (size_t i = 0; i < d->n; i++)
+        if (d->ids[i] == token) return (double)d->probs[i];
+    return 0.0;
+}
+
+int32_t es_dist_sample(const es_dist *d, double coin) {
+    const double goal = coin * d->total;
+    double sum = 0;
+    size_t i = 0;
+    if (d->dense)
+        for (size_t b = 0; i + ES_BLOCK_LEN < d->n && sum + d->block_sum[b] <= goal; b++, i += ES_BLOCK_LEN)
+            sum += d->block_sum[b];
+    size_t last = i;
+    for (; i < d->n; i++) {
+        sum += (double)d->probs[i];
+        if (d->probs[i] > 0.0f) {
+            last = i;
+            if (sum > goal) break;
+        }
+    }
+    /* Rounding may leave the sum just below the goal: then the last possible token is the one.
+     * Blocks skipped above may hold it. */
+    while (last > 0 && d->probs[last] == 0.0f) last--;
+    return d->dense ? (int32_t)last : d->ids[last];
+}
+
+void es_residual(es_sampler *s, const es_dist *q, double weight) {
+    const es_dist *p = &s->target;
+    es_dist *r = &s->residual;
+    /* q by token id: in place when it is dense and as long as p, else scattered over zeros. */
+    const float *q_by_id = q->probs;
+    const bool scatter = !q->dense || (p->dense && q->n < p->n);
+    if (scatter) {
+        for (size_t i = 0; i < q->n; i++) s->scattered[q->dense ? (int32_t)i : q->ids[i]] = q->probs[i];
+        q_by_id = s->scattered;
+    }
+    r->dense = p->dense;
+    r->n = p->n;
+    r->ids = p->ids;
+    if (p->dense) {
+        r->total = s->rows->residual(p->probs, q_by_id, p->n, (float)weight, r->probs, r->block_sum);
+    } else {
+        r->total = 0;
+        for (size_t i = 0; i < p->n; i++) {
+            const int32_t id = p->ids[i];
+            const float q_i = scatter || (size_t)id < q->n ? q_by_id[id] : 0.0f;
+            const float excess = (float)(weight * (double)p->probs[i] - (double)q_i);
+            r->probs[i] = excess > 0.0f ? excess : 0.0f;
+            r->total += (double)r->probs[i];
+        }
+    }
+    if (scatter)
+        for (size_t i = 0; i < q->n; i++) s->scattered[q->dense ? (int32_t)i : q->ids[i]] = 0.0f;
+}

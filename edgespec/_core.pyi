@@ -1,0 +1,79 @@
+"""The C core over logits. Arrays are used in place: C-contiguous float32 or int32 buffers.
+
+`Sampler` is a pure function of its arguments but for its slots, which hold the draft's
+distributions q from `sample` to `verify`. It raises ArithmeticError when logits are not finite,
+ValueError for a length or index it was not made for, RuntimeError when two threads use it at once.
+"""
+
+from typing_extensions import Buffer
+
+class Sampler:
+    """Filters, samples and verifies over one vocabulary of `n_vocab` tokens."""
+
+    def __new__(
+        cls,
+        n_vocab: int,
+        n_slots: int,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        typical_p: float,
+        penalty_last_n: int,
+        repeat_penalty: float,
+        frequency_penalty: float,
+        presence_penalty: float,
+        logit_bias: dict[int, float],
+    ) -> Sampler: ...
+    def sample(self, row: Buffer, prefix: Buffer, coin: float, slot: int) -> int:
+        """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
+
+        `prefix` (int32) is what precedes the position; the penalties read it. `coin` is in [0, 1).
+        """
+
+    def set_probs(self, slot: int, probs: Buffer) -> None:
+        """Give `slot` the probabilities `probs` (float32, by token id)."""
+
+    def set_point(self, slot: int, token: int) -> None:
+        """Give `slot` the point mass on `token`: a deterministic proposal."""
+
+    def probs(self, slot: int, out: Buffer) -> None:
+        """Write the probabilities of `slot` by token id into `out` (float32, n_vocab)."""
+
+    def verify(
+        self, rows: Buffer, draft: Buffer, prefix: Buffer, coins: list[float], block: bool
+    ) -> tuple[int, int]:
+        """Accept or resample the n tokens of `draft` (int32); returns (n_accepted, next_token).
+
+        `rows` are n + 1 rows of n_vocab target logits, `prefix` (int32) ends with the draft itself,
+        `coins` are n + 1 numbers in [0, 1). q of draft[i] stands in slot i.
+        """
+
+    def acceptance(
+        self, rows: Buffer, draft: Buffer, prefix: Buffer, block: bool
+    ) -> tuple[list[float], list[float]]:
+        """Return the probability of each of the n coins, and the n + 1 residual weights."""
+
+    def next_probs(
+        self, rows: Buffer, draft: Buffer, prefix: Buffer, tau: int, weight: float, out: Buffer
+    ) -> None:
+        """Write the distribution of the token after `tau` accepted ones into `out` (n_vocab)."""
+
+class Interrupt:
+    """A ggml_abort_callback that answers true once descriptor `fd` is readable."""
+
+    def __new__(cls, fd: int) -> Interrupt: ...
+    @property
+    def callback(self) -> int:
+        """Address of the C callback."""
+
+    @property
+    def data(self) -> int:
+        """Address of its data, valid while this object lives."""
+
+def coins(seed: int, first: int, n: int) -> list[float]:
+    """Coins `first` .. `first + n - 1` of stream `seed`: numbers in [0, 1) (Philox 4x64-10)."""
+
+def simd() -> str:
+    """Name of the row kernels this CPU runs."""

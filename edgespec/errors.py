@@ -1,0 +1,18 @@
+"""The errors a user may meet: one clear line each, and an exit code."""
+
+from __future__ import annotations
+
+
+class EdgespecError(Exception):
+    """Something failed that the user can act on. `str(error)` is the one line shown.
+
+    The line says what is wrong, which file or option it concerns and what to do.
+    """
+
+    exit_code = 1
+
+
+class UsageError(EdgespecError):
+    """The request itself is wrong: an unknown name, a bad option, a missing file."""
+
+    exit_code = 2

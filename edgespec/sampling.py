@@ -1,0 +1,171 @@
+"""Sampling parameters, and the reference ("twin") of the filters in `csrc/sampler.c`.
+
+The engine runs the C core. The twin is written for reading: float64, whole arrays, no tricks; the
+tests hold the two against each other. Order and meaning of the filters are llama.cpp's: logit
+bias, penalties, top-k, typical, top-p, min-p, temperature. Equal logits are ordered by token id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec import _core
+from edgespec.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a token is chosen from logits; the same for target and draft. Defaults as in llama.cpp.
+
+    Raises:
+        UsageError: a value is outside its range; the message names the option.
+    """
+
+    temperature: float = 0.8
+    """0 is greedy: the likeliest token, no randomness."""
+    top_k: int = 40
+    """Keep the k likeliest tokens; 0 turns it off."""
+    top_p: float = 0.95
+    """Keep the likeliest tokens that together reach this probability; 1 turns it off."""
+    min_p: float = 0.05
+    """Keep tokens at least this fraction as likely as the likeliest; 0 turns it off."""
+    typical_p: float = 1.0
+    """Keep the tokens of most typical surprise up to this probability; 1 turns it off."""
+    repeat_penalty: float = 1.0
+    """Divides positive (multiplies negative) logits of recent tokens; 1 turns it off."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a recent token's logit for each occurrence."""
+    presence_penalty: float = 0.0
+    """Subtracted once from a recent token's logit."""
+    penalty_last_n: int = 64
+    """How many tokens, prompt included, count as recent; -1 for all, 0 for none."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids; -inf forbids a token."""
+
+    def __post_init__(self) -> None:
+        checks = [
+            ("--temp", self.temperature, 0.0 <= self.temperature < math.inf, "0 or more"),
+            ("--top-k", self.top_k, self.top_k >= 0, "0 or more"),
+            ("--top-p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("--min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("--typical", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
+            ("--repeat-penalty", self.repeat_penalty, 0.0 < self.repeat_penalty < math.inf, "above 0"),
+            ("--frequency-penalty", self.frequency_penalty, math.isfinite(self.frequency_penalty), "finite"),
+            ("--presence-penalty", self.presence_penalty, math.isfinite(self.presence_penalty), "finite"),
+            ("--repeat-last-n", self.penalty_last_n, self.penalty_last_n >= -1, "-1 or more"),
+        ]
+        for option, value, good, wanted in checks:
+            if not good:
+                raise UsageError(f"{option} {value}: must be {wanted}")
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise UsageError(f"--logit-bias {token}: {bias} is not a number below infinity")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether no coin decides anything."""
+        return self.temperature == 0.0
+
+    @property
+    def uses_prefix(self) -> bool:
+        """Whether the distribution depends on the recent tokens themselves (penalties)."""
+        neutral = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) == (1.0, 0.0, 0.0)
+        return self.penalty_last_n != 0 and not neutral
+
+    def sampler(self, n_vocab: int, n_slots: int) -> _core.Sampler:
+        """Return the C core's sampler for these parameters.
+
+        `n_slots` is the longest draft it will verify. Raises UsageError for a biased token id
+        outside the vocabulary.
+        """
+        outside = [token for token in self.logit_bias if not 0 <= token < n_vocab]
+        if outside:
+            raise UsageError(f"--logit-bias {outside[0]}: the model's token ids are 0..{n_vocab - 1}")
+        return _core.Sampler(
+            n_vocab,
+            n_slots,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            penalty_last_n=self.penalty_last_n,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=dict(self.logit_bias),
+        )
+
+
+def filtered_probs(logits: npt.ArrayLike, params: SamplingParams, prefix: Sequence[int] = ()) -> Floats:
+    """Return the probabilities of all tokens after bias, penalties, filters and temperature.
+
+    `logits` has shape (n_vocab,); `prefix` is what precedes the position. The result has the same
+    shape and sums to 1.
+    """
+    x = np.array(logits, dtype=np.float32)
+    for token, bias in params.logit_bias.items():
+        x[token] += np.float32(bias)
+    if params.uses_prefix:
+        _penalise(x, params, prefix)
+
+    x64 = x.astype(np.float64)
+    kept = np.lexsort((np.arange(len(x)), -x64))  # best first, ties by id
+    if params.top_k > 0:
+        kept = kept[: params.top_k]
+    if params.typical_p < 1.0:
+        kept = _typical(x64, kept, params.typical_p)
+    if params.top_p < 1.0:
+        reached = np.cumsum(_softmax(x64[kept])) >= params.top_p
+        kept = kept[: int(np.argmax(reached)) + 1] if reached.any() else kept
+    if params.min_p > 0.0:
+        least = np.float32(x[kept[0]]) + np.log(np.float32(params.min_p))
+        kept = kept[x[kept] >= least]
+    probs = np.zeros(len(x))
+    if params.greedy:
+        probs[kept[0]] = 1.0
+    else:
+        probs[kept] = _softmax(x64[kept] / params.temperature)
+    return probs
+
+
+def sample(probs: npt.ArrayLike, coin: float) -> int:
+    """Return the token at which the running sum of `probs` first exceeds `coin` times its total."""
+    running = np.cumsum(np.asarray(probs, dtype=np.float64))
+    return int(np.searchsorted(running, coin * running[-1], side="right"))
+
+
+def _softmax(x: Floats) -> Floats:
+    e = np.exp(x - x.max())
+    return np.asarray(e / e.sum())
+
+
+def _penalise(x: Logits, params: SamplingParams, prefix: Sequence[int]) -> None:
+    recent = list(prefix) if params.penalty_last_n < 0 else list(prefix)[-params.penalty_last_n :]
+    for token in set(recent):
+        penalty = np.float32(params.repeat_penalty)
+        x[token] = x[token] * penalty if x[token] <= 0 else x[token] / penalty
+        x[token] -= np.float32(recent.count(token)) * np.float32(params.frequency_penalty) + np.float32(
+            params.presence_penalty
+        )
+
+
+def _typical(x: Floats, kept: npt.NDArray[Any], share: float) -> npt.NDArray[Any]:
+    """Locally typical sampling (Meister et al., arXiv 2202.00666): best first by logit."""
+    probs = _softmax(x[kept])
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probs)
+    entropy = float(np.sum(probs[probs > 0] * surprise[probs > 0]))
+    order = np.lexsort((kept, np.abs(surprise - entropy)))
+    above = np.cumsum(probs[order]) > share
+    order = order[: int(np.argmax(above)) + 1] if above.any() else order
+    return kept[np.sort(order)]

@@ -1,0 +1,320 @@
+"""What is emitted is distributed as the target alone would: exact enumeration, then a chi-square.
+
+A toy language model gives logits for every prefix over a vocabulary of three tokens. For every
+draft that the drafter could propose, with its probability, the rule's own probabilities give the
+distribution of what is emitted; continued by the target alone to a fixed length, it must be the
+target's distribution over sequences. Mutants with the mistakes that other engines make must fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+from edgespec import _core, verify
+from edgespec.sampling import SamplingParams, filtered_probs
+
+V, EOG = 3, 2
+PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+FILTERS = [
+    {**PLAIN},
+    {**PLAIN, "temperature": 0.0},
+    {**PLAIN, "temperature": 0.6},
+    {**PLAIN, "top_k": 2},
+    {**PLAIN, "top_p": 0.7},
+    {**PLAIN, "min_p": 0.4},
+    {**PLAIN, "typical_p": 0.6},
+    {**PLAIN, "repeat_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.2, "penalty_last_n": 2},
+    {**PLAIN, "logit_bias": {0: 1.0, 1: -2.0}},
+    {},
+]
+
+
+class ToyModel:
+    """Logits as a function of the whole prefix."""
+
+    def __init__(self, seed, sharpness=1.5):
+        self.seed, self.sharpness = seed, sharpness
+
+    def logits(self, prefix):
+        rng = np.random.default_rng([self.seed, len(prefix), *prefix])
+        return rng.normal(0, self.sharpness, V).astype(np.float32)
+
+    def probs(self, prefix, params):
+        return filtered_probs(self.logits(prefix), params, prefix)
+
+
+def fixed_length(gamma):
+    return lambda draft, q_next: len(draft) < gamma
+
+
+def until_eog(gamma):
+    """The engine's own: nothing is drafted after an end-of-generation token."""
+    return lambda draft, q_next: len(draft) < gamma and EOG not in draft
+
+
+def while_confident(gamma):
+    """A scheduler may look at the past and at the draft's distribution at the next position."""
+    return lambda draft, q_next: len(draft) < gamma and (not draft or q_next.max() > 0.55)
+
+
+def after_token_0(gamma):
+    """Whether to go on may depend on tokens already drafted."""
+    return lambda draft, q_next: len(draft) < gamma and draft[-1:] != (0,)
+
+
+def drafts(model, params, goes_on, draft=()):
+    """Every draft the drafter may propose, with its probability."""
+    q = model.probs(draft, params)
+    if not goes_on(draft, q):
+        yield draft, 1.0
+        return
+    for token in range(V):
+        if q[token] > 0:
+            for longer, probability in drafts(model, params, goes_on, (*draft, token)):
+                yield longer, q[token] * probability
+
+
+class Twin:
+    def __init__(self, target, draft, params):
+        self.target, self.draft, self.params = target, draft, params
+
+    def outcomes(self, tokens, rule):
+        """(probability of tau, distribution of the next token) for tau = 0 .. n."""
+        n = len(tokens)
+        p = np.stack([self.target.probs(tokens[:i], self.params) for i in range(n + 1)])
+        q = np.stack([self.draft.probs(tokens[:i], self.params) for i in range(n)]) if n else np.empty((0, V))
+        found = verify.acceptance(p, q, tokens, rule)
+        for tau, chance in enumerate(verify.tau_probs(found, rule)):
+            yield chance, verify.next_probs(p, q, tau, found.weight[tau])
+
+
+class C(Twin):
+    def outcomes(self, tokens, rule):
+        n = len(tokens)
+        sampler = self.params.sampler(V, max(n, 1))
+        for i in range(n):
+            prefix = np.asarray(tokens[:i], np.int32)
+            sampler.sample(self.draft.logits(tokens[:i]), prefix, 0.0, i)
+        rows = np.stack([self.target.logits(tokens[:i]) for i in range(n + 1)])
+        ids = np.asarray(tokens, np.int32)
+        accept, weight = sampler.acceptance(rows, ids, ids, rule == "block")
+        out = np.empty(V, np.float32)
+        for tau, chance in enumerate(verify.tau_probs(verify.Acceptance(accept, weight), rule)):
+            sampler.next_probs(rows, ids, ids, tau, weight[tau], out)
+            yield chance, out.astype(np.float64)
+
+
+def emitted(engine, rule, proposals, length):
+    """The distribution over sequences of `length` tokens, the target alone continuing each step."""
+    total = np.zeros((V,) * length)
+    target_after = cache(lambda prefix: engine.target.probs(prefix, engine.params))
+
+    def spread(prefix, chance):
+        if chance == 0:
+            return
+        if len(prefix) == length:
+            total[prefix] += chance
+            return
+        for token in range(V):
+            spread((*prefix, token), chance * target_after(prefix)[token])
+
+    for tokens, proposed in proposals:
+        for tau, (chance, following) in enumerate(engine.outcomes(tokens, rule)):
+            for token in range(V):
+                spread((*tokens[:tau], token), proposed * chance * following[token])
+    return total
+
+
+def alone(model, params, length):
+    total = np.zeros((V,) * length)
+    for sequence in itertools.product(range(V), repeat=length):
+        total[sequence] = np.prod([model.probs(sequence[:i], params)[t] for i, t in enumerate(sequence)])
+    return total
+
+
+@pytest.mark.parametrize("length_rule", [fixed_length, until_eog, while_confident, after_token_0])
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_enumeration(options, rule, length_rule):
+    params = SamplingParams(**options)
+    for seed, gamma in [(1, 1), (2, 2), (3, 3), (4, 3)]:
+        target, draft = ToyModel(seed), ToyModel(seed + 100)
+        want = alone(target, params, gamma + 1)
+        for engine, tolerance in ((Twin, 1e-12), (C, 1e-6)):
+            proposals = drafts(draft, params, length_rule(gamma))
+            got = emitted(engine(target, draft, params), rule, proposals, gamma + 1)
+            np.testing.assert_allclose(got, want, atol=tolerance)
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_deterministic_proposals_are_exact(rule):
+    """A point mass as q: argmax drafts, n-grams and suffixes."""
+    params = SamplingParams(temperature=0.9, **PLAIN)
+
+    class ArgmaxDraft(ToyModel):
+        def probs(self, prefix, params):
+            return np.eye(V)[int(np.argmax(self.logits(prefix)))]
+
+    class CPoint(C):
+        def outcomes(self, tokens, rule):
+            sampler = self.params.sampler(V, max(len(tokens), 1))
+            for i, token in enumerate(tokens):
+                sampler.set_point(i, token)
+            rows = np.stack([self.target.logits(tokens[:i]) for i in range(len(tokens) + 1)])
+            ids = np.asarray(tokens, np.int32)
+            accept, weight = sampler.acceptance(rows, ids, ids, rule == "block")
+            out = np.empty(V, np.float32)
+            for tau, chance in enumerate(verify.tau_probs(verify.Acceptance(accept, weight), rule)):
+                sampler.next_probs(rows, ids, ids, tau, weight[tau], out)
+                yield chance, out.astype(np.float64)
+
+    for seed in range(5):
+        target, draft = ToyModel(seed), ArgmaxDraft(seed + 50)
+        for engine, tolerance in ((Twin, 1e-12), (CPoint, 1e-6)):
+            proposals = drafts(draft, params, fixed_length(3))
+            got = emitted(engine(target, draft, params), rule, proposals, 4)
+            np.testing.assert_allclose(got, alone(target, params, 4), atol=tolerance)
+
+
+def test_block_never_accepts_less_than_chain():
+    params = SamplingParams(temperature=1.0, **PLAIN)
+    gains = []
+    for seed in range(20):
+        engine = Twin(ToyModel(seed), ToyModel(seed + 100), params)
+        mean = {}
+        for rule in ("block", "chain"):
+            mean[rule] = sum(
+                proposed * tau * chance
+                for tokens, proposed in drafts(engine.draft, params, fixed_length(3))
+                for tau, (chance, _) in enumerate(engine.outcomes(tokens, rule))
+            )
+        gains.append(mean["block"] - mean["chain"])
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.01
+
+
+# ---- mutants: each has a mistake that some engine makes, and must be caught ----
+
+
+class ResamplesFromTarget(Twin):
+    """After a rejection it samples p instead of the residual."""
+
+    def outcomes(self, tokens, rule):
+        for tau, (chance, _) in enumerate(super().outcomes(tokens, rule)):
+            yield chance, self.target.probs(tokens[:tau], self.params)
+
+
+class IndependentBlock(Twin):
+    """The block rule with the chain rule's residual."""
+
+    def outcomes(self, tokens, rule):
+        p = [self.target.probs(tokens[:i], self.params) for i in range(len(tokens) + 1)]
+        q = [self.draft.probs(tokens[:i], self.params) for i in range(len(tokens))]
+        for tau, (chance, _) in enumerate(super().outcomes(tokens, "block")):
+            yield chance, verify.next_probs(np.stack(p), np.stack(q) if q else np.empty((0, V)), tau, 1.0)
+
+
+def drops_unlikely_tokens(draft, params):
+    """Confidence cut-off on the sampled token itself: the trap of DESIGN.md's first contract."""
+    for tokens, chance in drafts(draft, params, fixed_length(3)):
+        kept = []
+        for i, token in enumerate(tokens):
+            if draft.probs(tokens[:i], params)[token] < 0.4:
+                break
+            kept.append(token)
+        yield tuple(kept), chance
+
+
+@pytest.mark.parametrize(("mutant", "rule"), [(ResamplesFromTarget, "chain"), (IndependentBlock, "block")])
+def test_biased_rules_are_caught(mutant, rule):
+    params = SamplingParams(temperature=1.0, **PLAIN)
+    target = ToyModel(1)
+    draft = ToyModel(101)
+    got = emitted(mutant(target, draft, params), rule, drafts(draft, params, fixed_length(2)), 3)
+    assert np.abs(got - alone(target, params, 3)).max() > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_dropping_a_sampled_token_by_its_own_probability_is_caught(rule):
+    """Even with p = q."""
+    params = SamplingParams(temperature=1.0, **PLAIN)
+    model = ToyModel(1)
+    got = emitted(Twin(model, model, params), rule, drops_unlikely_tokens(model, params), 4)
+    assert np.abs(got - alone(model, params, 4)).max() > 1e-3
+
+
+# ---- a million samples through the C core ----
+
+
+def chi_square_p_value(observed, expected):
+    """Survival function of the chi-square distribution (Wilson-Hilferty normal approximation)."""
+    seen = expected > 0
+    assert not observed[~seen].any(), "an impossible sequence was emitted"
+    statistic = float(((observed[seen] - expected[seen]) ** 2 / expected[seen]).sum())
+    k = int(seen.sum()) - 1
+    z = ((statistic / k) ** (1 / 3) - (1 - 2 / (9 * k))) / np.sqrt(2 / (9 * k))
+    from math import erfc
+
+    return 0.5 * erfc(z / np.sqrt(2))
+
+
+def run_c_core(target, draft, params, rule, n_runs, *, argmax_drafts=False):
+    """Counts of emitted sequences of 3 tokens, gamma 2, the target alone continuing each run."""
+    gamma, length = 2, 3
+    sampler = params.sampler(V, gamma)
+    rows = {
+        prefix: (target.logits(prefix), draft.logits(prefix), np.asarray(prefix, np.int32))
+        for n in range(length)
+        for prefix in itertools.product(range(V), repeat=n)
+    }
+    verify_rows = {
+        tokens: np.stack([rows[tokens[:i]][0] for i in range(gamma + 1)])
+        for tokens in itertools.product(range(V), repeat=gamma)
+    }
+    ids = {tokens: np.asarray(tokens, np.int32) for tokens in verify_rows}
+    counts = np.zeros((V,) * length)
+    per_run = 2 * gamma + 1 + length
+    coins = _core.coins(20261121, 0, min(n_runs * per_run, 1 << 24))
+    block = rule == "block"
+    for run in range(n_runs):
+        c = coins[run * per_run : (run + 1) * per_run]
+        tokens = ()
+        for i in range(gamma):
+            _, row, prefix = rows[tokens]
+            token = sampler.sample(row, prefix, c[i], i)
+            if argmax_drafts:  # llama.cpp's examples/speculative at temperature > 0
+                token = int(np.argmax(row))
+            tokens = (*tokens, token)
+        tau, following = sampler.verify(
+            verify_rows[tokens], ids[tokens], ids[tokens], c[gamma : 2 * gamma + 1], block
+        )
+        sequence = (*tokens[:tau], following)
+        while len(sequence) < length:
+            row, _, prefix = rows[sequence]
+            sequence = (*sequence, sampler.sample(row, prefix, c[2 * gamma + 1 + len(sequence) - 1], -1))
+        counts[sequence] += 1
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_a_million_samples_through_the_c_core(rule):
+    n = 1_000_000
+    params = SamplingParams(temperature=1.0, **PLAIN)
+    target, draft = ToyModel(1), ToyModel(101)
+    p_value = chi_square_p_value(run_c_core(target, draft, params, rule, n), n * alone(target, params, 3))
+    print(f"chi-square p-value over {n} samples, {rule} rule: {p_value:.3f}")
+    assert p_value > 1e-3
+
+
+def test_the_chi_square_catches_a_biased_drafter():
+    """Argmax drafts accepted with min(1, p/q), as in llama.cpp's examples/speculative."""
+    n = 50_000
+    params = SamplingParams(temperature=1.0, **PLAIN)
+    target, draft = ToyModel(1), ToyModel(101)
+    counts = run_c_core(target, draft, params, "chain", n, argmax_drafts=True)
+    assert chi_square_p_value(counts, n * alone(target, params, 3)) < 1e-9

@@ -1,0 +1,20 @@
+"""The two consoles all commands share: results go to `out`, everything else to `err`.
+
+Neither breaks or colours what a pipe reads; `highlight` is off so that numbers in results stay plain.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_PIPE_WIDTH = 240  # columns: without a terminal's width, a table is as wide as what is in it
+
+
+def print_table(table: Table) -> None:
+    """Print a table to stdout; in a pipe nothing in it is shortened or broken into lines."""
+    console = out if out.is_terminal else Console(file=out.file, highlight=False, width=_PIPE_WIDTH)
+    console.print(table)

@@ -1,0 +1,190 @@
+"""`edgespec models`: which models there are, and getting, checking and removing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from edgespec.cli.console import err, out, print_table
+from edgespec.cli.progress import PullDisplay
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models import Entry, Registry, add_local, load_registry, remove_local, user_models_file
+from edgespec.pull import Puller, hash_file, resolve
+from edgespec.sources import format_size
+from edgespec.store import Store
+
+models_app = typer.Typer(
+    no_args_is_help=True,
+    help="List, pull, check and remove models.",
+    epilog="Example: edgespec models pull default",
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def _state(entry: Entry, store: Store, registry: Registry) -> str:
+    """Return "present" or "absent", and what else there is to know."""
+    state = "present" if store.is_present(entry, registry) else "absent"
+    if entry.path:
+        return f"{state}, yours"
+    if entry.derived:
+        return f"{state}, derived"
+    return state if entry.verified else f"{state}, unverified"
+
+
+def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
+    stamp = store.stamp(entry)
+    return {
+        "name": entry.name,
+        "family": entry.family,
+        "params": entry.params,
+        "quantization": entry.quantization,
+        "licence": entry.licence,
+        "size": entry.size or (stamp.size if stamp else None),
+        "sha256": entry.sha256 or (stamp.sha256 if stamp else None),
+        "verified": entry.verified,
+        "derived_from": entry.derived.base if entry.derived else None,
+        "present": store.is_present(entry, registry),
+        "path": str(store.file(entry)),
+    }
+
+
+@models_app.command("list", epilog="Example: edgespec models list --json")
+def list_command(json: _Json = False) -> None:
+    """List the models known by name, whether they are here, and the pairs."""
+    registry, store = load_registry(), Store.default()
+    described = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
+    pairs = {name: {"target": pair.target, "draft": pair.draft} for name, pair in registry.pairs.items()}
+    if json:
+        out.print_json(data={"models": list(described.values()), "pairs": pairs})
+        return
+    models = Table("name", "params", "quant", "licence", "size", "state", box=None, pad_edge=False)
+    for entry in registry.entries.values():
+        size = described[entry.name]["size"]
+        models.add_row(
+            entry.name,
+            entry.params or "-",
+            entry.quantization or "-",
+            entry.licence or "-",
+            format_size(size) if size else "-",
+            _state(entry, store, registry),
+        )
+    named = Table("pair", "target", "draft", box=None, pad_edge=False)
+    for name, pair in registry.pairs.items():
+        named.add_row(name, pair.target, pair.draft)
+    models.columns[0].no_wrap = True  # in a narrow terminal the other columns give way: names are for copying
+    print_table(models)
+    out.print()
+    print_table(named)
+
+
+@models_app.command("pull", epilog="Example: edgespec models pull default smollm2-135m-q4_1")
+def pull_command(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="Models, pairs, or hf:OWNER/REPO/FILE.gguf.")
+    ],
+    json: _Json = False,
+) -> None:
+    """Download models, or make those derived from others. A stopped pull goes on where it was."""
+    registry, store = load_registry(), Store.default()
+    wanted = {entry.name: entry for name in names for entry in Puller(registry, store).expand(name)}
+    missing = Puller(registry, store).plan(wanted.values())
+    with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
+        puller = Puller(registry, store, display.on_progress, display.on_message)
+        files = {name: puller.ensure(entry) for name, entry in wanted.items()}
+    if json:
+        out.print_json(data={"models": [_describe(entry, store, registry) for entry in wanted.values()]})
+        return
+    for file in files.values():
+        out.print(str(file), markup=False)
+
+
+@models_app.command("path", epilog="Example: edgespec models path smollm2-135m-q4_1")
+def path_command(
+    name: Annotated[str, typer.Argument(help="A model, or hf:OWNER/REPO/FILE.gguf.")], json: _Json = False
+) -> None:
+    """Print where a model's file is. Fails if it is not on this machine; pulls nothing."""
+    file = resolve(name, pull_missing=False).absolute()
+    if json:
+        out.print_json(data={"name": name, "path": str(file)})
+    else:
+        out.print(str(file), markup=False)
+
+
+@models_app.command("verify", epilog="Example: edgespec models verify smollm2-135m-q4_1")
+def verify_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Default: all that are here.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Hash model files again and compare. Exits with 1 if one differs from what it should be."""
+    registry, store = load_registry(), Store.default()
+    entries: list[Entry] = []
+    if names:
+        entries = [entry for name in names for entry in Puller(registry, store).expand(name)]
+        for entry in entries:
+            if not store.file(entry).exists():
+                raise EdgespecError(
+                    f"{entry.name} is not on this machine; `edgespec models pull {entry.name}`"
+                )
+    else:
+        entries = [entry for entry in registry.entries.values() if store.file(entry).exists()]
+    with PullDisplay() as display:
+        puller = Puller(registry, store, display.on_progress, display.on_message)
+        results = [puller.verify(entry) for entry in entries]
+    if json:
+        rows = [
+            {"name": r.name, "path": str(r.path), "ok": r.ok, "sha256": r.sha256, "expected": r.expected}
+            for r in results
+        ]
+        out.print_json(data={"models": rows})
+    else:
+        for result in results:
+            state = "ok" if result.ok else f"DIFFERS: {result.sha256}, expected {result.expected}"
+            out.print(f"{result.name}: {state}", markup=False)
+        if not results:
+            err.print("no models are here yet; `edgespec models pull default`")
+    if bad := [result.name for result in results if not result.ok]:
+        again = " ".join(bad)
+        raise EdgespecError(f"damaged: {again}; `edgespec models remove {again}`, then pull or add again")
+
+
+@models_app.command("add", epilog="Example: edgespec models add ~/models/mine.Q4_K_M.gguf --name mine")
+def add_command(
+    file: Annotated[Path, typer.Argument(help="A GGUF file; it stays where it is.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name; default: the file's, without .gguf.")
+    ] = None,
+) -> None:
+    """Give a GGUF file of your own a name, in your models.toml."""
+    from edgespec.gguf_header import check_model_file  # loads llama.cpp, which the other commands do not need
+
+    path = file.expanduser().absolute()
+    size = check_model_file(path).path.stat().st_size
+    name = name or path.name.removesuffix(".gguf")
+    with err.status(f"hashing {path.name}"):
+        sha256 = hash_file(path)
+    add_local(name, path, size, sha256)
+    err.print(f"added to {user_models_file()}", markup=False)
+    out.print(name, markup=False)
+
+
+@models_app.command("remove", epilog="Example: edgespec models remove smollm2-135m-q4_1")
+def remove_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models, or hf:OWNER/REPO/FILE.gguf.")],
+) -> None:
+    """Delete models' files, and what stopped pulls left. Of a model you added, only its name is removed."""
+    registry, store = load_registry(), Store.default()
+    for entry in [entry for name in names for entry in Puller(registry, store).expand(name)]:
+        if entry.path:
+            remove_local(entry.name)
+            out.print(f"{entry.name}: name removed; {entry.path} is untouched", markup=False)
+            continue
+        gone = store.remove(entry)
+        if not gone:
+            raise UsageError(f"{entry.name}: nothing to remove, it is not on this machine")
+        out.print(f"{entry.name}: removed from {store.root}", markup=False)

@@ -1,0 +1,103 @@
+"""Shows pulls while they run: bars in a terminal, a line now and then elsewhere. All on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import (
+    Progress as Bars,
+)
+
+from edgespec.cli.console import err
+from edgespec.pull import Phase, Progress
+from edgespec.sources import format_size
+
+_VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
+_LINE_EVERY = 0.1  # of a file, where lines are printed instead of bars
+
+
+class PullDisplay:
+    """Draws what a pull reports: hand its `on_progress` and `on_message` to it, inside a `with`.
+
+    `expected` are the sizes in bytes of the files to come, where known: with more than one file there
+    is a bar for all of them as well.
+    """
+
+    def __init__(self, expected: Sequence[int | None] = ()) -> None:
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            console=err,
+            transient=True,
+        )
+        self._stack = ExitStack()
+        self._expected = expected
+        self._overall: TaskID | None = None
+        self._tasks: dict[tuple[str, Phase], TaskID] = {}
+        self._downloaded: dict[str, int] = {}
+        self._next_line: dict[tuple[str, Phase], float] = {}
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._stack.enter_context(self._bars)
+            if len(self._expected) > 1:
+                total = sum(size or 0 for size in self._expected)
+                self._overall = self._bars.add_task("all files", total=total or None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def on_message(self, line: str) -> None:
+        """Print one line above the bars."""
+        err.print(line, markup=False)
+
+    def on_progress(self, progress: Progress) -> None:
+        """Move the bar of this file, or print a line if enough has come since the last."""
+        if err.is_terminal:
+            self._draw(progress)
+        else:
+            self._print(progress)
+
+    def _draw(self, progress: Progress) -> None:
+        key = (progress.name, progress.phase)
+        if key not in self._tasks:
+            for (name, _), task in self._tasks.items():  # one bar a file: its last phase is over
+                if name == progress.name:
+                    self._bars.update(task, visible=False)
+            self._tasks[key] = self._bars.add_task(f"{_VERBS[progress.phase]} {progress.name}")
+        self._bars.update(self._tasks[key], completed=progress.done, total=progress.total)
+        if self._overall is not None and progress.phase == "download":
+            self._downloaded[progress.name] = progress.done
+            self._bars.update(self._overall, completed=sum(self._downloaded.values()))
+
+    def _print(self, progress: Progress) -> None:
+        key = (progress.name, progress.phase)
+        verb = f"{_VERBS[progress.phase]} {progress.name}"
+        share = progress.done / progress.total if progress.total else 0.0
+        if key not in self._next_line:
+            size = f" ({format_size(progress.total)})" if progress.total else ""
+            err.print(verb + size, markup=False)
+            self._next_line[key] = share + _LINE_EVERY
+        elif progress.phase == "download" and progress.total and share >= self._next_line[key]:
+            done, total = format_size(progress.done), format_size(progress.total)
+            err.print(f"{verb}: {share:.0%}, {done} of {total}", markup=False)
+            self._next_line[key] = share + _LINE_EVERY

@@ -1,0 +1,236 @@
+"""The door to llama.cpp: the only module that imports `llama_cpp`, re-exported as `llama`.
+
+Importing it starts the library once, takes over its log (nothing is printed; the last warnings
+and errors are kept so that ours can quote them) and its abort (a failed assertion ends as one
+line on stderr and exit code 1). `quantize` runs in a child process: the library can neither be
+interrupted there nor trusted to survive a damaged file.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+# Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+from llama_cpp import llama_cpp as llama
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from edgespec.errors import EdgespecError, UsageError
+
+__all__ = [
+    "QUANT_TYPES",
+    "Interruption",
+    "Jinja2ChatFormatter",
+    "clear_log",
+    "foreign_function",
+    "interruptible",
+    "last_log_error",
+    "library_version",
+    "llama",
+    "quantize",
+]
+
+QUANT_TYPES: dict[str, int] = {
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q8_0": 7,
+    "q2_k": 10,
+    "q3_k_s": 11,
+    "q3_k_m": 12,
+    "q3_k_l": 13,
+    "q4_k_s": 14,
+    "q4_k_m": 15,
+    "q5_k_s": 16,
+    "q5_k_m": 17,
+    "q6_k": 18,
+    "iq4_nl": 25,
+    "iq4_xs": 30,
+    "f16": 1,
+    "bf16": 32,
+    "f32": 0,
+}
+"""Quantization types that `quantize` makes: lower-case name -> `enum llama_ftype`."""
+
+_LEVEL_WARN, _LEVEL_ERROR = 3, 4
+
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
+
+
+def foreign_function(name: str, restype: type | None, *argtypes: type) -> Callable[..., Any]:
+    """Return a C function of libllama or of the ggml libraries it is linked with.
+
+    Looked up through libllama's own handle: opening `libggml-base.so` by name would load a second
+    copy beside the `libggml-base.so.0` in use, with a log and an abort hook of its own. Indexing
+    gives a fresh function object, so `llama_cpp`'s prototypes are not changed.
+    """
+    function = cast("ctypes.CDLL", llama._lib)[name]
+    function.restype = restype
+    function.argtypes = argtypes
+    return cast("Callable[..., Any]", function)
+
+
+def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> None:
+    if _LEVEL_WARN <= level <= _LEVEL_ERROR and text:
+        _log.append((level, text.decode(errors="replace").strip()))
+
+
+def _stop_in_one_line(message: bytes) -> None:
+    """End the process where the library would have dumped core: it cannot go on after this."""
+    place, _, what = message.decode(errors="replace").partition(": ")
+    reason = " ".join(f"{place.rpartition('/')[2]}: {what}".split())
+    line = (
+        f"edgespec: error: llama.cpp stopped: {reason} - the model file may be damaged; "
+        "check it with `edgespec models verify`\n"
+    )
+    os.write(2, line.encode(errors="replace"))
+    os._exit(EdgespecError.exit_code)
+
+
+_AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+# The library keeps these addresses for the life of the process: the objects must live as long.
+_log_callback = llama.llama_log_callback(_keep_log_line)
+_abort_callback = _AbortCallback(_stop_in_one_line)
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+foreign_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(_abort_callback)
+llama.llama_backend_init()
+
+
+def clear_log() -> None:
+    """Forget the kept lines, so that a later `last_log_error` can only be about what follows."""
+    _log.clear()
+
+
+def last_log_error() -> str | None:
+    """Return why the library failed since `clear_log`, without its function's name; None if unknown.
+
+    That is the first error, else the newest warning: a failure begins with its cause and goes on
+    with a line from each caller that only repeats that it failed.
+    """
+    errors = [text for level, text in _log if level == _LEVEL_ERROR]
+    warnings = [text for level, text in _log if level == _LEVEL_WARN]
+    cause = errors[:1] or warnings[-1:]
+    return " ".join(cause[0].split(": ", 1)[-1].split()) if cause else None
+
+
+def library_version() -> str:
+    """Return the llama.cpp build in use, as it names itself."""
+    return cast("bytes", llama.llama_version()).decode()
+
+
+class Interruption:
+    """Whether Ctrl-C arrived while the library was running our callbacks."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Raise a KeyboardInterrupt that arrived inside a ctypes callback once the block ends.
+
+    ctypes cannot pass an exception through C: it reports it as unraisable and goes on, so Ctrl-C
+    while the library logs or reports progress would be printed and lost. Inside this block it is
+    noted instead; a callback that can stop the library looks at `Interruption.requested`.
+    Off the main thread, where Python delivers no signals, the block changes nothing.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    previous = sys.unraisablehook
+
+    def note(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            interruption.requested = True
+        else:
+            previous(unraisable)
+
+    sys.unraisablehook = note
+    try:
+        yield interruption
+    finally:
+        sys.unraisablehook = previous
+    if interruption.requested:
+        raise KeyboardInterrupt
+
+
+def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_threads: int = 0) -> None:
+    """Write `src` converted to `type_name` as `dst`; already quantized tensors are requantized.
+
+    `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
+    processors. `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
+    Raises UsageError for an unknown type or `src == dst`, EdgespecError when the library fails.
+    """
+    if type_name not in QUANT_TYPES:
+        raise UsageError(f"unknown quantization type {type_name!r}; known: {', '.join(QUANT_TYPES)}")
+    if dst.exists() and src.samefile(dst):
+        raise UsageError(f"{src}: the quantized file needs another name than its source")
+    try:
+        handle, name = tempfile.mkstemp(dir=dst.parent, prefix=f".{dst.name}.", suffix=".part")
+    except OSError as error:
+        raise EdgespecError(f"cannot write to {dst.parent}: {error.strerror}") from error
+    os.close(handle)
+    part = Path(name)
+    try:
+        failure = _quantize_in_child(src, part, QUANT_TYPES[type_name], pure, n_threads)
+        if failure is not None:
+            raise EdgespecError(f"cannot quantize {src} to {type_name}: {failure}")
+        part.chmod(0o644)  # mkstemp's 0600 is for secrets; a model is shared like its source
+        part.replace(dst)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+_CHILD = "import sys; from edgespec import backend; sys.exit(backend._quantize_here(*sys.argv[1:]))"
+
+
+def _quantize_in_child(src: Path, part: Path, ftype: int, pure: bool, n_threads: int) -> str | None:
+    """Run the conversion; None on success, else the reason in one line."""
+    arguments = [str(src.absolute()), str(part.absolute()), str(ftype), str(int(pure)), str(n_threads)]
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # Ctrl-C reaches a terminal's whole process group: the child would print a traceback of it.
+        start_new_session=True,
+    )
+    try:
+        complaint = child.communicate()[1].strip()
+    finally:
+        child.kill()
+        child.wait()
+    if child.returncode == 0:
+        return None
+    if shutil.disk_usage(part.parent).free < 1 << 20:
+        return f"no space left on the disk of {part.parent}"
+    return complaint.splitlines()[-1] if complaint else f"the converter ended with code {child.returncode}"
+
+
+def _quantize_here(src: str, part: str, ftype: str, pure: str, n_threads: str) -> int:
+    """Convert in the child: return the exit code; the reason of a failure goes to stderr."""
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = int(ftype)
+    params.pure = bool(int(pure))
+    params.nthread = int(n_threads)
+    params.allow_requantize = True
+    if llama.llama_model_quantize(os.fsencode(src), os.fsencode(part), ctypes.byref(params)) == 0:
+        return 0
+    os.write(2, f"{last_log_error() or 'llama.cpp gives no reason'}\n".encode())
+    return 1

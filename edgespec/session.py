@@ -1,0 +1,217 @@
+"""One timeline over a model: a llama_context with one sequence that grows, and can be cut back."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec import backend
+from edgespec.backend import llama
+from edgespec.errors import EdgespecError
+from edgespec.weights import Model
+
+Rows: TypeAlias = npt.NDArray[np.float32]
+"""Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
+
+_FLASH_ATTN_DISABLED = 0
+_DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
+_SEQUENCE = 0
+_LOGITS_FIELD: Any = llama.llama_batch.logits  # at run time a ctypes field, not the value it describes
+
+# Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
+_get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Session:
+    """A growing sequence of tokens and the model's cache of it. A context manager.
+
+    The library's own count of the cached tokens is the only one kept (`n_past`): there is no copy
+    to fall out of step when Ctrl-C lands between two lines. A failed or interrupted `eval` leaves
+    the timeline as it was before the call, or empty where the model cannot rewind.
+
+    A session keeps its model alive. It is not for use by two threads at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        n_batch: int = 512,
+        n_logits_max: int = 64,
+        abort_callback: int = 0,
+        abort_data: int = 0,
+    ) -> None:
+        """Open a timeline of up to `n_ctx` tokens.
+
+        `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns;
+        it sets the size of buffers. `abort_callback`, `abort_data`: addresses of a C function
+        `bool (*)(void *)` and its argument, asked during a pass; when it returns true, `eval`
+        raises KeyboardInterrupt. Raises EdgespecError when the context cannot be created.
+        """
+        if n_ctx < 1 or n_threads < 1 or n_batch < 1 or n_logits_max < 1:
+            raise ValueError("n_ctx, n_threads, n_batch and n_logits_max must be at least 1")
+        self.model = model
+        self.n_ctx = n_ctx
+        self.n_batch = min(n_batch, n_ctx)
+        self.n_logits_max = min(n_logits_max, self.n_batch)
+        context = _create(model, n_ctx, n_threads, self.n_batch, self.n_logits_max)
+        # The finalizer's reference keeps the model's weights until the context over them is freed,
+        # also when the collector finds both unreachable at once.
+        self._finalizer = weakref.finalize(self, _free, context, model)
+        model.sessions.add(self)
+        self._context = context
+        self._memory = llama.llama_get_memory(context)
+        if abort_callback:
+            callback = ctypes.cast(ctypes.c_void_p(abort_callback), llama.ggml_abort_callback)
+            llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(abort_data))
+
+        # One batch serves every pass. Null `pos` and `seq_id` mean: the next positions of sequence
+        # 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants logits of the last
+        # k points its `logits` at n - k zeros before the first one, so nothing is ever written.
+        self._tokens = (ctypes.c_int32 * self.n_batch)()
+        self._flags = (ctypes.c_int8 * (2 * self.n_batch))(*[0] * self.n_batch, *[1] * self.n_batch)
+        self._first_one = ctypes.addressof(self._flags) + self.n_batch
+        self._batch = llama.llama_batch(token=self._tokens)
+        self._batch_logits = ctypes.c_void_p.from_buffer(self._batch, _LOGITS_FIELD.offset)
+        self._rows_address = 0
+        self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in the timeline."""
+        self._require_open()
+        return int(llama.llama_memory_seq_pos_max(self._memory, _SEQUENCE)) + 1
+
+    def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> Rows:
+        """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
+
+        The rows, shape (n_logits, n_vocab), are the library's own memory: valid until the next
+        `eval` or `close`. More than `n_batch` tokens take several passes. Raises EdgespecError when
+        the context is full or the library fails, KeyboardInterrupt when the abort callback stops it.
+        """
+        n_tokens = len(tokens)
+        n_past = self.n_past
+        if not 0 <= n_logits <= min(n_tokens, self.n_logits_max):
+            raise ValueError(f"n_logits {n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}")
+        if n_past + n_tokens > self.n_ctx:
+            raise EdgespecError(
+                f"the context is full: {n_past} tokens and {n_tokens} more do not fit in {self.n_ctx}; "
+                "choose a larger --ctx"
+            )
+        backend.clear_log()
+        try:
+            start = 0
+            while start < n_tokens:
+                n = n_tokens - start
+                if n > self.n_batch:
+                    # Not the last pass; it must leave to it every token whose logits are wanted.
+                    n = min(self.n_batch, n - n_logits)
+                last = start + n == n_tokens
+                self._decode(tokens[start : start + n], n_logits if last else 0)
+                start += n
+        except BaseException:
+            self._restore(n_past)
+            raise
+        return self._view(n_logits)
+
+    def _decode(self, tokens: Sequence[int], n_logits: int) -> None:
+        n = len(tokens)
+        self._tokens[:n] = list(map(int, tokens))
+        self._batch.n_tokens = n
+        self._batch_logits.value = self._first_one - (n - n_logits)
+        code = llama.llama_decode(self._context, self._batch)
+        if code == 0:
+            return
+        if code == _DECODE_ABORTED:
+            raise KeyboardInterrupt
+        if code == _DECODE_NO_SLOT:
+            raise EdgespecError(f"the context is full: no room for {n} more tokens; choose a larger --ctx")
+        reason = backend.last_log_error() or "the library gives no reason"
+        raise EdgespecError(f"{self.model.path}: llama.cpp failed with code {code}: {reason}")
+
+    def _view(self, n_logits: int) -> Rows:
+        if n_logits == 0:
+            return self._rows[:0]
+        address = _get_logits(self._context)
+        if address != self._rows_address:  # the buffer moves only when it grows
+            # Described at its largest; only the rows just asked for are ever touched.
+            shape = (self.n_logits_max, self.model.n_vocab)
+            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+            self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
+            self._rows_address = address
+        return self._rows[:n_logits]
+
+    def _restore(self, n_past: int) -> None:
+        if not llama.llama_memory_seq_rm(self._memory, _SEQUENCE, n_past, -1):
+            llama.llama_memory_clear(self._memory, False)
+
+    def rewind(self, n_keep: int) -> None:
+        """Cut the timeline back to its first `n_keep` tokens, as if the others had never been.
+
+        Raises EdgespecError when the model cannot (`Model.can_rewind`).
+        """
+        n_past = self.n_past
+        if not 0 <= n_keep <= n_past:
+            raise ValueError(f"cannot keep {n_keep} of {n_past} tokens")
+        if n_keep == n_past:
+            return
+        if n_keep == 0:
+            self.clear()
+        elif not self.model.can_rewind or not llama.llama_memory_seq_rm(self._memory, _SEQUENCE, n_keep, -1):
+            raise EdgespecError(
+                f"{self.model.name} cannot take tokens back (architecture {self.model.header.architecture})"
+            )
+
+    def clear(self) -> None:
+        """Empty the timeline."""
+        self._require_open()
+        llama.llama_memory_clear(self._memory, False)
+
+    def close(self) -> None:
+        """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
+        self._finalizer()
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EdgespecError(f"{self.model.path}: the session is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _create(
+    model: Model, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int
+) -> llama.llama_context_p:
+    params = llama.llama_context_default_params()
+    params.n_ctx = n_ctx
+    # One physical batch for each logical one: rows then come in the order of the tokens.
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_outputs_max = n_logits_max
+    params.n_threads = params.n_threads_batch = n_threads
+    params.flash_attn_type = _FLASH_ATTN_DISABLED  # slower than the plain kernels on a CPU (FACTS.md)
+    params.offload_kqv = False
+    params.no_perf = True
+    params.swa_full = True  # a sliding window that forgot tokens could not be rewound
+    backend.clear_log()
+    context: llama.llama_context_p | None = llama.llama_init_from_model(model.handle, params)
+    if context is None:
+        reason = backend.last_log_error() or "the library gives no reason"
+        raise EdgespecError(f"{model.path}: no context of {n_ctx} tokens: {reason}; choose a smaller --ctx")
+    return context
+
+
+def _free(context: llama.llama_context_p, _model: Model) -> None:
+    llama.llama_free(context)

@@ -1,0 +1,215 @@
+"""A loaded model: its weights, its tokenizer and its chat template. No timeline: see session.py."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from edgespec import backend
+from edgespec.backend import llama
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.gguf_header import GGUFHeader, check_model_file
+
+if TYPE_CHECKING:
+    from edgespec.session import Session
+
+_LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
+_NO_TOKEN = -1
+
+_TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
+
+
+class Model:
+    """The weights and the tokenizer of one GGUF file, on the CPU. A context manager.
+
+    `close` (or the garbage collector) frees it and, before it, the sessions still open on it.
+    Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        use_mmap: bool = True,
+        repack: bool = True,
+        check_tensors: bool = True,
+        header: GGUFHeader | None = None,
+    ) -> None:
+        """Load `path`; Ctrl-C stops the loading.
+
+        `use_mmap` maps the file instead of copying it. `repack` lets the library rearrange some
+        quantized weights for its faster kernels: more memory and a longer load for faster decoding.
+        `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). A `header`
+        that `check_model_file` returned for this path spares a second look at the file.
+        Raises what `check_model_file` raises, and EdgespecError when the library cannot load it.
+        """
+        self.path = Path(path)
+        self.header = header or check_model_file(path)
+        self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        model = _load(self.path, use_mmap=use_mmap, repack=repack, check_tensors=check_tensors)
+        self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
+        self._model = model
+        self._vocab = llama.llama_model_get_vocab(model)
+        self._piece_buffer = ctypes.create_string_buffer(256)
+
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)
+        self.n_params: int = llama.llama_model_n_params(model)
+        self.size_bytes: int = llama.llama_model_size(model)
+        self.description = _description(model)
+        ftype = llama.llama_ftype_name(llama.llama_model_ftype(model))
+        self.ftype = ftype.decode() if ftype else "unknown"
+        self.tokenizer_type = _TOKENIZERS.get(llama.llama_vocab_type(self._vocab), "unknown")
+        self.bos: int | None = _token_or_none(llama.llama_vocab_bos(self._vocab))
+        self.eos: int | None = _token_or_none(llama.llama_vocab_eos(self._vocab))
+        self.eot: int | None = _token_or_none(llama.llama_vocab_eot(self._vocab))
+        self.add_bos: bool = llama.llama_vocab_get_add_bos(self._vocab)
+        self.can_rewind = not (
+            llama.llama_model_is_recurrent(model)
+            or llama.llama_model_is_hybrid(model)
+            or llama.llama_model_is_diffusion(model)
+        )
+        template = llama.llama_model_chat_template(model, None)
+        self.chat_template = None if template is None else template.decode(errors="replace")
+
+    @property
+    def name(self) -> str:
+        """What the file calls itself, else the file's name."""
+        return self.header.name or self.path.stem
+
+    @property
+    def handle(self) -> llama.llama_model_p:
+        """The library's pointer, for Session."""
+        self._require_open()
+        return self._model
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EdgespecError(f"{self.path}: the model is closed")
+
+    def is_eog(self, token: int) -> bool:
+        """Return whether `token` ends a generation (EOS, end of turn, ...)."""
+        self._require_open()
+        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    def is_control(self, token: int) -> bool:
+        """Return whether `token` steers the model and is not text."""
+        self._require_open()
+        return bool(llama.llama_vocab_is_control(self._vocab, token))
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the token ids of `text`.
+
+        `add_special` adds BOS/EOS where the model wants them; `parse_special` reads the names of
+        control tokens in the text as these tokens. Raises UsageError for text that is not valid
+        Unicode (a lone surrogate).
+        """
+        self._require_open()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the text is not valid Unicode at character {error.start}") from error
+        capacity = len(data) + 8  # a token stands for at least a byte, but for BOS, EOS and a prefix space
+        while True:
+            tokens = (ctypes.c_int32 * capacity)()
+            n = llama.llama_tokenize(
+                self._vocab, data, len(data), tokens, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                return tokens[:n]
+            if -n <= capacity:
+                raise EdgespecError(f"{self.path}: the tokenizer failed on a text of {len(data):,} bytes")
+            capacity = -n
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes of `token`, maybe part of a character; control tokens only if `special`."""
+        self._require_open()
+        if not 0 <= token < self.n_vocab:
+            raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
+        while True:
+            size = len(self._piece_buffer)
+            n = llama.llama_token_to_piece(self._vocab, token, self._piece_buffer, size, 0, special)
+            if n >= 0:
+                return self._piece_buffer.raw[:n]
+            self._piece_buffer = ctypes.create_string_buffer(-n)
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return the prompt that the model's own chat template makes of `messages`.
+
+        Each message has "role" and "content"; the prompt ends where the answer begins. Raises
+        EdgespecError when the model has no template or the template fails.
+        """
+        if self.chat_template is None:
+            raise EdgespecError(f"{self.name} has no chat template; use --raw to send the prompt as it is")
+        try:
+            formatter = backend.Jinja2ChatFormatter(
+                self.chat_template, eos_token=self._text(self.eos), bos_token=self._text(self.bos)
+            )
+            return str(formatter(messages=list(messages)).prompt)  # type: ignore[arg-type]
+        except Exception as error:  # a template is a program: it can fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise EdgespecError(
+                f"the chat template of {self.name} failed: {reason}; use --raw to send the prompt as it is"
+            ) from error
+
+    def tokenize_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the tokens of `render_chat(messages)`, with one BOS also where the template writes it."""
+        prompt = self.render_chat(messages)
+        has_bos = self.bos is not None and prompt.startswith(self._text(self.bos))
+        return self.tokenize(prompt, add_special=not has_bos, parse_special=True)
+
+    def _text(self, token: int | None) -> str:
+        return "" if token is None else self.piece(token, special=True).decode(errors="replace")
+
+    def close(self) -> None:
+        """Free the sessions still open on the model, then the model; a second call does nothing."""
+        for session in tuple(self.sessions):
+            session.close()
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _load(path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool) -> llama.llama_model_p:
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = 0
+    params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
+    params.use_extra_bufts = repack
+    params.check_tensors = check_tensors
+    backend.clear_log()
+    model: llama.llama_model_p | None = None
+    try:
+        with backend.interruptible() as interruption:
+            # False stops the loading: at the call after the one in which Ctrl-C arrived.
+            keep_going = llama.llama_progress_callback(lambda _progress, _data: not interruption.requested)
+            params.progress_callback = keep_going
+            model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    except KeyboardInterrupt:
+        if model is not None:
+            llama.llama_model_free(model)
+        raise
+    if model is None:
+        reason = backend.last_log_error() or "the library gives no reason"
+        raise EdgespecError(f"{path}: llama.cpp cannot load it: {reason}")
+    return model
+
+
+def _description(model: llama.llama_model_p) -> str:
+    buffer = ctypes.create_string_buffer(128)
+    llama.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode(errors="replace")
+
+
+def _token_or_none(token: int) -> int | None:
+    return None if token == _NO_TOKEN else token

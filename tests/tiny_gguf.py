@@ -1,0 +1,142 @@
+"""Writes tiny random Llama models as GGUF, with a real byte-level BPE tokenizer.
+
+Any text round-trips. Whatever the seed and the size, a model prefers one successor for each token
+(the same in all of them), so that two tiny models agree about as often as a real pair does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# fmt: off
+MERGES = [
+    "Ġ t", "h e", "i n", "r e", "o n", "Ġ a", "Ġt he", "e r", "a t", "Ġ s", "o r", "e n",
+    "Ġ w", "o u", "in g", "Ġ c", "i s", "Ġ f", "i t", "a n", "Ġa n", "Ġan d", "e s", "a l",
+]
+# fmt: on
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|begin|>", "<|im_start|>", "<|im_end|>")
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def vocabulary(n_padding: int = 0) -> tuple[list[str], list[int]]:
+    """Texts and types of all tokens: 256 bytes, the merges, the control tokens, padding."""
+    words = _byte_alphabet() + [merge.replace(" ", "") for merge in MERGES]
+    texts = [*words, *CONTROL_TOKENS, *(f"[PAD{i}]" for i in range(n_padding))]
+    kinds = [gguf.TokenType.NORMAL] * len(words)
+    kinds += [gguf.TokenType.CONTROL] * len(CONTROL_TOKENS) + [gguf.TokenType.UNUSED] * n_padding
+    return texts, [int(kind) for kind in kinds]
+
+
+N_WORDS = 256 + len(MERGES)
+EOS, BOS, IM_START, IM_END = range(N_WORDS, N_WORDS + 4)
+
+
+def write_tiny_gguf(
+    path: Path,
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    n_layer: int = 2,
+    n_embd: int = 64,
+    n_ff: int = 96,
+    n_head: int = 4,
+    n_head_kv: int = 2,
+    n_ctx: int = 512,
+    n_padding: int = 0,
+    peak: float = 1.8,
+    dtype: type[np.float16] | type[np.float32] = np.float32,
+    chat_template: str | None = CHAT_TEMPLATE,
+    tokenizer: bool = True,
+    add_bos: bool = False,
+    eos: int = EOS,
+    architecture: str = "llama",
+    general_type: str = "model",
+    texts: dict[int, str] | None = None,
+    kinds: dict[int, int] | None = None,
+    extra: dict[str, bool | int | str] | None = None,
+) -> Path:
+    """Write a model of random weights; the same arguments write the same bytes.
+
+    `peak` is the standard deviation of the logits: higher is more certain. `texts` and `kinds`
+    replace single tokens; `extra` adds keys, "{arch}" in them standing for the architecture.
+    """
+    rng = np.random.default_rng(seed)
+    words, types = vocabulary(n_padding)
+    for token, text in (texts or {}).items():
+        words[token] = text
+    for token, kind in (kinds or {}).items():
+        types[token] = kind
+    n_vocab, head_dim = len(words), n_embd // n_head
+
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type(general_type)
+    writer.add_name(f"tiny {seed}" if name is None else name)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(n_embd)
+    writer.add_block_count(n_layer)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_vocab_size(n_vocab)
+    writer.add_file_type(1 if dtype is np.float16 else 0)
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(words)
+        writer.add_token_types(types)
+        writer.add_token_merges(MERGES)
+        writer.add_eos_token_id(eos)
+        writer.add_bos_token_id(BOS)
+        writer.add_add_bos_token(add_bos)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    for key, value in (extra or {}).items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(key.format(arch=architecture), value)
+
+    def matrix(n_out: int, n_in: int) -> np.ndarray:
+        return rng.normal(0, 0.5 / np.sqrt(n_in), (n_out, n_in)).astype(dtype)
+
+    embedding = rng.normal(0, 1, (n_vocab, n_embd))
+    successor = np.random.default_rng(1234).permutation(N_WORDS)  # of no seed: all models share it
+    output = 0.1 * rng.normal(0, 1, (n_vocab, n_embd))
+    output[successor] = 0.7 * embedding[:N_WORDS] + 0.7 * rng.normal(0, 1, (N_WORDS, n_embd))
+    writer.add_tensor("token_embd.weight", embedding.astype(dtype))
+    writer.add_tensor("output.weight", (output * peak / np.sqrt(n_embd)).astype(dtype))
+    writer.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
+    for layer in range(n_layer):
+        shapes = {
+            "attn_q": (n_embd, n_embd),
+            "attn_k": (n_head_kv * head_dim, n_embd),
+            "attn_v": (n_head_kv * head_dim, n_embd),
+            "attn_output": (n_embd, n_embd),
+            "ffn_gate": (n_ff, n_embd),
+            "ffn_up": (n_ff, n_embd),
+            "ffn_down": (n_embd, n_ff),
+        }
+        for tensor, shape in shapes.items():
+            writer.add_tensor(f"blk.{layer}.{tensor}.weight", matrix(*shape))
+        for tensor in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{tensor}.weight", np.ones(n_embd, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

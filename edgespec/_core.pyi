@@ -5,7 +5,11 @@ distributions q from `sample` to `verify`. It raises ArithmeticError when logits
 ValueError for a length or index it was not made for, RuntimeError when two threads use it at once.
 """
 
-from typing_extensions import Buffer
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float32]
+_Ints = npt.NDArray[np.int32]
 
 class Sampler:
     """Filters, samples and verifies over one vocabulary of `n_vocab` tokens."""
@@ -26,23 +30,23 @@ class Sampler:
         presence_penalty: float,
         logit_bias: dict[int, float],
     ) -> Sampler: ...
-    def sample(self, row: Buffer, prefix: Buffer, coin: float, slot: int) -> int:
+    def sample(self, row: _Floats, prefix: _Ints, coin: float, slot: int) -> int:
         """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
 
         `prefix` (int32) is what precedes the position; the penalties read it. `coin` is in [0, 1).
         """
 
-    def set_probs(self, slot: int, probs: Buffer) -> None:
+    def set_probs(self, slot: int, probs: _Floats) -> None:
         """Give `slot` the probabilities `probs` (float32, by token id)."""
 
     def set_point(self, slot: int, token: int) -> None:
         """Give `slot` the point mass on `token`: a deterministic proposal."""
 
-    def probs(self, slot: int, out: Buffer) -> None:
+    def probs(self, slot: int, out: _Floats) -> None:
         """Write the probabilities of `slot` by token id into `out` (float32, n_vocab)."""
 
     def verify(
-        self, rows: Buffer, draft: Buffer, prefix: Buffer, coins: list[float], block: bool
+        self, rows: _Floats, draft: _Ints, prefix: _Ints, coins: list[float], block: bool
     ) -> tuple[int, int]:
         """Accept or resample the n tokens of `draft` (int32); returns (n_accepted, next_token).
 
@@ -51,12 +55,12 @@ class Sampler:
         """
 
     def acceptance(
-        self, rows: Buffer, draft: Buffer, prefix: Buffer, block: bool
+        self, rows: _Floats, draft: _Ints, prefix: _Ints, block: bool
     ) -> tuple[list[float], list[float]]:
         """Return the probability of each of the n coins, and the n + 1 residual weights."""
 
     def next_probs(
-        self, rows: Buffer, draft: Buffer, prefix: Buffer, tau: int, weight: float, out: Buffer
+        self, rows: _Floats, draft: _Ints, prefix: _Ints, tau: int, weight: float, out: _Floats
     ) -> None:
         """Write the distribution of the token after `tau` accepted ones into `out` (n_vocab)."""
 

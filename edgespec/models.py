@@ -123,6 +123,22 @@ class Registry:
                 "see `edgespec models list`, or give a path or hf:OWNER/REPO/FILE.gguf"
             ) from None
 
+    def pair(self, name: str) -> Pair:
+        """Return the pair called `name`; a UsageError offers the nearest names."""
+        if name not in self.pairs:
+            raise UsageError(
+                f"no pair is called {name!r}{nearest(name, self.pairs)}; see `edgespec models list`"
+            )
+        return self.pairs[name]
+
+    def complete(self, target: str | None, draft: str | None) -> tuple[str, str | None]:
+        """Fill in what is not given: the default pair's target, and the draft some pair names for it.
+
+        The draft stays None when no pair has this target.
+        """
+        target = target or self.pairs["default"].target
+        return target, draft or next((p.draft for p in self.pairs.values() if p.target == target), None)
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (nearest: A, B)" with the known names most like `name`, or ""."""

@@ -295,6 +295,26 @@ def pull(
     return [puller.ensure(entry) for entry in entries]
 
 
+def locate(ref: str) -> Path | Entry:
+    """Return the file that `ref` is the path of, or the entry it names; nothing is pulled.
+
+    Raises:
+        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
+
+    """
+    if ref.startswith("hf:"):
+        return entry_for_hf(ref)
+    path = Path(ref).expanduser()
+    if path.is_file():
+        return path
+    registry = load_registry()
+    if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
+        raise UsageError(
+            f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
+        )
+    return registry.get(ref)
+
+
 def resolve(
     ref: str,
     *,
@@ -311,23 +331,13 @@ def resolve(
         EdgespecError: it is not here, and cannot be had or may not be pulled.
 
     """
-    if ref.startswith("hf:"):
-        entry = entry_for_hf(ref)
-        registry = load_registry()
-    else:
-        path = Path(ref).expanduser()
-        if path.is_file():
-            return path
-        registry = load_registry()
-        if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
-            raise UsageError(
-                f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
-            )
-        entry = registry.get(ref)
-    puller = Puller(registry=registry, on_progress=on_progress, on_message=on_message)
-    if puller.store.is_present(entry, registry):
-        return puller.store.file(entry)
+    found = locate(ref)
+    if isinstance(found, Path):
+        return found
+    puller = Puller(on_progress=on_progress, on_message=on_message)
+    if puller.store.is_present(found, puller.registry):
+        return puller.store.file(found)
     if not pull_missing:
         raise EdgespecError(f"{ref} is not on this machine; get it with `edgespec models pull {ref}`")
-    puller.plan([entry])
-    return puller.ensure(entry)
+    puller.plan([found])
+    return puller.ensure(found)

@@ -106,6 +106,20 @@ class SamplingParams:
         )
 
 
+class Coins:
+    """The random numbers of one generation: stream `seed` of the counter-based generator, in order."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._next = 0
+
+    def take(self, n: int) -> list[float]:
+        """Return the next `n` coins, numbers in [0, 1)."""
+        coins = _core.coins(self.seed, self._next, n)
+        self._next += n
+        return coins
+
+
 def filtered_probs(logits: npt.ArrayLike, params: SamplingParams, prefix: Sequence[int] = ()) -> Floats:
     """Return the probabilities of all tokens after bias, penalties, filters and temperature.
 

@@ -1,0 +1,421 @@
+"""The public engine: a target, a draft and their sessions, kept between generations."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.gguf_header import check_model_file
+from edgespec.memory import fits_in_memory
+from edgespec.models import load_registry
+from edgespec.pull import locate, resolve
+from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
+from edgespec.sampling import Coins, SamplingParams
+from edgespec.session import Session
+from edgespec.signals import SignalPipe
+from edgespec.text import TextStream
+from edgespec.verify import Rule
+from edgespec.vocabulary import compare_vocabularies
+from edgespec.weights import Model
+
+DrafterName = Literal["model", "none"]
+MAX_GAMMA = 32
+
+_CTX_STEP = 256  # llama.cpp rounds contexts up to this
+
+
+class Engine:
+    """Text from `target`, helped by `draft`, distributed exactly as `target`'s alone.
+
+    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. What is not given comes from the
+    registry's pairs: the default pair, or the draft that goes with the target.
+    A context manager; `close` frees everything. Not for use by two threads at once.
+
+        with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
+            print(engine.generate("Write a quicksort").text)
+    """
+
+    def __init__(
+        self,
+        target: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        drafter: DrafterName = "model",
+        n_ctx: int | None = None,
+        n_threads: int | None = None,
+        signals: SignalPipe | None = None,
+        on_message: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """Load the models; missing ones are pulled.
+
+        `drafter="none"`: plain decoding, no draft is loaded. `n_ctx`: context in tokens, by default as
+        much as a generation needs. `n_threads`: by default one a physical core. `signals`: lets
+        Ctrl-C end a pass under way. `on_message` takes lines that the user should know. Raises
+        UsageError or EdgespecError: a model cannot be had, is not usable, does not fit in memory,
+        or the draft's vocabulary is another one.
+        """
+        self._n_ctx = n_ctx
+        self._n_threads = n_threads or default_threads()
+        self._signals = signals
+        self._stream: Stream | None = None
+        self._target_session: Session | None = None
+        self._drafter: ModelDrafter | None = None
+        self.target_name, self.draft_name = choose_models(target, draft, drafter)
+        names = [name for name in (self.target_name, self.draft_name) if name is not None]
+        headers = [check_model_file(resolve(name)) for name in names]
+        fits_in_memory([(header, n_ctx or min(header.n_ctx_train, 2048)) for header in headers])
+        self._models: list[Model] = []
+        try:
+            for header in headers:
+                self._models.append(Model(header.path, header=header))
+            self.target = self._models[0]
+            self.draft = self._models[1] if len(self._models) > 1 else None
+            if n_ctx is not None and n_ctx > self.target.n_ctx_train:
+                raise UsageError(
+                    f"--ctx {n_ctx}: {self.target_name} was trained for {self.target.n_ctx_train} tokens"
+                )
+            if self.draft is not None:
+                self._check_draft(self.draft, on_message)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
+        match = compare_vocabularies(self.target, draft)
+        if not match.equal:
+            raise EdgespecError(
+                f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
+                "choose a draft of the target's family, or --drafter none"
+            )
+        stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
+        if stuck:
+            on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): decoding plainly")
+            self.draft_name = self.draft = None
+
+    def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
+        """Return the tokens of `prompt`, in the model's chat template where it has one.
+
+        `chat` True or False forces or forbids the template; `system` is a system message and needs
+        it. Raises UsageError for an impossible combination.
+        """
+        if chat is None:
+            chat = self.target.chat_template is not None
+        if not chat:
+            if system is not None:
+                raise UsageError(
+                    "--system needs a chat template: leave out --raw, or use a model that has one"
+                )
+            tokens = self.target.tokenize(prompt, add_special=True, parse_special=True)
+        else:
+            messages = [{"role": "user", "content": prompt}]
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+            tokens = self.target.tokenize_chat(messages)
+        return tokens
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
+        n_predict: int | None = 256,
+        gamma: int = 4,
+        rule: Rule = "block",
+        stop: Sequence[str] = (),
+        system: str | None = None,
+        chat: bool | None = None,
+    ) -> Stream:
+        """Continue `prompt` (text, or token ids), a Token at a time.
+
+        `n_predict`: most tokens, None for as many as the context holds. `gamma`: tokens drafted a
+        step. `stop`: strings that end the text and are not part of it. The same `seed`, machine and
+        files give the same text. An earlier stream of this engine is closed. Raises UsageError for
+        bad values, EdgespecError for a prompt longer than the context.
+        """
+        if not 0 <= gamma <= MAX_GAMMA:
+            raise UsageError(f"--gamma {gamma}: must be 0 to {MAX_GAMMA}")
+        if n_predict is not None and n_predict < 1:
+            raise UsageError(f"--n-predict {n_predict}: must be 1 or more, or -1 for no limit")
+        if "" in stop:
+            raise UsageError("--stop: an empty string would stop at once")
+        if seed is not None and not 0 <= seed < 1 << 64:
+            raise UsageError(f"--seed {seed}: must be 0 to 2^64 - 1")
+        if self._stream:
+            self._stream.close()
+        tokens = (
+            self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
+        )
+        if not tokens:
+            raise UsageError("the prompt is empty")
+        target = self._open_target(len(tokens), n_predict)
+        drafter = self._open_drafter(target, len(tokens), n_predict) if gamma else None
+        seed = secrets.randbits(32) if seed is None else seed
+        generation = Generation(
+            target,
+            drafter,
+            tokens,
+            params=params or SamplingParams(),
+            coins=Coins(seed),
+            gamma=gamma if drafter else 0,
+            rule=rule,
+            n_predict=n_predict,
+        )
+        if self._signals:
+            self._signals.drain()
+        self._stream = Stream(
+            generation,
+            self.target,
+            stop=stop,
+            n_prompt=len(tokens),
+            seed=seed,
+            names=(self.target_name, self.draft_name if drafter else None),
+        )
+        return self._stream
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
+        n_predict: int | None = 256,
+        gamma: int = 4,
+        rule: Rule = "block",
+        stop: Sequence[str] = (),
+        system: str | None = None,
+        chat: bool | None = None,
+    ) -> Result:
+        """Continue `prompt` to the end and return the Result; arguments as for `stream`."""
+        stream = self.stream(
+            prompt,
+            params=params,
+            seed=seed,
+            n_predict=n_predict,
+            gamma=gamma,
+            rule=rule,
+            stop=stop,
+            system=system,
+            chat=chat,
+        )
+        for _ in stream:
+            pass
+        return stream.result
+
+    def _open_target(self, n_prompt: int, n_predict: int | None) -> Session:
+        n_ctx = self._n_ctx or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        if n_prompt >= n_ctx:
+            limit = "--ctx" if self._n_ctx else f"what {self.target_name} was trained for"
+            raise EdgespecError(
+                f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx} ({limit}); "
+                "shorten it or choose a larger context"
+            )
+        if self._target_session is None or self._target_session.n_ctx < n_ctx:
+            if self._target_session:
+                self._target_session.close()
+            self._target_session = self._open(self.target, n_ctx)
+        return self._target_session
+
+    def _open_drafter(self, target: Session, n_prompt: int, n_predict: int | None) -> ModelDrafter | None:
+        """The draft's context is only as large as this generation needs."""
+        if self.draft is None:
+            return None
+        n_ctx = min(target.n_ctx, _fitting_ctx(n_prompt, n_predict, self.draft.n_ctx_train))
+        if self._drafter is None or self._drafter.n_ctx < n_ctx:
+            if self._drafter:
+                self._drafter.close()
+            session = self._open(self.draft, n_ctx)
+            self._drafter = ModelDrafter(session, n_vocab=self.target.n_vocab, is_eog=self.target.is_eog)
+        return self._drafter
+
+    def _open(self, model: Model, n_ctx: int) -> Session:
+        fits_in_memory([(model.header, n_ctx)], weights_loaded=True)
+        interrupt = self._signals.interrupt if self._signals else None
+        return Session(
+            model,
+            n_ctx=n_ctx,
+            n_threads=self._n_threads,
+            n_logits_max=MAX_GAMMA + 1,
+            abort_callback=interrupt.callback if interrupt else 0,
+            abort_data=interrupt.data if interrupt else 0,
+        )
+
+    def close(self) -> None:
+        """Free models and sessions; a second call does nothing."""
+        if self._stream:
+            self._stream.close()
+        for model in self._models:
+            model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Stream:
+    """An iterator over the tokens of one generation. `result` holds what has come so far."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        model: Model,
+        *,
+        stop: Sequence[str],
+        n_prompt: int,
+        seed: int,
+        names: tuple[str, str | None],
+    ) -> None:
+        self._generation = generation
+        self._model = model
+        self._text = TextStream(stop)
+        self._n_prompt = n_prompt
+        self._seed = seed
+        self._names = names
+        self._parts: list[str] = []
+        self._ids: list[int] = []
+        self._tally = Tally()
+        self._prefill_s = self._draft_prefill_s = 0.0
+        self._ttft_s: float | None = None
+        self._started = time.perf_counter()
+        self._ended: float | None = None
+        self._stop_reason: StopReason = "interrupted"
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        return next(self._tokens)
+
+    def close(self) -> None:
+        """End the generation here; `result` stays."""
+        self._tokens.close()
+
+    @property
+    def result(self) -> Result:
+        """The Result of the tokens so far; its stop_reason is "interrupted" until the end is known."""
+        return Result(
+            text="".join(self._parts),
+            token_ids=tuple(self._ids),
+            prompt_tokens=self._n_prompt,
+            stop_reason=self._stop_reason,
+            seed=self._seed,
+            target=self._names[0],
+            draft=self._names[1],
+            stats=self._stats(),
+        )
+
+    def _stats(self) -> Stats:
+        return summarise(
+            self._tally,
+            n_prompt=self._n_prompt,
+            n_tokens=len(self._ids),
+            prefill_s=self._prefill_s,
+            ttft_s=self._ttft_s,
+            total_s=(self._ended or time.perf_counter()) - self._started,
+            draft_prefill_s=self._draft_prefill_s,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    def _run(self) -> Generator[Token]:
+        self._started = time.perf_counter()
+        waiting: Token | None = None  # the last token, while text is held back with it
+        emitted = self._emitted()
+        try:
+            for token, origin in emitted:
+                if waiting:
+                    yield waiting
+                    waiting = None
+                started = time.perf_counter()
+                made = Token(token, self._text.feed(self._model.piece(token)), origin)
+                self._parts.append(made.text)
+                self._ids.append(token)
+                self._tally.rest_s += time.perf_counter() - started
+                if self._text.stopped:
+                    self._stop_reason = "stop"
+                    yield made
+                    return
+                if self._text.holds:
+                    waiting = made
+                else:
+                    yield made
+            self._stop_reason = self._generation.stop_reason
+        finally:
+            emitted.close()
+            self._ended = time.perf_counter()
+            held = self._text.finish()
+            self._parts.append(held)
+        if waiting:
+            yield replace(waiting, text=waiting.text + held)
+
+    def _emitted(self) -> Generator[tuple[int, Origin]]:
+        """The loop's tokens with their origins, without an end-of-generation token."""
+        events = self._generation.events()
+        try:
+            for event in events:
+                if isinstance(event, DraftPrefill):
+                    self._draft_prefill_s = event.seconds
+                    continue
+                if isinstance(event, Prefill):
+                    self._prefill_s = event.seconds
+                    self._ttft_s = time.perf_counter() - self._started
+                    tokens: list[tuple[int, Origin]] = [(event.token, "target")]
+                else:
+                    self._tally.add(event)
+                    tokens = list(zip(event.tokens, event.origins, strict=True))
+                for token, origin in tokens:
+                    if not self._model.is_eog(token):
+                        yield token, origin
+        finally:
+            events.close()
+
+
+def choose_models(
+    target: str | Path | None, draft: str | Path | None, drafter: DrafterName = "model"
+) -> tuple[str, str | None]:
+    """Return the names of target and draft (None: no drafting), as given or from the registry's pairs.
+
+    Raises UsageError when a draft is wanted but no pair names one for this target.
+    """
+    chosen, partner = load_registry().complete(
+        None if target is None else str(target), None if draft is None else str(draft)
+    )
+    if drafter == "none":
+        return chosen, None
+    if partner is None:
+        locate(chosen)  # a mistyped name is the likelier mistake
+        raise UsageError(f"no draft is known for {chosen}: give one with --draft, or --drafter none")
+    return chosen, partner
+
+
+def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
+    """Return the smallest context that holds a generation; room for 4,096 tokens if it has no limit."""
+    n_tokens = n_prompt + (n_predict or 4096) + 1
+    return min(n_ctx_train, -(-n_tokens // _CTX_STEP) * _CTX_STEP)
+
+
+def default_threads() -> int:
+    """Return the number of physical cores this process may use: what decoding gains from."""
+    cores = set()
+    usable = os.sched_getaffinity(0)
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            return len(usable)
+    return len(cores)

@@ -1,0 +1,156 @@
+"""The loop: propose, verify, accept or resample. It yields a Step at a time.
+
+The target's cache always lags its timeline by one token, the last emitted one, which is evaluated
+with the next draft. Whatever ends the loop, the caches hold the emitted tokens and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.drafters.base import Draft, Drafter, Tokens
+from edgespec.records import Step, StopReason
+from edgespec.sampling import Coins, SamplingParams
+from edgespec.session import Session
+from edgespec.verify import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The prompt was read and the first token sampled from the target's own logits."""
+
+    token: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPrefill:
+    """The drafter took up the prompt."""
+
+    seconds: float
+
+
+class Generation:
+    """One run of the loop over `target`'s session; iterate over `events()`.
+
+    Stops by itself after an end-of-generation token, after `n_predict` tokens (None: no limit) and
+    when the context is full; `stop_reason` then says which. `tokens` is the timeline: the prompt and
+    what was emitted.
+    """
+
+    def __init__(
+        self,
+        target: Session,
+        drafter: Drafter | None,
+        prompt: Sequence[int],
+        *,
+        params: SamplingParams,
+        coins: Coins,
+        gamma: int,
+        rule: Rule = "block",
+        n_predict: int | None = None,
+    ) -> None:
+        """Prepare to continue `prompt`, drafting up to `gamma` tokens a step (0: plain decoding)."""
+        self.tokens = list(prompt)
+        self.stop_reason: StopReason = "interrupted"
+        self._n_prompt = len(prompt)
+        self._target = target
+        self._is_eog = target.model.is_eog
+        self._drafter = drafter if gamma > 0 else None
+        self._gamma = gamma
+        self._params = params
+        self._coins = coins
+        self._rule = rule
+        self._n_predict = n_predict
+        self._sampler = params.sampler(target.model.n_vocab, gamma)
+        self._no_tokens: Tokens = np.empty(0, np.int32)
+
+    def events(self) -> Generator[Prefill | DraftPrefill | Step]:
+        """Run: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
+        try:
+            yield self._prefill()
+            if self._drafter and not self._finished():
+                started = time.perf_counter()
+                self._drafter.begin(self.tokens)
+                yield DraftPrefill(time.perf_counter() - started)
+            while not self._finished():
+                yield self._step()
+        finally:
+            self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
+
+    def _prefill(self) -> Prefill:
+        started = time.perf_counter()
+        self._target.clear()
+        row = self._target.eval(self.tokens, n_logits=1)[0]
+        (coin,) = self._coins.take(1)
+        token = self._sampler.sample(row, self._recent(()), coin, -1)
+        self.tokens.append(token)
+        return Prefill(token, time.perf_counter() - started)
+
+    def _step(self) -> Step:
+        started = time.perf_counter()
+        draft = self._propose()
+        drafted = time.perf_counter()
+        n = len(draft.tokens)
+        rows = self._target.eval([self.tokens[-1], *draft.tokens], n_logits=n + 1)
+        verified = time.perf_counter()
+        n_accepted, following = self._sampler.verify(
+            rows,
+            np.asarray(draft.tokens, np.int32),
+            self._recent(draft.tokens),
+            self._coins.take(n + 1),
+            self._rule == "block",
+        )
+        emitted = [*draft.tokens[:n_accepted], following]
+        if n_accepted and self._is_eog(draft.tokens[n_accepted - 1]):
+            emitted.pop()  # nothing follows an end-of-generation token
+        self.tokens += emitted
+        self._target.rewind(len(self.tokens) - 1)
+        judged = time.perf_counter()
+        if self._drafter:
+            self._drafter.accept(self.tokens, n_accepted)
+        ended = time.perf_counter()
+        return Step(
+            tuple(emitted),
+            n_drafted=n,
+            n_accepted=n_accepted,
+            draft_s=drafted - started + ended - judged,
+            verify_s=verified - drafted,
+            rest_s=judged - verified,
+        )
+
+    def _propose(self) -> Draft:
+        """Ask the drafter for no more than can still be emitted and held."""
+        gamma = min(self._gamma, self._target.n_ctx - len(self.tokens))
+        if self._n_predict is not None:
+            gamma = min(gamma, self._n_predict - self._n_emitted - 1)
+        if not self._drafter or gamma < 1:
+            return Draft()
+        return self._drafter.draft(self.tokens, gamma, self._sampler, self._recent, self._coins.take)
+
+    @property
+    def _n_emitted(self) -> int:
+        return len(self.tokens) - self._n_prompt
+
+    def _finished(self) -> bool:
+        if self._is_eog(self.tokens[-1]):
+            self.stop_reason = "eog"
+        elif self._n_predict is not None and self._n_emitted >= self._n_predict:
+            self.stop_reason = "length"
+        elif len(self.tokens) >= self._target.n_ctx:
+            self.stop_reason = "context"
+        else:
+            return False
+        return True
+
+    def _recent(self, drafted: Sequence[int]) -> Tokens:
+        """Return what the penalties look back on before the position after `drafted`."""
+        if not self._params.uses_prefix:
+            return np.asarray(drafted, np.int32) if drafted else self._no_tokens
+        last_n = self._params.penalty_last_n
+        history = self.tokens if last_n < 0 else self.tokens[-last_n:]
+        return np.asarray([*history, *drafted], np.int32)

@@ -1,0 +1,170 @@
+"""What travels between the rooms: small frozen records, and the statistics made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+Origin = Literal["target", "accepted", "resampled", "bonus"]
+"""Where a token comes from: plain decoding, an accepted draft, or the target's token after it."""
+
+StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
+"""End-of-generation token, stop string, n_predict reached, context full, or ended by the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One emitted token. `text` is what became certain with it: whole characters, maybe none yet."""
+
+    id: int
+    text: str
+    origin: Origin
+
+    @property
+    def from_draft(self) -> bool:
+        """Whether the drafter proposed it and the target accepted it."""
+        return self.origin == "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of the target after the prompt's: n_drafted tokens judged, n_accepted + 1 emitted."""
+
+    tokens: tuple[int, ...]
+    n_drafted: int
+    n_accepted: int
+    draft_s: float
+    verify_s: float
+    rest_s: float
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The origin of each of `tokens`."""
+        if self.n_drafted == 0:
+            return ("target",)
+        last: Origin = "bonus" if self.n_accepted == self.n_drafted else "resampled"
+        accepted: list[Origin] = ["accepted"] * self.n_accepted
+        return (*accepted, last)[: len(self.tokens)]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals of a generation. The acceptance histogram is the source of every rate."""
+
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(n_drafted, n_accepted) -> number of steps."""
+    n_emitted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    rest_s: float = 0.0
+
+    def add(self, step: Step) -> None:
+        """Count one step."""
+        self.steps[step.n_drafted, step.n_accepted] += 1
+        self.n_emitted += len(step.tokens)
+        self.draft_s += step.draft_s
+        self.verify_s += step.verify_s
+        self.rest_s += step.rest_s
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of one generation. None where there was nothing to divide by. docs/statistics.md."""
+
+    ttft_s: float | None
+    """From the call to the first token: the target reads the prompt."""
+    prompt_tokens_per_s: float | None
+    """Prompt tokens over the time in which the target read them."""
+    generation_tokens_per_s: float | None
+    """Tokens after the first over the time after the first, the draft's prompt reading included."""
+    total_s: float
+    steps: int
+    """Passes of the target after the prompt's."""
+    tau: float | None
+    """Tokens emitted a step (Leviathan et al.: the expected tokens a run of the target)."""
+    alpha: float | None
+    """Accepted over tested, tested counting up to and with the first rejection of each step."""
+    draft_acceptance_rate: float | None
+    """Accepted over drafted: lower than alpha, since drafts after a rejection are lost unjudged."""
+    n_drafted: int
+    n_accepted: int
+    acceptance_by_position: tuple[float, ...]
+    """Element i: of the steps that drafted more than i tokens, the share that accepted more than i."""
+    draft_prefill_s: float
+    """Time in which the draft model read the prompt."""
+    draft_s: float
+    verify_s: float
+    rest_s: float
+    """Everything outside the two models: sampling, verification, text."""
+    peak_rss_bytes: int
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of draft / verify / rest in the time of all steps."""
+        total = self.draft_s + self.verify_s + self.rest_s
+        times = {"draft": self.draft_s, "verify": self.verify_s, "rest": self.rest_s}
+        return {name: seconds / total for name, seconds in times.items()} if total else {}
+
+
+def summarise(
+    tally: Tally,
+    *,
+    n_prompt: int,
+    n_tokens: int,
+    prefill_s: float,
+    ttft_s: float | None,
+    total_s: float,
+    draft_prefill_s: float,
+    peak_rss_bytes: int,
+) -> Stats:
+    """Return the statistics of a generation of `n_tokens` tokens; times in seconds."""
+
+    def per(numerator: float, denominator: float) -> float | None:
+        return numerator / denominator if denominator > 0 else None
+
+    histogram = tally.steps
+    n_steps = sum(histogram.values())
+    n_drafted = sum(drafted * count for (drafted, _), count in histogram.items())
+    n_accepted = sum(accepted * count for (_, accepted), count in histogram.items())
+    n_tested = sum(min(accepted + 1, drafted) * count for (drafted, accepted), count in histogram.items())
+    longest = max((drafted for drafted, _ in histogram), default=0)
+    by_position = []
+    for i in range(longest):
+        reached = sum(count for (drafted, _), count in histogram.items() if drafted > i)
+        kept = sum(count for (_, accepted), count in histogram.items() if accepted > i)
+        by_position.append(kept / reached)
+    after_first_s = 0.0 if ttft_s is None else total_s - ttft_s
+    return Stats(
+        ttft_s=ttft_s,
+        prompt_tokens_per_s=per(n_prompt, prefill_s),
+        generation_tokens_per_s=per(n_tokens - 1, after_first_s) if n_tokens > 1 else None,
+        total_s=total_s,
+        steps=n_steps,
+        tau=per(tally.n_emitted, n_steps),
+        alpha=per(n_accepted, n_tested),
+        draft_acceptance_rate=per(n_accepted, n_drafted),
+        n_drafted=n_drafted,
+        n_accepted=n_accepted,
+        acceptance_by_position=tuple(by_position),
+        draft_prefill_s=draft_prefill_s,
+        draft_s=tally.draft_s,
+        verify_s=tally.verify_s,
+        rest_s=tally.rest_s,
+        peak_rss_bytes=peak_rss_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or interrupted) generation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """The emitted tokens, without an end-of-generation token."""
+    prompt_tokens: int
+    stop_reason: StopReason
+    seed: int
+    target: str
+    draft: str | None
+    stats: Stats

@@ -1,0 +1,348 @@
+"""The whole engine over tiny random models: the loop, its caches, its stops, its determinism."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec import Engine, SamplingParams
+from edgespec.drafters import ModelDrafter
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.sampling import Coins, filtered_probs
+from edgespec.session import Session
+
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+PROMPT = list(range(40, 60))
+
+
+@pytest.fixture
+def sessions(tiny_target, tiny_draft):
+    with (
+        Session(tiny_target, n_ctx=256, n_threads=1) as target,
+        Session(tiny_draft, n_ctx=256, n_threads=1) as draft,
+    ):
+        yield target, draft
+
+
+@pytest.fixture
+def engine(tiny_path, tiny_draft_path):
+    with Engine(tiny_path, tiny_draft_path, n_threads=1) as engine:
+        yield engine
+
+
+def drafter_of(session):
+    return ModelDrafter(session, n_vocab=session.model.n_vocab, is_eog=lambda token: False)
+
+
+def tokens_of(target, draft, params, *, gamma=4, seed=1, n_predict=40, rule="block", prompt=PROMPT):
+    drafter = drafter_of(draft) if draft else None
+    run = Generation(
+        target, drafter, prompt, params=params, coins=Coins(seed), gamma=gamma, rule=rule, n_predict=n_predict
+    )
+    events = list(run.events())
+    return run.tokens[len(prompt) :], [e for e in events if not isinstance(e, Prefill | DraftPrefill)]
+
+
+def greedy_by_hand(session, n_predict):
+    """Plain decoding without the loop: one token, one evaluation."""
+    session.clear()
+    row = session.eval(PROMPT)[0]
+    tokens = []
+    while len(tokens) < n_predict:
+        tokens.append(int(row.argmax()))
+        if session.model.is_eog(tokens[-1]):
+            break
+        row = session.eval(tokens[-1:])[0]
+    return tokens
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("gamma", [1, 2, 5, 16])
+def test_greedy_speculation_is_greedy_decoding(sessions, gamma, rule):
+    target, draft = sessions
+    want = greedy_by_hand(target, 60)
+    assert tokens_of(target, None, GREEDY, n_predict=60)[0] == want
+    got, steps = tokens_of(target, draft, GREEDY, gamma=gamma, n_predict=60, rule=rule)
+    assert got == want
+    assert sum(len(step.tokens) for step in steps) == len(got) - 1
+
+
+@pytest.mark.parametrize("params", [GREEDY, WARM, SamplingParams()], ids=["greedy", "warm", "default"])
+def test_the_target_as_its_own_draft_accepts_everything(tiny_target, params):
+    with Session(tiny_target, n_ctx=256, n_threads=1) as a, Session(tiny_target, n_ctx=256, n_threads=1) as b:
+        _, steps = tokens_of(a, b, params, gamma=4, n_predict=101)
+        drafted = sum(step.n_drafted for step in steps)
+        accepted = sum(step.n_accepted for step in steps)
+    assert drafted > 50
+    assert accepted == drafted
+
+
+def test_same_seed_same_text(sessions):
+    target, draft = sessions
+    first = tokens_of(target, draft, WARM, seed=7)[0]
+    assert tokens_of(target, draft, WARM, seed=7)[0] == first
+    assert tokens_of(target, draft, WARM, seed=8)[0] != first
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_emitted_tokens_follow_the_targets_distribution(sessions, rule):
+    """Second emitted token, marginal: chi-square of speculative against the target's exact probabilities."""
+    target, draft = sessions
+    params = SamplingParams(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
+    target.clear()
+    first = filtered_probs(target.eval(PROMPT)[0].copy(), params)
+    want = np.zeros(target.model.n_vocab)
+    for token in np.flatnonzero(first):
+        target.rewind(len(PROMPT))
+        want += first[token] * filtered_probs(target.eval([int(token)])[0].copy(), params)
+    n = 1500
+    drafter = drafter_of(draft)
+    counts = np.zeros_like(want)
+    n_accepted = 0
+    for seed in range(n):
+        run = Generation(
+            target, drafter, PROMPT, params=params, coins=Coins(seed), gamma=2, rule=rule, n_predict=4
+        )
+        for event in run.events():
+            n_accepted += getattr(event, "n_accepted", 0)
+        counts[run.tokens[len(PROMPT) + 1]] += 1
+    assert n_accepted > 50, "nothing was accepted: the test would prove little"
+    seen = want * n > 5
+    assert counts[~seen].sum() <= 5 * np.sqrt(max(1.0, want[~seen].sum() * n)) + 10
+    statistic = ((counts[seen] - want[seen] * n) ** 2 / (want[seen] * n)).sum()
+    k = seen.sum()
+    assert statistic < k + 5 * np.sqrt(2 * k)
+
+
+def test_caches_after_a_run_are_as_if_rejected_tokens_had_never_been(sessions):
+    target, draft = sessions
+    got, steps = tokens_of(target, draft, WARM, gamma=5, n_predict=50)
+    assert any(step.n_accepted < step.n_drafted for step in steps)
+    assert target.n_past == len(PROMPT) + len(got) - 1
+    for session in (target, draft):
+        kept = session.n_past
+        after = session.eval([got[-1]])[0].copy()
+        with Session(session.model, n_ctx=256, n_threads=1) as fresh:
+            timeline = [*PROMPT, *got]
+            for token in timeline[:kept]:
+                fresh.eval([token], n_logits=0)
+            np.testing.assert_allclose(after, fresh.eval([got[-1]])[0], atol=1e-4)
+
+
+def test_the_draft_reads_no_token_twice(sessions, monkeypatch):
+    target, draft = sessions
+    widths = []
+    real = Session.eval
+
+    def spy(self, tokens, *, n_logits=1):
+        if self is draft:
+            widths.append(len(tokens))
+        return real(self, tokens, n_logits=n_logits)
+
+    monkeypatch.setattr(Session, "eval", spy)
+    _, steps = tokens_of(target, draft, WARM, gamma=3, n_predict=60)
+    assert widths[0] == len(PROMPT)  # the prompt and the first token but for the pending one
+    assert set(widths[1:]) <= {1, 2}
+    # Each step reads its pending tokens and all drafted ones but the last.
+    full = sum(step.n_accepted == step.n_drafted for step in steps[:-1])
+    assert sum(widths[1:]) == sum(step.n_drafted for step in steps if step.n_drafted) + full
+
+
+def test_a_draft_context_that_fills_up_slides(tiny_target, tiny_draft):
+    with (
+        Session(tiny_target, n_ctx=512, n_threads=1) as target,
+        Session(tiny_draft, n_ctx=64, n_threads=1) as draft,
+    ):
+        prompt = [(7 * i) % 250 for i in range(150)]
+        want, _ = tokens_of(target, None, GREEDY, n_predict=120, prompt=prompt)
+        got, steps = tokens_of(target, draft, GREEDY, gamma=4, n_predict=120, prompt=prompt)
+    assert got == want
+    assert sum(step.n_drafted for step in steps) > 100
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 3, 8])
+@pytest.mark.parametrize("n_predict", [1, 2, 3, 17])
+def test_exactly_n_predict_tokens(sessions, gamma, n_predict):
+    target, draft = sessions
+    assert len(tokens_of(target, draft, WARM, gamma=gamma, n_predict=n_predict, seed=3)[0]) == n_predict
+
+
+def test_the_contexts_end(tiny_target, tiny_draft):
+    with (
+        Session(tiny_target, n_ctx=32, n_threads=1) as target,
+        Session(tiny_draft, n_ctx=32, n_threads=1) as draft,
+    ):
+        run = Generation(
+            target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(5), gamma=8, n_predict=None
+        )
+        list(run.events())
+        assert len(run.tokens) == 32
+        assert run.stop_reason == "context"
+
+
+def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, monkeypatch):
+    target, _ = sessions
+    plain, _ = tokens_of(target, None, GREEDY, n_predict=30)
+    end = plain[9]
+    cut = plain.index(end)
+    monkeypatch.setattr(type(target.model), "is_eog", lambda self, token: token == end)
+    with Session(target.model, n_ctx=256, n_threads=1) as same:
+        drafter = ModelDrafter(same, n_vocab=target.model.n_vocab, is_eog=lambda token: token == end)
+        run = Generation(target, drafter, PROMPT, params=GREEDY, coins=Coins(1), gamma=6, n_predict=30)
+        steps = [e for e in run.events() if not isinstance(e, Prefill | DraftPrefill)]
+    assert run.tokens[len(PROMPT) :] == plain[: cut + 1]
+    assert run.stop_reason == "eog"
+    assert steps[-1].tokens[-1] == end
+    assert steps[-1].origins[-1] in ("accepted", "resampled", "bonus")
+
+
+def test_leaving_the_loop_early_leaves_clean_caches(sessions):
+    target, draft = sessions
+    run = Generation(target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(1), gamma=4, n_predict=50)
+    events = run.events()
+    for _ in range(5):
+        next(events)
+    events.close()
+    assert target.n_past == len(run.tokens) - 1
+    assert run.stop_reason == "interrupted"
+
+
+def test_an_interrupted_pass_leaves_the_tokens_so_far(sessions, monkeypatch):
+    target, draft = sessions
+    run = Generation(target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(1), gamma=4, n_predict=50)
+    events = run.events()
+    for _ in range(4):
+        next(events)
+    so_far = list(run.tokens)
+
+    def interrupted(self, tokens, *, n_logits=1):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "eval", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(events)
+    assert run.tokens == so_far
+    assert target.n_past == len(so_far) - 1
+
+
+# ---- Engine ----
+
+
+def test_tokens_know_whether_they_were_drafted(engine):
+    stream = engine.stream("abc def", params=WARM, seed=3, n_predict=40, gamma=3)
+    tokens = list(stream)
+    result = stream.result
+    assert [t.id for t in tokens] == list(result.token_ids)
+    assert "".join(t.text for t in tokens) == result.text
+    assert tokens[0].origin == "target"
+    assert sum(t.from_draft for t in tokens) <= result.stats.n_accepted
+    assert {t.origin for t in tokens} <= {"target", "accepted", "resampled", "bonus"}
+    assert result.draft is not None
+    assert result.stats.tau > 1
+
+
+def test_a_stop_string_ends_the_text_before_it(engine):
+    whole = engine.generate("abc", params=GREEDY, n_predict=40, chat=False)
+    text = whole.text
+    assert len(text) > 10
+    stop = text[6:9]
+    result = engine.generate("abc", params=GREEDY, n_predict=40, stop=[stop], chat=False)
+    assert result.text == text[: text.index(stop)]
+    assert result.stop_reason == "stop"
+    assert len(result.token_ids) < len(whole.token_ids)
+
+
+def test_generations_follow_one_another(engine):
+    first = engine.generate("abc", params=GREEDY, n_predict=20)
+    stream = engine.stream("something else entirely", n_predict=200)
+    next(stream)
+    again = engine.generate("abc", params=GREEDY, n_predict=20)  # ends the stream before it
+    assert list(stream) == []
+    assert again.text == first.text
+
+
+def test_engines_side_by_side_and_one_after_another(tiny_path, tiny_draft_path):
+    with Engine(tiny_path, tiny_draft_path) as one, Engine(tiny_path, drafter="none") as two:
+        assert one.generate("ab", params=GREEDY).text == two.generate("ab", params=GREEDY).text
+    with Engine(tiny_path, tiny_draft_path) as again:
+        assert again.generate("ab", params=GREEDY).stats.steps > 0
+
+
+def test_plain_decoding_loads_no_draft(tiny_path):
+    with Engine(tiny_path, "/no/such/draft.gguf", drafter="none") as engine:
+        result = engine.generate("ab", n_predict=5)
+        assert result.draft is None
+        assert result.stats.alpha is None
+
+
+def test_a_model_that_cannot_rewind_decodes_plainly(tiny_path, tiny_draft_path, monkeypatch):
+    from edgespec.weights import Model
+
+    real = Model.__init__
+
+    def cannot_rewind(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        self.can_rewind = False
+
+    monkeypatch.setattr(Model, "__init__", cannot_rewind)
+    lines = []
+    with Engine(tiny_path, tiny_draft_path, on_message=lines.append) as engine:
+        result = engine.generate("ab", n_predict=10)
+    assert len(lines) == 1
+    assert "decoding plainly" in lines[0]
+    assert result.stats.n_drafted == 0
+    assert len(result.token_ids) <= 10
+
+
+def test_the_drafts_context_is_no_larger_than_needed(tiny_path, tiny_draft_path):
+    with Engine(tiny_path, tiny_draft_path, n_ctx=512) as engine:
+        engine.generate("abc", n_predict=20)
+        assert engine._target_session.n_ctx == 512
+        assert engine._drafter.n_ctx == 256
+
+
+def test_interrupting_a_stream_keeps_its_result(engine):
+    stream = engine.stream("abc", params=WARM, n_predict=100, seed=1)
+    for _ in range(10):
+        next(stream)
+    stream.close()
+    assert stream.result.stop_reason == "interrupted"
+    assert len(stream.result.token_ids) == 10
+    assert stream.result.stats.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"gamma": 33}, UsageError, "--gamma"),
+        ({"gamma": -1}, UsageError, "--gamma"),
+        ({"n_predict": 0}, UsageError, "--n-predict"),
+        ({"stop": [""]}, UsageError, "--stop"),
+        ({"seed": -1}, UsageError, "--seed"),
+        ({"params": SamplingParams(logit_bias={999_999: 1.0})}, UsageError, "--logit-bias"),
+        ({"system": "be brief", "chat": False}, UsageError, "--system"),
+    ],
+)
+def test_bad_values_are_refused(engine, arguments, error, message):
+    with pytest.raises(error, match=message):
+        engine.generate("abc", **arguments)
+
+
+def test_an_empty_prompt_is_refused(engine):
+    with pytest.raises(UsageError, match="empty"):
+        engine.generate([])
+
+
+def test_a_prompt_longer_than_the_context_is_refused(tiny_path, tiny_draft_path):
+    with (
+        Engine(tiny_path, tiny_draft_path, n_ctx=16) as engine,
+        pytest.raises(EdgespecError, match="does not fit"),
+    ):
+        engine.generate("a" * 50)
+
+
+def test_a_context_beyond_the_training_is_refused(tiny_path):
+    with pytest.raises(UsageError, match="--ctx"):
+        Engine(tiny_path, drafter="none", n_ctx=1 << 20)

@@ -1,0 +1,77 @@
+# edgespec: `make run` and `make test` are all the set-up there is. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+CMAKE := $(BIN)/cmake
+C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch])
+
+PROMPT ?= Write a quicksort in Python.
+RUN ?=
+TEST ?=
+export PROMPT
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help run test test-c lint format sanitize bench wheel clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest'
+
+run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
+	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
+
+test: $(VENV)/.dev test-c ## Run all tests (pulls the 1.6 GB default pair)
+	$(BIN)/python -m pytest $(TEST)
+
+test-c: build/tests/.built ## Run the C tests alone
+	$(BIN)/ctest --test-dir build/tests --output-on-failure
+
+lint: $(VENV)/.dev ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## Format the Python code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## Measure: the C core (accept.py), plain against speculative (speed.py)
+	$(BIN)/python bench/accept.py
+	$(BIN)/python bench/speed.py
+
+wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
+	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+clean: ## Remove everything built; models and pip's cache stay
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find edgespec bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- what the targets above stand on ----
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "edgespec: no $(PYTHON); apt install python3 python3-venv python3-dev"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "edgespec: $$($(PYTHON) --version) is too old: 3.11 or newer is needed; try make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "edgespec: no venv module; apt install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+		{ echo "edgespec: no Python.h; apt install python3-dev"; exit 1; }
+	@command -v cc >/dev/null && command -v c++ >/dev/null || { echo "edgespec: no C and C++ compiler; apt install gcc g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# The first time pip compiles llama.cpp for this CPU (about 4 minutes on 2 cores) and keeps the wheel.
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
+	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+build/tests/.built: $(VENV)/.dev
+	$(CMAKE) -S . -B build/tests -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON >/dev/null
+	$(CMAKE) --build build/tests
+	@touch $@

@@ -1,0 +1,108 @@
+"""The `edgespec` command: its sub-commands, and how every failure becomes one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.console import err, out
+from edgespec.cli.models import models_app
+from edgespec.cli.quantize import quantize_command
+from edgespec.cli.run import run_command
+from edgespec.errors import EdgespecError, UsageError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+# typer keeps its own copy of click; these two are the bases of what its parser raises.
+_ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_ParserError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="edgespec",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog='Example: edgespec run "Write a quicksort in Python."',
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"edgespec {version('edgespec')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Local language models, faster on machines without a GPU, without changing what they say."""
+
+
+app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."')(
+    run_command
+)
+app.command("quantize", epilog="Example: edgespec quantize model.gguf --type q4_0,q8_0 --pure")(
+    quantize_command
+)
+app.add_typer(models_app, name="models")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 failure, 2 usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets ? instead of a crash
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
+        line, code = _explain(error)
+        if isinstance(error, BrokenPipeError):
+            _drop_stdout()
+        err.print(f"edgespec: error: {line}", markup=False)
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """Return the line and the exit code for a failure; raises it again when it is a bug of ours."""
+    match error:
+        case EdgespecError():
+            return str(error), error.exit_code
+        case _ParserUsageError():
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "edgespec"
+            return f"{_message(error)} (see `{command} --help`)", UsageError.exit_code
+        case _ParserError():
+            return _message(error), EdgespecError.exit_code
+        case KeyboardInterrupt() | typer.Abort():
+            return "interrupted", INTERRUPTED
+        case BrokenPipeError():
+            return "the reader of the output went away before it was complete", EdgespecError.exit_code
+        case MemoryError():
+            line = "not enough memory; choose a smaller model or --ctx, or close other programs"
+            return line, EdgespecError.exit_code
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS | errno.EACCES | errno.EPERM):
+            where = f"{error.filename}: " if error.filename else ""
+            return f"{where}{error.strerror}", EdgespecError.exit_code
+    raise error
+
+
+def _message(error: Exception) -> str:
+    format_message = getattr(error, "format_message", None)
+    return " ".join((format_message() if format_message else str(error)).split())
+
+
+def _drop_stdout() -> None:
+    """Keep the interpreter from failing once more when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

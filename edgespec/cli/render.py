@@ -1,0 +1,129 @@
+"""How a generation looks: the text as it comes, the statistics, the JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.cli.console import err, out
+from edgespec.records import Origin, Result, Stats, Token
+
+COLOURS: dict[Origin, str] = {
+    "target": "",
+    "accepted": "green",
+    "resampled": "red",
+    "bonus": "cyan",
+}
+
+_PLAIN_WIDTH = 160  # columns, where no terminal sets a width
+
+# Text from a model must not steer the user's terminal: control characters but newline and tab.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class TextWriter:
+    """Writes tokens to stdout as they come; colours only in a terminal."""
+
+    def __init__(self, *, show_draft: bool) -> None:
+        self._coloured = show_draft and out.is_terminal
+        self._wrote = ""
+
+    def write(self, token: Token) -> None:
+        """Write the text that became certain with `token`."""
+        if not token.text:
+            return
+        self._wrote = token.text
+        if self._coloured:
+            out.print(Text(_printable(token.text), style=COLOURS[token.origin]), end="")
+        else:
+            sys.stdout.write(_printable(token.text) if out.is_terminal else token.text)
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._wrote.endswith("\n"):
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _printable(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def as_json(result: Result) -> str:
+    """Return the JSON object of `edgespec run --json`; docs/statistics.md explains its fields."""
+    stats = dataclasses.asdict(result.stats) | {"time_shares": result.stats.time_shares}
+    fields = {
+        "text": result.text,
+        "tokens": len(result.token_ids),
+        "token_ids": result.token_ids,
+        "prompt_tokens": result.prompt_tokens,
+        "stop_reason": result.stop_reason,
+        "seed": result.seed,
+        "target": result.target,
+        "draft": result.draft,
+        "stats": stats,
+    }
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def print_stats(result: Result, *, show_draft: bool) -> None:
+    """Print the statistics to stderr."""
+    stats = result.stats
+    table = Table.grid(padding=(0, 2))
+    table.add_row("speed", _speed(result))
+    table.add_row("prompt", _prompt(result))
+    if result.draft is not None:
+        table.add_row("drafting", _drafting(stats))
+        positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position)
+        table.add_row("", f"accepted by position: {positions or '-'}")
+    if stats.steps:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.time_shares.items())
+        reading = f"; the draft read the prompt in {stats.draft_prefill_s:.2f} s" if result.draft else ""
+        table.add_row("time", shares + reading)
+    table.add_row("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
+    table.add_row("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
+    table.add_row("ended", f"{_ENDINGS[result.stop_reason]}; seed {result.seed}")
+    if show_draft and err.is_terminal:
+        legend = Text.assemble(*[(f"{name} ", colour) for name, colour in COLOURS.items()])
+        table.add_row("colours", legend)
+    err.print()
+    err.print(table, width=None if err.is_terminal else _PLAIN_WIDTH)
+
+
+_ENDINGS = {
+    "eog": "the model ended its answer",
+    "stop": "a stop string came",
+    "length": "--n-predict tokens reached",
+    "context": "the context is full",
+    "interrupted": "interrupted",
+}
+
+
+def _speed(result: Result) -> str:
+    stats = result.stats
+    parts = [f"{len(result.token_ids)} tokens in {stats.total_s:.2f} s"]
+    if stats.generation_tokens_per_s is not None:
+        parts.insert(0, f"{stats.generation_tokens_per_s:.1f} tokens/s")
+    if stats.ttft_s is not None:
+        parts.append(f"the first after {stats.ttft_s:.2f} s")
+    return ", ".join(parts)
+
+
+def _prompt(result: Result) -> str:
+    rate = result.stats.prompt_tokens_per_s
+    return f"{result.prompt_tokens} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else "")
+
+
+def _drafting(stats: Stats) -> str:
+    if stats.alpha is None or stats.draft_acceptance_rate is None or stats.tau is None:
+        return "nothing was drafted"
+    return (
+        f"{stats.steps} steps, tau {stats.tau:.2f} tokens a step, alpha {stats.alpha:.1%}, "
+        f"{stats.n_accepted} of {stats.n_drafted} drafted accepted ({stats.draft_acceptance_rate:.1%})"
+    )

@@ -1,0 +1,263 @@
+"""`edgespec run`: text from a prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edgespec.cli.console import err
+from edgespec.cli.progress import PullDisplay
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from edgespec.engine import Stream
+
+_SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
+_DRAFTING = "Drafting"
+_PROMPT = "Prompt"
+_OUTPUT = "Output"
+_DEFAULT = SamplingParams()
+
+_Drafter = Literal["model", "none"]
+_Rule = Literal["block", "chain"]
+
+
+def run_command(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads stdin, as does a pipe.")] = None,
+    *,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", "-d", help="Small model that drafts, of the target's vocabulary.")
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", "-p", help="Both by name: a pair of `edgespec models list`.")
+    ] = None,
+    drafter: Annotated[
+        _Drafter | None,
+        typer.Option(
+            help="What drafts; none decodes plainly.", show_default="model", rich_help_panel=_DRAFTING
+        ),
+    ] = None,
+    gamma: Annotated[int, typer.Option(help="Tokens drafted a step.", rich_help_panel=_DRAFTING)] = 4,
+    rule: Annotated[
+        _Rule, typer.Option(help="Acceptance rule; both are exact.", rich_help_panel=_DRAFTING)
+    ] = "block",
+    n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="Most tokens; -1: no limit.")] = 256,
+    ctx: Annotated[
+        int | None,
+        typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="what is needed"),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Read the prompt from a file.", rich_help_panel=_PROMPT),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.", rich_help_panel=_PROMPT)] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Insist on the model's chat template.", rich_help_panel=_PROMPT)
+    ] = False,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Continue the prompt as it is, without template.", rich_help_panel=_PROMPT
+        ),
+    ] = False,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=_PROMPT),
+    ] = None,
+    temp: Annotated[
+        float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.temperature,
+    top_k: Annotated[
+        int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.top_k,
+    top_p: Annotated[
+        float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.min_p,
+    typical: Annotated[
+        float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.typical_p,
+    repeat_penalty: Annotated[
+        float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.repeat_penalty,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.presence_penalty,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.frequency_penalty,
+    repeat_last_n: Annotated[
+        int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.penalty_last_n,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN=BIAS",
+            help="Add to a token id's logit; -inf forbids it.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(show_default="random", help="Same seed, same text.", rich_help_panel=_SAMPLING),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=_OUTPUT)
+    ] = False,
+    stats: Annotated[bool, typer.Option(help="Print statistics to stderr.", rich_help_panel=_OUTPUT)] = True,
+    show_draft: Annotated[
+        bool,
+        typer.Option(
+            "--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+) -> int:
+    """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
+    _refuse_contradictions(
+        {
+            "a PROMPT and --file": prompt is not None and file is not None,
+            "--chat and --raw": chat and raw,
+            "--system and --raw": system is not None and raw,
+            "--pair and --target or --draft": pair is not None and bool(target or draft),
+            "--draft and --drafter none": draft is not None and drafter == "none",
+            "--json and --show-draft": json and show_draft,
+        }
+    )
+    if n_predict == 0 or n_predict < -1:
+        raise UsageError(f"--n-predict {n_predict}: must be 1 or more, or -1 for no limit")
+    params = SamplingParams(
+        temperature=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical,
+        repeat_penalty=repeat_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        penalty_last_n=repeat_last_n,
+        logit_bias=_parse_bias(logit_bias or []),
+    )
+    text = _read_prompt(prompt, file)
+
+    from edgespec.engine import Engine, choose_models
+    from edgespec.models import load_registry
+    from edgespec.pull import resolve
+    from edgespec.signals import SignalPipe
+
+    if pair is not None:
+        named = load_registry().pair(pair)
+        target, draft = named.target, None if drafter == "none" else named.draft
+    names = choose_models(target, draft, drafter or "model")
+    with PullDisplay() as display:
+        for name in filter(None, names):
+            resolve(name, on_progress=display.on_progress, on_message=display.on_message)
+    with SignalPipe() as signals:
+        with err.status("loading the models"):
+            engine = Engine(
+                target,
+                draft,
+                drafter=drafter or "model",
+                n_ctx=ctx,
+                n_threads=threads,
+                signals=signals,
+                on_message=lambda line: err.print(f"edgespec: {line}", markup=False),
+            )
+        with engine:
+            stream = engine.stream(
+                text,
+                params=params,
+                seed=seed,
+                n_predict=None if n_predict == -1 else n_predict,
+                gamma=gamma,
+                rule=rule,
+                stop=stop or [],
+                system=system,
+                chat=True if chat else False if raw else None,
+            )
+            return _show(stream, json=json, stats=stats, show_draft=show_draft)
+
+
+def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool) -> int:
+    from edgespec.cli.app import INTERRUPTED
+    from edgespec.cli.render import TextWriter, as_json, print_stats
+
+    writer = None if json else TextWriter(show_draft=show_draft)
+    code = 0
+    try:
+        for token in stream:
+            if writer:
+                writer.write(token)
+    except KeyboardInterrupt:
+        stream.close()
+        code = INTERRUPTED
+    if writer:
+        writer.finish()
+        if stats:
+            print_stats(stream.result, show_draft=show_draft)
+    else:
+        sys.stdout.write(as_json(stream.result) + "\n")
+    return code
+
+
+def _refuse_contradictions(found: dict[str, bool]) -> None:
+    for options, both in found.items():
+        if both:
+            raise UsageError(f"{options} contradict each other: choose one")
+
+
+def _parse_bias(entries: list[str]) -> dict[int, float]:
+    bias = {}
+    for entry in entries:
+        token, equals, value = entry.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UsageError(f"--logit-bias {entry}: expected TOKEN=BIAS, such as 1234=-2.5")
+    return bias
+
+
+def _read_prompt(prompt: str | None, file: Path | None) -> str:
+    if file is not None:
+        try:
+            return _decode(file.read_bytes(), str(file))
+        except OSError as error:
+            raise UsageError(f"--file {file}: {error.strerror}") from None
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError(
+            'no prompt: give one, as in `edgespec run "Write a quicksort"`, or -f FILE, or a pipe'
+        )
+    return _decode(sys.stdin.buffer.read(), "stdin")
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise EdgespecError(
+            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at position {error.start}; "
+            "convert it first"
+        ) from None
+    if not text.strip():
+        raise UsageError(f"{name}: the prompt is empty")
+    return text

@@ -73,17 +73,17 @@ class Engine:
         self.target_name, self.draft_name = choose_models(target, draft, drafter)
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         headers = [check_model_file(resolve(name)) for name in names]
-        fits_in_memory([(header, n_ctx or min(header.n_ctx_train, 2048)) for header in headers])
+        if n_ctx is not None and n_ctx > headers[0].n_ctx_train:
+            raise UsageError(
+                f"--ctx {n_ctx}: {self.target_name} was trained for {headers[0].n_ctx_train} tokens"
+            )
+        fits_in_memory([(header, min(header.n_ctx_train, n_ctx or 2048)) for header in headers])
         self._models: list[Model] = []
         try:
             for header in headers:
                 self._models.append(Model(header.path, header=header))
             self.target = self._models[0]
             self.draft = self._models[1] if len(self._models) > 1 else None
-            if n_ctx is not None and n_ctx > self.target.n_ctx_train:
-                raise UsageError(
-                    f"--ctx {n_ctx}: {self.target_name} was trained for {self.target.n_ctx_train} tokens"
-                )
             if self.draft is not None:
                 self._check_draft(self.draft, on_message)
         except BaseException:

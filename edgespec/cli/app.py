@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -68,8 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
         line, code = _explain(error)
-        if isinstance(error, BrokenPipeError):
-            _drop_stdout()
         err.print(f"edgespec: error: {line}", markup=False)
     return code if isinstance(code, int) else 0
 
@@ -87,8 +84,6 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return _message(error), EdgespecError.exit_code
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted", INTERRUPTED
-        case BrokenPipeError():
-            return "the reader of the output went away before it was complete", EdgespecError.exit_code
         case MemoryError():
             line = "not enough memory; choose a smaller model or --ctx, or close other programs"
             return line, EdgespecError.exit_code
@@ -101,8 +96,3 @@ def _explain(error: BaseException) -> tuple[str, int]:
 def _message(error: Exception) -> str:
     format_message = getattr(error, "format_message", None)
     return " ".join((format_message() if format_message else str(error)).split())
-
-
-def _drop_stdout() -> None:
-    """Keep the interpreter from failing once more when it flushes stdout at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 
-from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli.console import err, out
@@ -19,8 +18,6 @@ COLOURS: dict[Origin, str] = {
     "resampled": "red",
     "bonus": "cyan",
 }
-
-_PLAIN_WIDTH = 160  # columns, where no terminal sets a width
 
 # Text from a model must not steer the user's terminal: control characters but newline and tab.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -73,27 +70,28 @@ def as_json(result: Result) -> str:
 
 
 def print_stats(result: Result, *, show_draft: bool) -> None:
-    """Print the statistics to stderr."""
+    """Print the statistics to stderr, a line for each subject."""
     stats = result.stats
-    table = Table.grid(padding=(0, 2))
-    table.add_row("speed", _speed(result))
-    table.add_row("prompt", _prompt(result))
+    err.print()
+    _line("speed", _speed(result))
+    _line("prompt", _prompt(result))
     if result.draft is not None:
-        table.add_row("drafting", _drafting(stats))
+        _line("drafting", _drafting(stats))
         positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position)
-        table.add_row("", f"accepted by position: {positions or '-'}")
+        _line("", f"accepted by position: {positions or '-'}")
     if stats.steps:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.time_shares.items())
         reading = f"; the draft read the prompt in {stats.draft_prefill_s:.2f} s" if result.draft else ""
-        table.add_row("time", shares + reading)
-    table.add_row("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
-    table.add_row("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
-    table.add_row("ended", f"{_ENDINGS[result.stop_reason]}; seed {result.seed}")
+        _line("time", shares + reading)
+    _line("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
+    _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
+    _line("ended", f"{_ENDINGS[result.stop_reason]}; seed {result.seed}")
     if show_draft and err.is_terminal:
-        legend = Text.assemble(*[(f"{name} ", colour) for name, colour in COLOURS.items()])
-        table.add_row("colours", legend)
-    err.print()
-    err.print(table, width=None if err.is_terminal else _PLAIN_WIDTH)
+        _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])
+
+
+def _line(label: str, *parts: str | tuple[str, str]) -> None:
+    err.print(Text.assemble((f"{label:9}", "dim"), *parts))
 
 
 _ENDINGS = {

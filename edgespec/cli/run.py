@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -207,6 +208,10 @@ def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool) -> int:
     except KeyboardInterrupt:
         stream.close()
         code = INTERRUPTED
+    except BrokenPipeError:
+        # Flushing stdout at exit would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise EdgespecError("the reader of the output went away before the text was complete") from None
     if writer:
         writer.finish()
         if stats:

@@ -1,0 +1,375 @@
+"""`edgespec run` as a user types it: in a process of its own, with real (tiny) models."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_gguf import write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec"]
+
+
+@pytest.fixture
+def run(tiny_path, tiny_draft_path, child_environment, tmp_path):
+    """Run `edgespec run` on the tiny pair unless `models` are given; returns the finished process."""
+    environment = {
+        **child_environment,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def run(
+        *arguments, models=("--target", str(tiny_path), "--draft", str(tiny_draft_path)), stdin=b"", **options
+    ):
+        return subprocess.run(
+            [*COMMAND, "run", *models, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env={**environment, **options.pop("env", {})},
+            timeout=120,
+            check=False,
+            **options,
+        )
+
+    return run
+
+
+def failed(process, code, *words):
+    """Exit code, nothing on stdout, and one line on stderr with these words."""
+    line = process.stderr.decode()
+    assert process.returncode == code, line
+    assert process.stdout == b""
+    assert line.count("\n") == 1, line
+    assert line.startswith("edgespec: error: ")
+    for word in words:
+        assert word in line
+    return line
+
+
+# ---- what it prints ----
+
+
+def test_text_on_stdout_and_statistics_on_stderr(run):
+    process = run("abc", "-n", 20, "--seed", 1)
+    assert process.returncode == 0
+    assert process.stdout.endswith(b"\n")
+    for word in ("tokens/s", "tau", "alpha", "drafted accepted", "by position", "verify", "GiB", "seed 1"):
+        assert word in process.stderr.decode()
+    assert b"\x1b[" not in process.stdout + process.stderr, "piped output is plain"
+
+
+def test_no_stats(run):
+    process = run("abc", "-n", 5, "--no-stats")
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
+def test_json(run, tiny_path):
+    process = run("abc", "-n", 20, "--seed", 5, "--json")
+    result = json.loads(process.stdout)
+    assert process.stderr == b""
+    assert set(result) >= {
+        "text",
+        "tokens",
+        "prompt_tokens",
+        "stop_reason",
+        "seed",
+        "target",
+        "draft",
+        "stats",
+    }
+    assert set(result["stats"]) >= {
+        "prompt_tokens_per_s",
+        "generation_tokens_per_s",
+        "ttft_s",
+        "steps",
+        "tau",
+        "alpha",
+        "draft_acceptance_rate",
+        "peak_rss_bytes",
+    }
+    assert result["seed"] == 5
+    assert result["tokens"] == len(result["token_ids"])
+    assert result["target"] == str(tiny_path)
+    again = json.loads(run("abc", "-n", 20, "--seed", 5, "--json").stdout)
+    assert again["text"] == result["text"]
+
+
+def test_plain_and_speculative_greedy_text_is_the_same(run, tiny_path):
+    options = ("abc", "--temp", 0, "-n", 50, "--no-stats")
+    texts = {
+        run(*options, *more).stdout for more in ([], ["--gamma", 1], ["--gamma", 0], ["--rule", "chain"])
+    }
+    texts.add(run(*options, models=("--target", tiny_path, "--drafter", "none")).stdout)
+    assert len(texts) == 1
+
+
+def test_prompts_from_everywhere(run, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("abc")
+    options = ("--temp", 0, "-n", 20, "--no-stats")
+    outputs = [
+        run("abc", *options),
+        run("-f", file, *options),
+        run("-", *options, stdin=b"abc"),
+        run(*options, stdin=b"abc"),
+        run(*options, "--", "abc"),
+    ]
+    assert len({process.stdout for process in outputs}) == 1
+    assert outputs[0].stdout.strip()
+
+
+def test_show_draft_colours_only_in_a_terminal(run, tiny_path, tiny_draft_path, child_environment):
+    plain = run("abc", "-n", 30, "--seed", 2, "--show-draft", "--no-stats")
+    assert b"\x1b[" not in plain.stdout
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "run",
+            "-t",
+            tiny_path,
+            "-d",
+            tiny_draft_path,
+            "abc",
+            "-n",
+            "30",
+            "--seed",
+            "2",
+            "--show-draft",
+        ],
+        stdout=terminal,
+        stderr=terminal,
+        stdin=subprocess.DEVNULL,
+        env={**child_environment, "TERM": "xterm-256color"},
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(controller, 4096)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(controller)
+    assert process.wait(timeout=60) == 0
+    assert b"\x1b[32m" in shown
+    assert b"\x1b[31m" in shown
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    from edgespec.cli.render import _printable
+
+    assert "\x1b" not in _printable("a\x1b[31mb\x07\r")
+    assert _printable("a\n\tb€") == "a\n\tb€"
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["models"], ["models", "pull"], ["quantize"]])
+def test_every_help_shows_an_example(command, child_environment):
+    process = subprocess.run(
+        [*COMMAND, *command, "--help"], capture_output=True, env=child_environment, check=False, timeout=60
+    )
+    assert process.returncode == 0
+    assert "Example: edgespec" in process.stdout.decode()
+
+
+# ---- bad input ----
+
+
+def test_no_such_model_file(run):
+    failed(run("x", models=("--target", "/no/such.gguf")), 2, "/no/such.gguf", "no such file")
+
+
+def test_a_directory(run, tmp_path):
+    failed(run("x", models=("--target", tmp_path)), 2, "directory")
+
+
+def test_not_a_gguf(run, tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"<!DOCTYPE html>" * 100)
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, str(file), "not a GGUF")
+
+
+def test_a_truncated_gguf(run, tiny_path, tmp_path):
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(tiny_path.read_bytes()[:-5000])
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, str(file), "bytes")
+
+
+def test_a_bit_flipped_gguf(run, tiny_path, tmp_path):
+    data = bytearray(tiny_path.read_bytes())
+    data[8] ^= 0x40  # the number of tensors
+    file = tmp_path / "flipped.gguf"
+    file.write_bytes(data)
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, str(file))
+
+
+def test_a_projector(run, tmp_path):
+    file = write_tiny_gguf(tmp_path / "mmproj.gguf", architecture="clip")
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, "projector")
+
+
+def test_an_embedding_model(run, tmp_path):
+    file = write_tiny_gguf(tmp_path / "bert.gguf", architecture="bert")
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, "embedding")
+
+
+def test_another_vocabulary(run, tiny_path, tmp_path):
+    other = tmp_path / "other.gguf"
+    data = tiny_path.read_bytes()
+    other.write_bytes(
+        data.replace(b"\x01\0\0\0\0\0\0\0A\x01\0\0\0\0\0\0\0B", b"\x01\0\0\0\0\0\0\0B\x01\0\0\0\0\0\0\0A")
+    )
+    assert other.read_bytes() != data
+    line = failed(run("x", models=("--target", tiny_path, "--draft", other)), 1, "cannot draft")
+    assert "'A' against 'B'" in line
+
+
+def test_an_unknown_name_offers_the_nearest(run):
+    line = failed(run("x", models=("--target", "qwen2.5-coder-1.5b")), 2, "qwen2.5-coder-1.5b-q4_k_m")
+    assert "edgespec models list" in line
+
+
+def test_an_unknown_pair(run):
+    failed(run("x", models=("--pair", "qwen3")), 2, "qwen3-8b")
+
+
+def test_a_target_without_a_known_draft(run, tiny_path):
+    failed(run("x", models=("--target", tiny_path)), 2, "--draft")
+
+
+def test_a_prompt_longer_than_the_context(run):
+    failed(run("a" * 300, "-c", 64), 1, "64", "context")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--temp", "-1"], ["--temp"]),
+        (["--temp", "hot"], ["--temp"]),
+        (["--top-p", "1.5"], ["--top-p"]),
+        (["--min-p", "-0.1"], ["--min-p"]),
+        (["--typical", "0"], ["--typical"]),
+        (["--repeat-penalty", "0"], ["--repeat-penalty"]),
+        (["--gamma", "-1"], ["--gamma"]),
+        (["--gamma", "1000"], ["--gamma"]),
+        (["-n", "0"], ["--n-predict"]),
+        (["-n", "-2"], ["--n-predict"]),
+        (["-c", "0"], ["--ctx"]),
+        (["-c", "99999999"], ["--ctx"]),
+        (["--threads", "0"], ["--threads"]),
+        (["--stop", ""], ["--stop"]),
+        (["--seed", "-5"], ["--seed"]),
+        (["--logit-bias", "x"], ["--logit-bias"]),
+        (["--logit-bias", "123456789=1"], ["--logit-bias"]),
+        (["--drafter", "magic"], ["--drafter", "model", "none"]),
+        (["--rule", "magic"], ["--rule"]),
+        (["--no-such-option"], ["--no-such-option"]),
+        (["--chat", "--raw"], ["--chat", "--raw"]),
+        (["--raw", "--system", "x"], ["--system", "--raw"]),
+        (["--drafter", "none"], ["--draft", "--drafter none"]),
+        (["--json", "--show-draft"], ["--json", "--show-draft"]),
+        (["--pair", "default"], ["--pair", "--target"]),
+        (["-f", "file"], ["PROMPT", "--file"]),
+        (["a second prompt"], ["unexpected"]),
+    ],
+    ids=" ".join,
+)
+def test_bad_options(run, options, words):
+    failed(run("abc", *options), 2, *words)
+
+
+def test_a_missing_prompt_file(run):
+    failed(run("-f", "/no/such/prompt.txt"), 2, "/no/such/prompt.txt", "No such file")
+
+
+def test_an_empty_prompt(run):
+    failed(run(stdin=b"  \n"), 2, "empty")
+
+
+def test_stdin_that_is_not_utf8(run):
+    failed(run(stdin=b"abc\xff"), 1, "stdin", "UTF-8", "0xff", "3")
+
+
+def test_a_chat_template_is_insisted_on_where_there_is_none(run, tmp_path):
+    file = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
+    failed(run("abc", "--chat", models=("--target", file, "--drafter", "none")), 1, "chat template", "--raw")
+
+
+def test_models_that_do_not_fit_in_memory(run, child_environment, tiny_path, tiny_draft_path):
+    """A context so large that its cache cannot fit, with the figures; nothing is loaded before."""
+    file = tiny_path.parent / "long.gguf"
+    write_tiny_gguf(file, n_ctx=1 << 30)
+    failed(
+        run("x", "-c", 1 << 30, models=("--target", file, "--drafter", "none")), 1, "memory", "GiB", "--ctx"
+    )
+
+
+def test_no_network_and_no_disk_space_are_one_line(run, tmp_path):
+    process = run(
+        "x",
+        models=("--target", "smollm2-135m-q4_1", "--drafter", "none"),
+        env={
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+            "PIP_RETRIES": "0",
+        },
+    )
+    assert process.returncode == 1
+    assert process.stdout == b""
+    lines = process.stderr.decode().splitlines()
+    assert lines[-1].startswith("edgespec: error: ")
+    assert "smollm2-135m-q4_1" in lines[-1]
+    assert "Traceback" not in process.stderr.decode()
+
+
+def test_a_closed_output_pipe(run, tiny_path, tiny_draft_path, child_environment):
+    process = subprocess.Popen(
+        [*COMMAND, "run", "-t", tiny_path, "-d", tiny_draft_path, "abc", "-n", "400", "--raw"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=child_environment,
+    )
+    process.stdout.close()
+    stderr = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+    assert re.fullmatch(r"edgespec: error: the reader of the output went away[^\n]*\n", stderr), stderr
+
+
+def test_a_full_disk_behind_stdout(run, tiny_path, tiny_draft_path, child_environment):
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            [*COMMAND, "run", "-t", tiny_path, "-d", tiny_draft_path, "abc", "-n", "20", "--no-stats"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env=child_environment,
+            check=False,
+            timeout=60,
+        )
+    assert process.returncode == 1
+    assert process.stderr.decode().count("\n") == 1
+    assert "No space left" in process.stderr.decode()
+
+
+def test_the_installed_command_is_on_the_path(child_environment):
+    command = shutil.which("edgespec", path=str(Path(sys.executable).parent)) or shutil.which("edgespec")
+    assert command, "the package is not installed"
+    process = subprocess.run([command, "--version"], capture_output=True, env=child_environment, check=False)
+    assert re.fullmatch(r"edgespec \d+\.\d+\.\d+\n", process.stdout.decode())

@@ -65,7 +65,7 @@ class Engine:
         or the draft's vocabulary is another one.
         """
         self._n_ctx = n_ctx
-        self._n_threads = n_threads or default_threads()
+        self.n_threads = n_threads or default_threads()
         self._signals = signals
         self._stream: Stream | None = None
         self._target_session: Session | None = None
@@ -244,7 +244,7 @@ class Engine:
         return Session(
             model,
             n_ctx=n_ctx,
-            n_threads=self._n_threads,
+            n_threads=self.n_threads,
             n_logits_max=MAX_GAMMA + 1,
             abort_callback=interrupt.callback if interrupt else 0,
             abort_data=interrupt.data if interrupt else 0,

@@ -127,7 +127,10 @@ class Session:
         self._tokens[:n] = list(map(int, tokens))
         self._batch.n_tokens = n
         self._batch_logits.value = self._first_one - (n - n_logits)
-        code = llama.llama_decode(self._context, self._batch)
+        with (
+            backend.interruptible()
+        ):  # an aborted pass is logged, and Python may raise Ctrl-C in that callback
+            code = llama.llama_decode(self._context, self._batch)
         if code == 0:
             return
         if code == _DECODE_ABORTED:

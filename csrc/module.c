@@ -11,10 +11,6 @@
 
 #include <string.h>
 
-typedef struct module_state {
-    PyTypeObject *sampler_type, *interrupt_type;
-} module_state;
-
 /* ---- buffers ---- */
 
 /* Gets a C-contiguous buffer of 4-byte elements of the given kind ('f' or 'i'). */
@@ -26,6 +22,11 @@ static int get_buffer(PyObject *object, Py_buffer *view, char kind, const char *
     if (!right_kind || format[1] != '\0' || view->itemsize != 4) {
         PyErr_Format(PyExc_TypeError, "%s: expected 4-byte elements of kind '%c', got '%s'", name, kind,
                      view->format ? view->format : "B");
+        PyBuffer_Release(view);
+        return -1;
+    }
+    if ((uintptr_t)view->buf % 4) { /* a packed record's field, or bytes from an odd offset */
+        PyErr_Format(PyExc_TypeError, "%s: the elements are not aligned in memory", name);
         PyBuffer_Release(view);
         return -1;
     }
@@ -53,7 +54,7 @@ static PyObject *raise_status(es_status status) {
 typedef struct sampler_object {
     PyObject_HEAD
     es_sampler *sampler;
-    bool busy; /* read and written under the GIL: the core itself is not re-entrant */
+    bool busy; /* read and written under the GIL; the core runs without it and is not re-entrant */
 } sampler_object;
 
 static int enter(sampler_object *self) {
@@ -86,7 +87,10 @@ static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
 
-    const Py_ssize_t n_bias = PyDict_Size(bias);
+    /* A list of our own: converting an entry can run Python code, which could change the dict. */
+    PyObject *entries = PyDict_Items(bias);
+    if (!entries) return NULL;
+    const Py_ssize_t n_bias = PyList_Size(entries);
     int32_t *ids = PyMem_Malloc((size_t)(n_bias + 1) * sizeof *ids);
     float *values = PyMem_Malloc((size_t)(n_bias + 1) * sizeof *values);
     sampler_object *self = NULL;
@@ -94,11 +98,11 @@ static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_NoMemory();
         goto done;
     }
-    PyObject *key, *value;
-    Py_ssize_t position = 0;
-    for (Py_ssize_t i = 0; PyDict_Next(bias, &position, &key, &value); i++) {
-        const long id = PyLong_AsLong(key);
-        values[i] = (float)PyFloat_AsDouble(value);
+    for (Py_ssize_t i = 0; i < n_bias; i++) {
+        PyObject *entry = PyList_GetItem(entries, i);
+        const long id = PyLong_AsLong(PyTuple_GetItem(entry, 0));
+        if (PyErr_Occurred()) goto done;
+        values[i] = (float)PyFloat_AsDouble(PyTuple_GetItem(entry, 1));
         if (PyErr_Occurred()) goto done;
         if (id < 0 || id >= n_vocab) {
             PyErr_Format(PyExc_ValueError, "logit bias: token %ld is outside the vocabulary of %zd", id, n_vocab);
@@ -118,6 +122,7 @@ static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 done:
     PyMem_Free(ids);
     PyMem_Free(values);
+    Py_DECREF(entries);
     return (PyObject *)self;
 }
 
@@ -173,8 +178,14 @@ static PyObject *sampler_set_probs(PyObject *object, PyObject *args) {
     es_dist *dist = dist_at(self->sampler, slot);
     Py_buffer probs;
     if (!dist || get_buffer(probs_object, &probs, 'f', "probs", 0) < 0) return NULL;
-    const es_status status = es_dist_set(self->sampler, probs.buf, n_elements(&probs), dist);
+    const bool entered = enter(self) == 0;
+    es_status status = ES_OK;
+    if (entered) {
+        status = es_dist_set(self->sampler, probs.buf, n_elements(&probs), dist);
+        self->busy = false;
+    }
     PyBuffer_Release(&probs);
+    if (!entered) return NULL;
     if (status != ES_OK) return raise_status(status);
     Py_RETURN_NONE;
 }
@@ -185,8 +196,9 @@ static PyObject *sampler_set_point(PyObject *object, PyObject *args) {
     int token;
     if (!PyArg_ParseTuple(args, "ni:set_point", &slot, &token)) return NULL;
     es_dist *dist = dist_at(self->sampler, slot);
-    if (!dist) return NULL;
+    if (!dist || enter(self) < 0) return NULL;
     const es_status status = es_dist_set_point(self->sampler, token, dist);
+    self->busy = false;
     if (status != ES_OK) return raise_status(status);
     Py_RETURN_NONE;
 }
@@ -213,9 +225,10 @@ static PyObject *sampler_probs(PyObject *object, PyObject *args) {
     PyObject *out;
     if (!PyArg_ParseTuple(args, "nO:probs", &slot, &out)) return NULL;
     const es_dist *dist = dist_at(self->sampler, slot);
-    if (!dist) return NULL;
-    if (!(dist->total > 0)) return raise_status(ES_NO_TOKEN);
-    return write_probs(self->sampler, dist, out);
+    if (!dist || enter(self) < 0) return NULL;
+    PyObject *result = dist->total > 0 ? write_probs(self->sampler, dist, out) : raise_status(ES_NO_TOKEN);
+    self->busy = false;
+    return result;
 }
 
 /* The views behind an es_draft. */
@@ -271,8 +284,12 @@ static PyObject *sampler_verify(PyObject *object, PyObject *args) {
         PyErr_Format(PyExc_ValueError, "coins: expected %zu", n_coins);
         goto done;
     }
-    for (size_t i = 0; i < n_coins; i++) coins[i] = PyFloat_AsDouble(PyList_GetItem(coin_list, (Py_ssize_t)i));
-    if (PyErr_Occurred() || enter(self) < 0) goto done;
+    for (size_t i = 0; i < n_coins; i++) {
+        PyObject *coin = PyList_GetItem(coin_list, (Py_ssize_t)i);
+        coins[i] = coin ? PyFloat_AsDouble(coin) : -1.0;
+        if (PyErr_Occurred()) goto done;
+    }
+    if (enter(self) < 0) goto done;
     es_status status;
     es_verdict verdict;
     Py_BEGIN_ALLOW_THREADS
@@ -452,27 +469,15 @@ static PyMethodDef module_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int add_type(PyObject *module, PyType_Spec *spec) {
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    const int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+    Py_XDECREF(type);
+    return result;
+}
+
 static int module_exec(PyObject *module) {
-    module_state *state = PyModule_GetState(module);
-    state->sampler_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &sampler_spec, NULL);
-    if (!state->sampler_type || PyModule_AddType(module, state->sampler_type) < 0) return -1;
-    state->interrupt_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &interrupt_spec, NULL);
-    if (!state->interrupt_type || PyModule_AddType(module, state->interrupt_type) < 0) return -1;
-    return 0;
-}
-
-static int module_traverse(PyObject *module, visitproc visit, void *arg) {
-    module_state *state = PyModule_GetState(module);
-    Py_VISIT(state->sampler_type);
-    Py_VISIT(state->interrupt_type);
-    return 0;
-}
-
-static int module_clear(PyObject *module) {
-    module_state *state = PyModule_GetState(module);
-    Py_CLEAR(state->sampler_type);
-    Py_CLEAR(state->interrupt_type);
-    return 0;
+    return add_type(module, &sampler_spec) < 0 || add_type(module, &interrupt_spec) < 0 ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)(uintptr_t)module_exec}, {0, NULL}};
@@ -481,11 +486,8 @@ static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "edgespec._core",
     .m_doc = "The C core: filters, sampling and verification over logits.",
-    .m_size = sizeof(module_state),
     .m_methods = module_methods,
     .m_slots = module_slots,
-    .m_traverse = module_traverse,
-    .m_clear = module_clear,
 };
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module_def); }

@@ -10,7 +10,17 @@
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
 
-enum { LANES = 16, VECTORS = ES_BLOCK_LEN / LANES };
+/* A vector is one register: compilers take wider ones apart entry by entry.  Every pass works on
+ * GROUP entries at a time, in one register or several, so that sums are added in the same order
+ * everywhere and no register waits for itself. */
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+enum { GROUP = 16, PARTS = GROUP / LANES };
 
 typedef float vfloat __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t vint __attribute__((vector_size(LANES * sizeof(int32_t))));
@@ -40,16 +50,20 @@ typedef int32_t vint __attribute__((vector_size(LANES * sizeof(int32_t))));
         result = SELECT((x) < SPLAT(-87.0f), SPLAT(0.0f), p_ * (vfloat)exponent_);                           \
     } while (0)
 
-static inline float lanes_max(const vfloat *v) {
-    float best = (*v)[0];
-    for (int i = 1; i < LANES; i++) best = (*v)[i] > best ? (*v)[i] : best;
+static inline float group_max(const vfloat parts[PARTS]) {
+    vfloat most = parts[0];
+    for (int k = 1; k < PARTS; k++) most = MAX(parts[k], most);
+    float best = most[0];
+    for (int i = 1; i < LANES; i++) best = most[i] > best ? most[i] : best;
     return best;
 }
 
-static inline double lanes_sum(const vfloat *v) {
-    double sum = 0;
-    for (int i = 0; i < LANES; i++) sum += (double)(*v)[i];
-    return sum;
+static inline double group_sum(const vfloat parts[PARTS]) {
+    double sum[GROUP];
+    for (int i = 0; i < GROUP; i++) sum[i] = (double)parts[i / LANES][i % LANES];
+    for (int half = GROUP / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+    return sum[0];
 }
 
 /* The last, short block is copied out and padded, so that every pass has one loop only. */
@@ -59,9 +73,13 @@ static inline const float *block_of(const float *row, size_t n, size_t begin, fl
     return copy;
 }
 
-static inline void write_block(float *out, size_t n, size_t begin, const vfloat *values) {
-    const size_t left = n - begin < ES_BLOCK_LEN ? n - begin : ES_BLOCK_LEN;
-    memcpy(out + begin, values, left * sizeof *out);
+/* Where a pass writes a block: in place, or to `copy` when fewer than ES_BLOCK_LEN entries are left. */
+static inline float *block_for(float *out, size_t n, size_t begin, float *copy) {
+    return n - begin >= ES_BLOCK_LEN ? out + begin : copy;
+}
+
+static inline void write_short_block(float *out, size_t n, size_t begin, const float *copy) {
+    if (n - begin < ES_BLOCK_LEN) memcpy(out + begin, copy, (n - begin) * sizeof *out);
 }
 
 static bool block_max(const float *row, size_t n, float *maxima) {
@@ -69,16 +87,16 @@ static bool block_max(const float *row, size_t n, float *maxima) {
     vint nan = {0};
     for (size_t begin = 0; begin < n; begin += ES_BLOCK_LEN) {
         const float *block = block_of(row, n, begin, row[begin], copy);
-        vfloat best;
-        LOAD(best, block);
-        nan |= best != best;
-        for (int j = 1; j < VECTORS; j++) {
-            vfloat x;
-            LOAD(x, block + (size_t)j * LANES);
-            nan |= x != x;
-            best = MAX(x, best);
-        }
-        maxima[begin / ES_BLOCK_LEN] = lanes_max(&best);
+        vfloat best[PARTS];
+        for (int k = 0; k < PARTS; k++) best[k] = SPLAT(row[begin]);
+        for (size_t i = 0; i < ES_BLOCK_LEN; i += GROUP)
+            for (int k = 0; k < PARTS; k++) {
+                vfloat x;
+                LOAD(x, block + i + k * LANES);
+                nan |= x != x;
+                best[k] = MAX(x, best[k]);
+            }
+        maxima[begin / ES_BLOCK_LEN] = group_max(best);
     }
     for (int i = 0; i < LANES; i++)
         if (nan[i]) return false;
@@ -90,34 +108,38 @@ static double exp_sum(const float *row, size_t n, float max) {
     double total = 0;
     for (size_t begin = 0; begin < n; begin += ES_BLOCK_LEN) {
         const float *block = block_of(row, n, begin, -__builtin_inff(), copy);
-        vfloat sum = {0};
-        for (int j = 0; j < VECTORS; j++) {
-            vfloat x, e;
-            LOAD(x, block + (size_t)j * LANES);
-            x -= max;
-            EXP(e, x);
-            sum += e;
-        }
-        total += lanes_sum(&sum);
+        vfloat sum[PARTS] = {0};
+        for (size_t i = 0; i < ES_BLOCK_LEN; i += GROUP)
+            for (int k = 0; k < PARTS; k++) {
+                vfloat x, e;
+                LOAD(x, block + i + k * LANES);
+                x -= max;
+                EXP(e, x);
+                sum[k] += e;
+            }
+        total += group_sum(sum);
     }
     return total;
 }
 
 static double exp_write(const float *row, size_t n, float max, float scale, float *out, double *block_sum) {
-    float copy[ES_BLOCK_LEN];
+    float copy[ES_BLOCK_LEN], out_copy[ES_BLOCK_LEN];
     double total = 0;
     for (size_t begin = 0; begin < n; begin += ES_BLOCK_LEN) {
         const float *block = block_of(row, n, begin, -__builtin_inff(), copy);
-        vfloat sum = {0}, values[VECTORS];
-        for (int j = 0; j < VECTORS; j++) {
-            vfloat x;
-            LOAD(x, block + (size_t)j * LANES);
-            x = (x - max) * scale;
-            EXP(values[j], x);
-            sum += values[j];
-        }
-        write_block(out, n, begin, values);
-        total += block_sum[begin / ES_BLOCK_LEN] = lanes_sum(&sum);
+        float *to = block_for(out, n, begin, out_copy);
+        vfloat sum[PARTS] = {0};
+        for (size_t i = 0; i < ES_BLOCK_LEN; i += GROUP)
+            for (int k = 0; k < PARTS; k++) {
+                vfloat x, e;
+                LOAD(x, block + i + k * LANES);
+                x = (x - max) * scale;
+                EXP(e, x);
+                STORE(to + i + k * LANES, e);
+                sum[k] += e;
+            }
+        write_short_block(out, n, begin, out_copy);
+        total += block_sum[begin / ES_BLOCK_LEN] = group_sum(sum);
     }
     return total;
 }
@@ -128,22 +150,25 @@ static void scale_all(float *values, size_t n, double *block_sum, float factor) 
 }
 
 static double residual(const float *p, const float *q, size_t n, float weight, float *out, double *block_sum) {
-    float p_copy[ES_BLOCK_LEN], q_copy[ES_BLOCK_LEN];
+    float p_copy[ES_BLOCK_LEN], q_copy[ES_BLOCK_LEN], out_copy[ES_BLOCK_LEN];
     double total = 0;
     for (size_t begin = 0; begin < n; begin += ES_BLOCK_LEN) {
         const float *p_block = block_of(p, n, begin, 0.0f, p_copy);
         const float *q_block = block_of(q, n, begin, 0.0f, q_copy);
-        vfloat sum = {0}, values[VECTORS];
-        for (int j = 0; j < VECTORS; j++) {
-            vfloat a, b;
-            LOAD(a, p_block + (size_t)j * LANES);
-            LOAD(b, q_block + (size_t)j * LANES);
-            a = a * weight - b;
-            values[j] = MAX(a, SPLAT(0.0f));
-            sum += values[j];
-        }
-        write_block(out, n, begin, values);
-        total += block_sum[begin / ES_BLOCK_LEN] = lanes_sum(&sum);
+        float *to = block_for(out, n, begin, out_copy);
+        vfloat sum[PARTS] = {0};
+        for (size_t i = 0; i < ES_BLOCK_LEN; i += GROUP)
+            for (int k = 0; k < PARTS; k++) {
+                vfloat a, b;
+                LOAD(a, p_block + i + k * LANES);
+                LOAD(b, q_block + i + k * LANES);
+                a = a * weight - b;
+                a = MAX(a, SPLAT(0.0f));
+                STORE(to + i + k * LANES, a);
+                sum[k] += a;
+            }
+        write_short_block(out, n, begin, out_copy);
+        total += block_sum[begin / ES_BLOCK_LEN] = group_sum(sum);
     }
     return total;
 }

@@ -15,9 +15,13 @@ typedef struct arena {
     size_t used;
 } arena;
 
+/* More than this no allocator gives; a sum that would wrap round sticks here. */
+#define MOST_BYTES (SIZE_MAX / 2)
+
 static void *take(arena *a, size_t n, size_t size) {
     void *piece = a->base ? a->base + a->used : NULL;
-    a->used += (n * size + 63) / 64 * 64;
+    const bool fits = a->used < MOST_BYTES && n < (MOST_BYTES - a->used) / size;
+    a->used = fits ? a->used + (n * size + 63) / 64 * 64 : MOST_BYTES;
     return piece;
 }
 
@@ -56,7 +60,7 @@ es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *para
     float *own_values;
     arena a = {0};
     take_all(&a, s, &own_ids, &own_values);
-    s->memory = ES_CALLOC(1, a.used + 64);
+    s->memory = a.used < MOST_BYTES ? ES_CALLOC(1, a.used + 64) : NULL;
     if (!s->memory) {
         free(s);
         return NULL;
@@ -164,22 +168,54 @@ static double sum_exp(const es_candidate *c, size_t n, double max) {
     return total;
 }
 
-/* Top-p over the whole vocabulary, best first.  Tries the tokens within 8 of the maximum, then
- * within 16 (which hold all but n * e^-16 of the mass), then all. */
+/* Candidates by distance from the maximum: bins of 1/8, the last for all beyond 16. */
+enum { N_BINS = 16 * 8 + 1 };
+
+static size_t bin_of(es_candidate c, double max) {
+    const double bin = (max - c.key) * 8.0;
+    return bin < N_BINS - 1 ? (size_t)bin : N_BINS - 1;
+}
+
+/* Top-p over the whole vocabulary, in no particular order.  Gathers the tokens within 8 of the
+ * maximum, then more, until they hold the mass; sums them by bins, whose order is known, and sorts
+ * the bin in which the cut falls. */
 static size_t top_p(es_sampler *s, const float *row, size_t n, float max, double share) {
-    const double total = s->rows->exp_sum(row, n, max);
-    for (float reach = 8.0f;; reach *= 2.0f) {
-        const bool all = reach > 16.0f;
-        const size_t found = gather(s, row, n, all ? -INFINITY : max - reach);
-        if (!all && sum_exp(s->candidates, found, max) < share * total) continue;
-        heapify(s->candidates, found);
-        double sum = 0;
-        size_t kept = 0;
-        while (kept < found && (kept == 0 || sum < share * total))
-            sum += exp(pop(s->candidates, found - kept++).key - (double)max);
-        turn_round(s->candidates, found);
-        return kept;
+    es_candidate *c = s->candidates;
+    const double goal = share * s->rows->exp_sum(row, n, max);
+    double mass[N_BINS], sum;
+    size_t found;
+    float reach = 8.0f;
+    do {
+        found = gather(s, row, n, reach <= 16.0f ? max - reach : -INFINITY);
+        memset(mass, 0, sizeof mass);
+        for (size_t i = 0; i < found; i++) mass[bin_of(c[i], max)] += exp(c[i].key - (double)max);
+        sum = 0;
+        for (size_t b = 0; b < N_BINS; b++) sum += mass[b];
+        reach += 2.0f;
+    } while (sum < goal && found < n);
+
+    size_t cut = 0;
+    for (sum = 0; cut < N_BINS - 1 && sum + mass[cut] < goal; cut++) sum += mass[cut];
+    size_t kept = 0, in_cut = 0; /* c[0..kept) lies above the cut's bin, the next in_cut within it */
+    for (size_t i = 0; i < found; i++) {
+        const es_candidate moving = c[i];
+        const size_t bin = bin_of(moving, max);
+        if (bin > cut) continue;
+        c[i] = c[kept + in_cut];
+        c[kept + in_cut] = moving;
+        if (bin == cut) {
+            in_cut++;
+        } else {
+            c[kept + in_cut] = c[kept];
+            c[kept++] = moving;
+        }
     }
+    heapify(c + kept, in_cut);
+    size_t popped = 0;
+    while (popped < in_cut && (kept + popped == 0 || sum < goal))
+        sum += exp(pop(c + kept, in_cut - popped++).key - (double)max);
+    turn_round(c + kept, in_cut);
+    return kept + popped;
 }
 
 /* Locally typical sampling (Meister et al., arXiv 2202.00666): the tokens whose surprise is
@@ -213,13 +249,16 @@ static size_t typical(es_sampler *s, const float *row, size_t n, double max, dou
 
 static void set_sparse(es_dist *out, const es_candidate *c, size_t n, double max, double scale) {
     double total = 0;
-    for (size_t i = 0; i < n; i++) total += exp((c[i].key - max) * scale);
+    for (size_t i = 0; i < n; i++) {
+        out->probs[i] = (float)exp((c[i].key - max) * scale);
+        total += (double)out->probs[i];
+    }
     out->dense = false;
     out->n = n;
     out->total = 0;
     for (size_t i = 0; i < n; i++) {
         out->ids[i] = c[i].id;
-        out->probs[i] = (float)(exp((c[i].key - max) * scale) / total);
+        out->probs[i] = (float)((double)out->probs[i] / total);
         out->total += (double)out->probs[i];
     }
 }
@@ -236,9 +275,10 @@ es_status es_dist_set_point(es_sampler *s, int32_t token, es_dist *out) {
 
 es_status es_dist_set(es_sampler *s, const float *probs, size_t n, es_dist *out) {
     if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
+    double total = 0;
     out->dense = true;
     out->n = n;
-    out->total = 0;
+    out->total = 0; /* stays so when a probability is refused */
     for (size_t b = 0; b < es_n_blocks(n); b++) {
         out->block_sum[b] = 0;
         for (size_t i = b * ES_BLOCK_LEN; i < n && i < (b + 1) * ES_BLOCK_LEN; i++) {
@@ -246,9 +286,10 @@ es_status es_dist_set(es_sampler *s, const float *probs, size_t n, es_dist *out)
             out->probs[i] = probs[i];
             out->block_sum[b] += (double)probs[i];
         }
-        out->total += out->block_sum[b];
+        total += out->block_sum[b];
     }
-    return out->total > 0 ? ES_OK : ES_NO_TOKEN;
+    out->total = total;
+    return total > 0 ? ES_OK : ES_NO_TOKEN;
 }
 
 static bool penalties_on(const es_params *p) {

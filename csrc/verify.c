@@ -40,7 +40,7 @@ static es_status visit(es_sampler *s, const es_draft *d, es_rule rule, const dou
                 if (status != ES_OK) return status;
                 es_residual(s, &s->slots[i], carried);
                 const double left = s->residual.total;
-                h = left > 0.0 ? left / (left + 1.0 - carried) : 0.0;
+                h = left > 0.0 ? left / (left + (1.0 - carried)) : 0.0;
             }
         }
         if (accept) accept[i - 1] = h;

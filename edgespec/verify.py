@@ -53,7 +53,7 @@ def acceptance(target_probs: Floats, draft_probs: Floats, draft: Sequence[int], 
             accept.append(ratio)
         else:
             left = float(np.maximum(0.0, ratio * target_probs[i] - draft_probs[i]).sum())
-            accept.append(left / (left + 1.0 - ratio) if left > 0.0 and ratio > 0.0 else 0.0)
+            accept.append(left / (left + (1.0 - ratio)) if left > 0.0 else 0.0)
     return Acceptance(accept, weight)
 
 

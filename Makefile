@@ -38,6 +38,19 @@ format: $(VENV)/.dev ## Format the Python code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# -S and -P keep the installed edgespec out, so that the one in build/sanitize-py is found. Python
+# leaks at exit by itself: leaks are looked for in the C tests only.
+sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of the C core under ASan and UBSan (gcc)
+	$(CMAKE) -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=ON >/dev/null
+	$(CMAKE) --build build/sanitize
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
+		--target build/sanitize-py -C build-dir=build/sanitize-py-cmake -C cmake.define.EDGESPEC_SANITIZE=ON .
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider tests/test_twins.py tests/test_lossless.py
+
 bench: $(VENV)/.dev ## Measure: the C core (accept.py), plain against speculative (speed.py)
 	$(BIN)/python bench/accept.py
 	$(BIN)/python bench/speed.py

@@ -50,7 +50,7 @@ def run_command(
             help="What drafts; none decodes plainly.", show_default="model", rich_help_panel=_DRAFTING
         ),
     ] = None,
-    gamma: Annotated[int, typer.Option(help="Tokens drafted a step.", rich_help_panel=_DRAFTING)] = 4,
+    gamma: Annotated[int, typer.Option(help="Tokens drafted a step.", rich_help_panel=_DRAFTING)] = 3,
     rule: Annotated[
         _Rule, typer.Option(help="Acceptance rule; both are exact.", rich_help_panel=_DRAFTING)
     ] = "block",

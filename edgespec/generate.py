@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.drafters.base import Draft, Drafter, Tokens
+from edgespec.errors import EdgespecError
 from edgespec.records import Step, StopReason
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.session import Session
@@ -79,6 +80,11 @@ class Generation:
                 yield DraftPrefill(time.perf_counter() - started)
             while not self._finished():
                 yield self._step()
+        except ArithmeticError as error:  # from the C core: logits that are no numbers, or all -infinity
+            raise EdgespecError(
+                f"{self._target.model.path}: {error}; the model file may be damaged "
+                "(`edgespec models verify`), or --logit-bias forbids every token"
+            ) from error
         finally:
             self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
 

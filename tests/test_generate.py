@@ -330,6 +330,20 @@ def test_bad_values_are_refused(engine, arguments, error, message):
         engine.generate("abc", **arguments)
 
 
+def test_forbidding_every_token_is_one_line(engine):
+    nothing = SamplingParams(logit_bias=dict.fromkeys(range(engine.target.n_vocab), -np.inf))
+    with pytest.raises(EdgespecError, match="--logit-bias forbids every token"):
+        engine.generate("abc", params=nothing)
+    assert engine.generate("abc", params=GREEDY, n_predict=3).text  # the engine is still good
+
+
+def test_forbidden_tokens_never_come(engine):
+    plain = engine.generate("abc", params=GREEDY, n_predict=30)
+    banned = set(plain.token_ids[:5])
+    params = SamplingParams(temperature=1.0, logit_bias=dict.fromkeys(banned, -np.inf))
+    assert not banned & set(engine.generate("abc", params=params, n_predict=60).token_ids)
+
+
 def test_an_empty_prompt_is_refused(engine):
     with pytest.raises(UsageError, match="empty"):
         engine.generate([])

@@ -51,8 +51,10 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of the C core und
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider tests/test_twins.py tests/test_lossless.py
 
-bench: $(VENV)/.dev ## Measure: the C core (accept.py), plain against speculative (speed.py)
+bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative (10 minutes, keep the machine quiet)
+	$(BIN)/edgespec models pull default
 	$(BIN)/python bench/accept.py
+	$(BIN)/python bench/verify_cost.py
 	$(BIN)/python bench/speed.py
 
 wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/

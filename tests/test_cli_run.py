@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -350,6 +351,21 @@ def test_a_closed_output_pipe(run, tiny_path, tiny_draft_path, child_environment
     process.stderr.close()
     assert process.wait(timeout=60) == 1
     assert re.fullmatch(r"edgespec: error: the reader of the output went away[^\n]*\n", stderr), stderr
+
+
+@pytest.mark.parametrize(("closed", "words"), [("<&-", "no prompt"), (">&-", "output is closed")])
+def test_closed_standard_streams(run, tiny_path, tiny_draft_path, child_environment, closed, words):
+    command = shlex.join([*COMMAND, "run", "-t", str(tiny_path), "-d", str(tiny_draft_path)])
+    process = subprocess.run(
+        ["sh", "-c", f"exec {command} {closed}"],
+        stderr=subprocess.PIPE,
+        env=child_environment,
+        check=False,
+        timeout=60,
+    )
+    assert process.returncode == 2
+    assert process.stderr.decode().count("\n") == 1
+    assert words in process.stderr.decode()
 
 
 def test_a_full_disk_behind_stdout(run, tiny_path, tiny_draft_path, child_environment):

@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets ? instead of a crash
     try:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed")
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake

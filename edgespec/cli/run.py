@@ -248,7 +248,7 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
             raise UsageError(f"--file {file}: {error.strerror}") from None
     if prompt is not None and prompt != "-":
         return prompt
-    if prompt is None and sys.stdin.isatty():
+    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
         raise UsageError(
             'no prompt: give one, as in `edgespec run "Write a quicksort"`, or -f FILE, or a pipe'
         )

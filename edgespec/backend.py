@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -180,7 +181,7 @@ def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_thre
     if dst.exists() and src.samefile(dst):
         raise UsageError(f"{src}: the quantized file needs another name than its source")
     try:
-        handle, name = tempfile.mkstemp(dir=dst.parent, prefix=f".{dst.name}.", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=dst.parent, prefix=f"{dst.name}.part.")
     except OSError as error:
         raise EdgespecError(f"cannot write to {dst.parent}: {error.strerror}") from error
     os.close(handle)
@@ -195,6 +196,8 @@ def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_thre
         part.unlink(missing_ok=True)
 
 
+_PR_SET_PDEATHSIG = 1
+# -P: nothing is imported from the directory the user happens to be in.
 _CHILD = "import sys; from edgespec import backend; sys.exit(backend._quantize_here(*sys.argv[1:]))"
 
 
@@ -202,7 +205,7 @@ def _quantize_in_child(src: Path, part: Path, ftype: int, pure: bool, n_threads:
     """Run the conversion; None on success, else the reason in one line."""
     arguments = [str(src.absolute()), str(part.absolute()), str(ftype), str(int(pure)), str(n_threads)]
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, *arguments],
+        [sys.executable, "-P", "-c", _CHILD, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -225,6 +228,7 @@ def _quantize_in_child(src: Path, part: Path, ftype: int, pure: bool, n_threads:
 
 def _quantize_here(src: str, part: str, ftype: str, pure: str, n_threads: str) -> int:
     """Convert in the child: return the exit code; the reason of a failure goes to stderr."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent may be killed
     params = llama.llama_model_quantize_default_params()
     params.ftype = int(ftype)
     params.pure = bool(int(pure))

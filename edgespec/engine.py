@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import EdgespecError, UsageError
@@ -30,6 +30,9 @@ from edgespec.weights import Model
 
 DrafterName = Literal["model", "none"]
 MAX_GAMMA = 32
+
+MAX_DRAFT_CTX = 2048
+"""Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
 
 _CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
@@ -64,6 +67,12 @@ class Engine:
         UsageError or EdgespecError: a model cannot be had, is not usable, does not fit in memory,
         or the draft's vocabulary is another one.
         """
+        if drafter not in get_args(DrafterName):
+            raise UsageError(f"--drafter {drafter}: must be one of {', '.join(get_args(DrafterName))}")
+        if n_ctx is not None and n_ctx < 1:
+            raise UsageError(f"--ctx {n_ctx}: must be 1 or more")
+        if n_threads is not None and n_threads < 1:
+            raise UsageError(f"--threads {n_threads}: must be 1 or more")
         self._n_ctx = n_ctx
         self.n_threads = n_threads or default_threads()
         self._signals = signals
@@ -79,6 +88,7 @@ class Engine:
             )
         fits_in_memory([(header, min(header.n_ctx_train, n_ctx or 2048)) for header in headers])
         self._models: list[Model] = []
+        self._closed = False
         try:
             for header in headers:
                 self._models.append(Model(header.path, header=header))
@@ -100,6 +110,8 @@ class Engine:
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): decoding plainly")
+            draft.close()
+            self._models.remove(draft)
             self.draft_name = self.draft = None
 
     def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
@@ -143,14 +155,11 @@ class Engine:
         files give the same text. An earlier stream of this engine is closed. Raises UsageError for
         bad values, EdgespecError for a prompt longer than the context.
         """
-        if not 0 <= gamma <= MAX_GAMMA:
-            raise UsageError(f"--gamma {gamma}: must be 0 to {MAX_GAMMA}")
-        if n_predict is not None and n_predict < 1:
-            raise UsageError(f"--n-predict {n_predict}: must be 1 or more, or -1 for no limit")
-        if "" in stop:
-            raise UsageError("--stop: an empty string would stop at once")
-        if seed is not None and not 0 <= seed < 1 << 64:
-            raise UsageError(f"--seed {seed}: must be 0 to 2^64 - 1")
+        called = time.perf_counter()
+        if self._closed:
+            raise UsageError("the engine is closed")
+        stop = [stop] if isinstance(stop, str) else stop
+        check_options(gamma=gamma, n_predict=n_predict, stop=stop, seed=seed, rule=rule)
         if self._stream:
             self._stream.close()
         tokens = (
@@ -158,8 +167,9 @@ class Engine:
         )
         if not tokens:
             raise UsageError("the prompt is empty")
-        target = self._open_target(len(tokens), n_predict)
-        drafter = self._open_drafter(target, len(tokens), n_predict) if gamma else None
+        n_ctx = self._needed_ctx(len(tokens), n_predict)
+        target = self._open_target(n_ctx)
+        drafter = self._open_drafter(n_ctx, len(tokens), n_predict) if gamma else None
         seed = secrets.randbits(32) if seed is None else seed
         generation = Generation(
             target,
@@ -170,6 +180,7 @@ class Engine:
             gamma=gamma if drafter else 0,
             rule=rule,
             n_predict=n_predict,
+            n_ctx=n_ctx,
         )
         if self._signals:
             self._signals.drain()
@@ -179,6 +190,7 @@ class Engine:
             stop=stop,
             n_prompt=len(tokens),
             seed=seed,
+            called=called,
             names=(self.target_name, self.draft_name if drafter else None),
         )
         return self._stream
@@ -212,7 +224,8 @@ class Engine:
             pass
         return stream.result
 
-    def _open_target(self, n_prompt: int, n_predict: int | None) -> Session:
+    def _needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
+        """Return the context of a generation: as asked for, else as much as it needs."""
         n_ctx = self._n_ctx or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
         if n_prompt >= n_ctx:
             limit = "--ctx" if self._n_ctx else f"what {self.target_name} was trained for"
@@ -220,17 +233,20 @@ class Engine:
                 f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx} ({limit}); "
                 "shorten it or choose a larger context"
             )
+        return n_ctx
+
+    def _open_target(self, n_ctx: int) -> Session:
         if self._target_session is None or self._target_session.n_ctx < n_ctx:
             if self._target_session:
                 self._target_session.close()
             self._target_session = self._open(self.target, n_ctx)
         return self._target_session
 
-    def _open_drafter(self, target: Session, n_prompt: int, n_predict: int | None) -> ModelDrafter | None:
-        """The draft's context is only as large as this generation needs."""
+    def _open_drafter(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> ModelDrafter | None:
+        """The draft's context holds what this generation needs, and only the recent part of much."""
         if self.draft is None:
             return None
-        n_ctx = min(target.n_ctx, _fitting_ctx(n_prompt, n_predict, self.draft.n_ctx_train))
+        n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, self.draft.n_ctx_train), MAX_DRAFT_CTX)
         if self._drafter is None or self._drafter.n_ctx < n_ctx:
             if self._drafter:
                 self._drafter.close()
@@ -252,6 +268,7 @@ class Engine:
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
+        self._closed = True
         if self._stream:
             self._stream.close()
         for model in self._models:
@@ -277,6 +294,7 @@ class Stream:
         stop: Sequence[str],
         n_prompt: int,
         seed: int,
+        called: float,
         names: tuple[str, str | None],
     ) -> None:
         self._generation = generation
@@ -290,7 +308,7 @@ class Stream:
         self._tally = Tally()
         self._prefill_s = self._draft_prefill_s = 0.0
         self._ttft_s: float | None = None
-        self._started = time.perf_counter()
+        self._called = called
         self._ended: float | None = None
         self._stop_reason: StopReason = "interrupted"
         self._tokens = self._run()
@@ -326,13 +344,12 @@ class Stream:
             n_tokens=len(self._ids),
             prefill_s=self._prefill_s,
             ttft_s=self._ttft_s,
-            total_s=(self._ended or time.perf_counter()) - self._started,
+            total_s=(self._ended or time.perf_counter()) - self._called,
             draft_prefill_s=self._draft_prefill_s,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 
     def _run(self) -> Generator[Token]:
-        self._started = time.perf_counter()
         waiting: Token | None = None  # the last token, while text is held back with it
         emitted = self._emitted()
         try:
@@ -372,7 +389,7 @@ class Stream:
                     continue
                 if isinstance(event, Prefill):
                     self._prefill_s = event.seconds
-                    self._ttft_s = time.perf_counter() - self._started
+                    self._ttft_s = time.perf_counter() - self._called
                     tokens: list[tuple[int, Origin]] = [(event.token, "target")]
                 else:
                     self._tally.add(event)
@@ -382,6 +399,22 @@ class Stream:
                         yield token, origin
         finally:
             events.close()
+
+
+def check_options(
+    *, gamma: int, n_predict: int | None, stop: Sequence[str], seed: int | None, rule: str
+) -> None:
+    """Raise UsageError for values that `Engine.stream` refuses, before anything is loaded."""
+    if not 0 <= gamma <= MAX_GAMMA:
+        raise UsageError(f"--gamma {gamma}: must be 0 to {MAX_GAMMA}")
+    if n_predict is not None and n_predict < 1:
+        raise UsageError(f"--n-predict {n_predict}: must be 1 or more, or -1 for no limit")
+    if "" in stop:
+        raise UsageError("--stop: an empty string would stop at once")
+    if seed is not None and not 0 <= seed < 1 << 64:
+        raise UsageError(f"--seed {seed}: must be 0 to 2^64 - 1")
+    if rule not in get_args(Rule):
+        raise UsageError(f"--rule {rule}: must be one of {', '.join(get_args(Rule))}")
 
 
 def choose_models(

@@ -1,7 +1,7 @@
 """The loop: propose, verify, accept or resample. It yields a Step at a time.
 
 The target's cache always lags its timeline by one token, the last emitted one, which is evaluated
-with the next draft. Whatever ends the loop, the caches hold the emitted tokens and nothing else.
+with the next draft. Whatever ends the loop, that cache holds emitted tokens and nothing else.
 """
 
 from __future__ import annotations
@@ -54,8 +54,12 @@ class Generation:
         gamma: int,
         rule: Rule = "block",
         n_predict: int | None = None,
+        n_ctx: int | None = None,
     ) -> None:
-        """Prepare to continue `prompt`, drafting up to `gamma` tokens a step (0: plain decoding)."""
+        """Prepare to continue `prompt`, drafting up to `gamma` tokens a step (0: plain decoding).
+
+        `n_ctx` is where the context counts as full, by default the end of `target`'s.
+        """
         self.tokens = list(prompt)
         self.stop_reason: StopReason = "interrupted"
         self._n_prompt = len(prompt)
@@ -67,6 +71,7 @@ class Generation:
         self._coins = coins
         self._rule = rule
         self._n_predict = n_predict
+        self._n_ctx = n_ctx or target.n_ctx
         self._sampler = params.sampler(target.model.n_vocab, gamma)
         self._no_tokens: Tokens = np.empty(0, np.int32)
 
@@ -131,7 +136,7 @@ class Generation:
 
     def _propose(self) -> Draft:
         """Ask the drafter for no more than can still be emitted and held."""
-        gamma = min(self._gamma, self._target.n_ctx - len(self.tokens))
+        gamma = min(self._gamma, self._n_ctx - len(self.tokens) - 1)
         if self._n_predict is not None:
             gamma = min(gamma, self._n_predict - self._n_emitted - 1)
         if not self._drafter or gamma < 1:
@@ -147,7 +152,7 @@ class Generation:
             self.stop_reason = "eog"
         elif self._n_predict is not None and self._n_emitted >= self._n_predict:
             self.stop_reason = "length"
-        elif len(self.tokens) >= self._target.n_ctx:
+        elif len(self.tokens) >= self._n_ctx:
             self.stop_reason = "context"
         else:
             return False

@@ -182,7 +182,8 @@ class _Values:
 @contextmanager
 def _open(path: Path) -> Iterator[int]:
     backend.clear_log()
-    context = _init_from_file(os.fsencode(path), _Params(no_alloc=True, ctx=None))
+    with backend.interruptible():
+        context = _init_from_file(os.fsencode(path), _Params(no_alloc=True, ctx=None))
     if not context:
         reason = backend.last_log_error() or "the library gives no reason"
         raise EdgespecError(

@@ -140,6 +140,14 @@ class Registry:
         return target, draft or next((p.draft for p in self.pairs.values() if p.target == target), None)
 
 
+def expand_user(path: str | Path) -> Path:
+    """Return `path` with a leading ~ replaced; UsageError where no home directory is known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{path}: its home directory is not known; set HOME, or name a full path") from None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (nearest: A, B)" with the known names most like `name`, or ""."""
     # Names differ from one another by little, so a generous cutoff still offers the right ones.
@@ -244,7 +252,7 @@ def _derivation(value: object, where: str) -> Derivation:
 
 
 def _path(table: _Table) -> Path:
-    path = Path(table.take("path", str)).expanduser()
+    path = expand_user(table.take("path", str))
     if not path.is_absolute():
         raise table.error("path", f"expected an absolute path, got {str(path)!r}")
     return path
@@ -338,7 +346,7 @@ def _load(user_file: Path, mtime_ns: int | None) -> Registry:
 def user_models_file() -> Path:
     """Return where the user's own models.toml is, or would be."""
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(config).expanduser() / "edgespec" / "models.toml"
+    return expand_user(config) / "edgespec" / "models.toml"
 
 
 def load_registry() -> Registry:
@@ -397,6 +405,8 @@ def add_local(name: str, path: Path, size: int, sha256: str) -> None:
         )
     if name in load_registry().entries:
         raise UsageError(f"a model called {name} exists already; choose another name with --name")
+    if not str(path).isprintable():
+        raise UsageError(f"{str(path)!r}: models.toml cannot hold this file name; rename the file")
     file = user_models_file()
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from edgespec import backend
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import Entry, HubSource, Registry, WheelsSource, entry_for_hf, load_registry
+from edgespec.models import Entry, HubSource, Registry, WheelsSource, entry_for_hf, expand_user, load_registry
 from edgespec.sources import PartFile, SourceFailed, check_disk, fetch
 from edgespec.store import Stamp, Store
 
@@ -63,12 +64,6 @@ def _no_progress(_: Progress) -> None:
 
 def _no_message(_: str) -> None:
     pass
-
-
-def _quantize(src: Path, dst: Path, type_name: str, *, pure: bool, n_threads: int) -> None:
-    from edgespec.backend import quantize  # loads llama.cpp, which only this needs
-
-    quantize(src, dst, type_name, pure=pure, n_threads=n_threads)
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
@@ -113,7 +108,7 @@ class Puller:
     store: Store = field(default_factory=Store.default)
     on_progress: ProgressFn = _no_progress
     on_message: MessageFn = _no_message
-    quantize: QuantizeFn = _quantize
+    quantize: QuantizeFn = backend.quantize
 
     def expand(self, ref: str) -> list[Entry]:
         """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference."""
@@ -304,7 +299,7 @@ def locate(ref: str) -> Path | Entry:
     """
     if ref.startswith("hf:"):
         return entry_for_hf(ref)
-    path = Path(ref).expanduser()
+    path = expand_user(ref)
     if path.is_file():
         return path
     registry = load_registry()

@@ -53,22 +53,32 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = [
-            ("--temp", self.temperature, 0.0 <= self.temperature < math.inf, "0 or more"),
-            ("--top-k", self.top_k, self.top_k >= 0, "0 or more"),
+            (
+                "--temp",
+                self.temperature,
+                self.temperature == 0 or 1e-3 <= self.temperature <= 1e3,
+                "0, or 0.001 to 1000",
+            ),
+            ("--top-k", self.top_k, 0 <= self.top_k < 1 << 31, "0 to 2^31 - 1"),
             ("--top-p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("--min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("--typical", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
-            ("--repeat-penalty", self.repeat_penalty, 0.0 < self.repeat_penalty < math.inf, "above 0"),
-            ("--frequency-penalty", self.frequency_penalty, math.isfinite(self.frequency_penalty), "finite"),
-            ("--presence-penalty", self.presence_penalty, math.isfinite(self.presence_penalty), "finite"),
-            ("--repeat-last-n", self.penalty_last_n, self.penalty_last_n >= -1, "-1 or more"),
+            ("--repeat-penalty", self.repeat_penalty, 1e-3 <= self.repeat_penalty <= 1e3, "0.001 to 1000"),
+            (
+                "--frequency-penalty",
+                self.frequency_penalty,
+                abs(self.frequency_penalty) <= 1e3,
+                "-1000 to 1000",
+            ),
+            ("--presence-penalty", self.presence_penalty, abs(self.presence_penalty) <= 1e3, "-1000 to 1000"),
+            ("--repeat-last-n", self.penalty_last_n, -1 <= self.penalty_last_n < 1 << 31, "-1 to 2^31 - 1"),
         ]
         for option, value, good, wanted in checks:
             if not good:
                 raise UsageError(f"{option} {value}: must be {wanted}")
         for token, bias in self.logit_bias.items():
-            if math.isnan(bias) or bias == math.inf:
-                raise UsageError(f"--logit-bias {token}: {bias} is not a number below infinity")
+            if not (bias == -math.inf or abs(bias) <= 1e4):
+                raise UsageError(f"--logit-bias {token}={bias}: must be -10000 to 10000, or -inf")
 
     @property
     def greedy(self) -> bool:

@@ -204,12 +204,19 @@ def _create(
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = n_logits_max
     params.n_threads = params.n_threads_batch = n_threads
-    params.flash_attn_type = _FLASH_ATTN_DISABLED  # slower than the plain kernels on a CPU (FACTS.md)
+    params.flash_attn_type = _FLASH_ATTN_DISABLED  # slower than the plain kernels on a CPU
     params.offload_kqv = False
     params.no_perf = True
     params.swa_full = True  # a sliding window that forgot tokens could not be rewound
     backend.clear_log()
-    context: llama.llama_context_p | None = llama.llama_init_from_model(model.handle, params)
+    context: llama.llama_context_p | None = None
+    try:
+        with backend.interruptible():
+            context = llama.llama_init_from_model(model.handle, params)
+    except KeyboardInterrupt:
+        if context is not None:
+            llama.llama_free(context)
+        raise
     if context is None:
         reason = backend.last_log_error() or "the library gives no reason"
         raise EdgespecError(f"{model.path}: no context of {n_ctx} tokens: {reason}; choose a smaller --ctx")

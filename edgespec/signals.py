@@ -20,7 +20,12 @@ class SignalPipe:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
-        self._previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        try:
+            self._previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        except ValueError:  # not the main thread
+            os.close(self._read_end)
+            os.close(self._write_end)
+            raise
         self.interrupt = _core.Interrupt(self._read_end)
         return self
 

@@ -18,7 +18,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.models import Entry, Registry, write_atomically
+from edgespec.models import Entry, Registry, expand_user, write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Store:
     def default(cls) -> Store:
         """Return the store at $EDGESPEC_MODELS_DIR, or in the user's cache directory."""
         if root := os.environ.get("EDGESPEC_MODELS_DIR"):
-            return cls(Path(root).expanduser().absolute())
-        return cls(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "edgespec" / "models")
+            return cls(expand_user(root).absolute())
+        return cls(expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "edgespec" / "models")
 
     def file(self, entry: Entry) -> Path:
         """Return where the entry's file is, or will be."""

@@ -224,3 +224,13 @@ def test_quantize_knows_the_size_of_every_type():
 def test_help_of_quantize_shows_an_example(server):
     assert "edgespec quantize" in ok(app, "--help")
     assert cli_models.models_app.info.epilog
+
+
+def test_quantize_imports_nothing_from_the_current_directory(tmp_path, monkeypatch, tiny_path):
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('imported from here')")
+    monkeypatch.chdir(tmp_path)
+    from edgespec.backend import quantize
+
+    quantize(tiny_path, tmp_path / "out.gguf", "q8_0")
+    assert (tmp_path / "out.gguf").read_bytes().startswith(b"GGUF")
+    assert [file.name for file in tmp_path.glob("out.gguf*")] == ["out.gguf"]

@@ -259,6 +259,12 @@ def test_a_prompt_longer_than_the_context(run):
     [
         (["--temp", "-1"], ["--temp"]),
         (["--temp", "hot"], ["--temp"]),
+        (["--temp", "1e-40"], ["--temp"]),
+        (["--temp", "nan"], ["--temp"]),
+        (["--top-k", "99999999999"], ["--top-k"]),
+        (["--repeat-last-n", "99999999999"], ["--repeat-last-n"]),
+        (["--repeat-penalty", "1e-40"], ["--repeat-penalty"]),
+        (["--logit-bias", "5=1e39"], ["--logit-bias"]),
         (["--top-p", "1.5"], ["--top-p"]),
         (["--min-p", "-0.1"], ["--min-p"]),
         (["--typical", "0"], ["--typical"]),
@@ -289,6 +295,27 @@ def test_a_prompt_longer_than_the_context(run):
 )
 def test_bad_options(run, options, words):
     failed(run("abc", *options), 2, *words)
+
+
+def test_bad_options_are_refused_before_anything_is_pulled(run):
+    for options in (["--gamma", "99"], ["--seed", "-1"], ["--stop", ""], ["-n", "0"]):
+        failed(run("abc", *options, models=()), 2, options[0] if options[0] != "-n" else "--n-predict")
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x.gguf", "word " * 80, "x" * 5000 + ".gguf", "a\nb"])
+def test_strange_model_names(run, name):
+    process = run("x", models=("--target", name, "--drafter", "none"))
+    assert process.returncode in (1, 2)
+    assert process.stderr.decode().count("\n") == 1
+    assert b"Traceback" not in process.stderr
+
+
+def test_an_empty_prompt_argument(run):
+    failed(run(""), 2, "empty")
+
+
+def test_gamma_0_needs_no_draft(run, tiny_path):
+    assert run("abc", "--gamma", 0, "-n", 5, models=("--target", tiny_path)).returncode == 0
 
 
 def test_a_missing_prompt_file(run):
@@ -336,6 +363,63 @@ def test_no_network_and_no_disk_space_are_one_line(run, tmp_path):
     assert lines[-1].startswith("edgespec: error: ")
     assert "smollm2-135m-q4_1" in lines[-1]
     assert "Traceback" not in process.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["run", "--json", "abc", "-n", "5"], ["models", "list"], ["models", "list", "--json"]],
+    ids=" ".join,
+)
+def test_a_closed_pipe_is_one_line_everywhere(command, tiny_path, tiny_draft_path, child_environment):
+    models = ["-t", str(tiny_path), "-d", str(tiny_draft_path)] if command[0] == "run" else []
+    process = subprocess.Popen(
+        [*COMMAND, *command, *models],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=child_environment,
+    )
+    process.stdout.close()
+    stderr = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+    assert re.fullmatch(r"edgespec: error: the reader of the output went away[^\n]*\n", stderr), stderr
+
+
+def test_ctrl_c_before_the_first_token_is_one_line(monkeypatch, capsys, tiny_path):
+    from edgespec.cli import app, run
+
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "Engine", interrupted)
+    assert app.main(["run", "-t", str(tiny_path), "--drafter", "none", "abc"]) == 130
+    assert capsys.readouterr().err == "edgespec: error: interrupted\n"
+
+
+def test_text_held_for_a_stop_string_is_written_when_interrupted(tiny_path, capsys, monkeypatch):
+    from edgespec import SamplingParams
+    from edgespec.cli import app
+    from edgespec.engine import Engine, Stream
+
+    with Engine(tiny_path, drafter="none") as engine:
+        text = engine.generate("abc", params=SamplingParams(temperature=0), n_predict=20).text
+    held = text[2:5] + "never"
+    real = Stream.__next__
+
+    def until_held(self):
+        if self._text.holds or len(self.result.token_ids) > 15:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Stream, "__next__", until_held)
+    code = app.main(
+        ["run", "-t", str(tiny_path), "--drafter", "none", "--temp", "0", "abc", "--stop", held, "--no-stats"]
+    )
+    shown = capsys.readouterr().out
+    assert code == 130
+    assert text.startswith(shown[:-1])
+    assert len(shown) > 2
 
 
 def test_a_closed_output_pipe(run, tiny_path, tiny_draft_path, child_environment):

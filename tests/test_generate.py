@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tiny_gguf import write_tiny_gguf
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafters import ModelDrafter
@@ -169,17 +170,43 @@ def test_exactly_n_predict_tokens(sessions, gamma, n_predict):
     assert len(tokens_of(target, draft, WARM, gamma=gamma, n_predict=n_predict, seed=3)[0]) == n_predict
 
 
-def test_the_contexts_end(tiny_target, tiny_draft):
+@pytest.mark.parametrize("gamma", [0, 1, 3, 8])
+def test_the_contexts_end(tiny_target, tiny_draft, gamma):
+    """Where a generation ends must not depend on what was accepted."""
     with (
         Session(tiny_target, n_ctx=32, n_threads=1) as target,
         Session(tiny_draft, n_ctx=32, n_threads=1) as draft,
     ):
-        run = Generation(
-            target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(5), gamma=8, n_predict=None
-        )
-        list(run.events())
-        assert len(run.tokens) == 32
-        assert run.stop_reason == "context"
+        for seed in range(25):
+            run = Generation(target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(seed), gamma=gamma)
+            list(run.events())
+            assert len(run.tokens) == 32
+            assert run.stop_reason == "context"
+
+
+@pytest.mark.parametrize(("n_ctx", "gamma"), [(64, 32), (64, 31), (8, 4), (8, 3), (2, 1)])
+def test_a_gamma_as_large_as_the_drafts_context(tiny_target, tiny_draft, n_ctx, gamma):
+    with (
+        Session(tiny_target, n_ctx=256, n_threads=1) as target,
+        Session(tiny_draft, n_ctx=n_ctx, n_threads=1) as draft,
+    ):
+        want, _ = tokens_of(target, None, GREEDY, n_predict=60)
+        assert tokens_of(target, draft, GREEDY, gamma=gamma, n_predict=60)[0] == want
+
+
+def test_tokens_the_draft_does_not_have(tiny_path, tmp_path):
+    """A fine-tuned target with added tokens, in the prompt and in what it writes."""
+    long = write_tiny_gguf(tmp_path / "target.gguf", seed=1, n_padding=8)
+    with Engine(long, tiny_path) as engine, Engine(long, drafter="none") as plain:
+        beyond = engine.target.n_vocab - 1
+        assert beyond >= engine.draft.n_vocab
+        prompt = [*PROMPT, beyond, *PROMPT]
+        pushed = SamplingParams(temperature=0.0, logit_bias={beyond: 14.0}, repeat_penalty=3.0)
+        want = plain.generate(prompt, params=pushed, n_predict=40)
+        got = engine.generate(prompt, params=pushed, n_predict=40)
+        assert got.token_ids == want.token_ids
+        assert beyond in got.token_ids
+        assert got.stats.n_drafted > 0
 
 
 def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, monkeypatch):
@@ -303,6 +330,13 @@ def test_the_drafts_context_is_no_larger_than_needed(tiny_path, tiny_draft_path)
         assert engine._drafter.n_ctx == 256
 
 
+def test_no_limit_depends_only_on_the_request(engine):
+    """An engine that has served a longer prompt before gives the same text."""
+    first = engine.generate(PROMPT, params=WARM, seed=1, n_predict=None)
+    engine.generate(PROMPT * 8, params=WARM, n_predict=300)
+    assert engine.generate(PROMPT, params=WARM, seed=1, n_predict=None).token_ids == first.token_ids
+
+
 def test_interrupting_a_stream_keeps_its_result(engine):
     stream = engine.stream("abc", params=WARM, n_predict=100, seed=1)
     for _ in range(10):
@@ -323,6 +357,7 @@ def test_interrupting_a_stream_keeps_its_result(engine):
         ({"seed": -1}, UsageError, "--seed"),
         ({"params": SamplingParams(logit_bias={999_999: 1.0})}, UsageError, "--logit-bias"),
         ({"system": "be brief", "chat": False}, UsageError, "--system"),
+        ({"rule": "best"}, UsageError, "--rule"),
     ],
 )
 def test_bad_values_are_refused(engine, arguments, error, message):
@@ -355,6 +390,22 @@ def test_a_prompt_longer_than_the_context_is_refused(tiny_path, tiny_draft_path)
         pytest.raises(EdgespecError, match="does not fit"),
     ):
         engine.generate("a" * 50)
+
+
+def test_a_closed_engine_says_so(tiny_path):
+    engine = Engine(tiny_path, drafter="none")
+    engine.close()
+    engine.close()
+    with pytest.raises(UsageError, match="closed"):
+        engine.generate("abc")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n_ctx": 0}, {"n_threads": 0}, {"n_threads": -1}, {"drafter": "modle"}], ids=str
+)
+def test_an_engine_with_bad_values(tiny_path, tiny_draft_path, wrong):
+    with pytest.raises(UsageError, match="--"):
+        Engine(tiny_path, tiny_draft_path, **wrong)
 
 
 def test_a_context_beyond_the_training_is_refused(tiny_path):

@@ -219,7 +219,7 @@ class IndependentBlock(Twin):
 
 
 def drops_unlikely_tokens(draft, params):
-    """Confidence cut-off on the sampled token itself: the trap of DESIGN.md's first contract."""
+    """Confidence cut-off on the sampled token itself: what other engines do."""
     for tokens, chance in drafts(draft, params, fixed_length(3)):
         kept = []
         for i, token in enumerate(tokens):

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from edgespec.cli.console import err, out
+from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.cli.run import run_command
 from edgespec.errors import EdgespecError, UsageError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_LONGEST_LINE = 1000  # characters
 
 # typer keeps its own copy of click; these two are the bases of what its parser raises.
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+class _Carried(Exception):  # noqa: N818 - a vehicle, not an error
+    """Takes Ctrl-C and a closed pipe past typer, which would exit without a word."""
+
+
+class _Root(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own signature, over a private click
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _Carried from error
+
+
 app = typer.Typer(
     name="edgespec",
+    cls=_Root,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
-        line, code = _explain(error)
+        line, code = _explain(error.__cause__ or error if isinstance(error, _Carried) else error)
         err.print(f"edgespec: error: {line}", markup=False)
     return code if isinstance(code, int) else 0
 
@@ -86,15 +101,24 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return _message(error), EdgespecError.exit_code
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted", INTERRUPTED
+        case BrokenPipeError():
+            # Flushing stdout at exit would fail once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return "the reader of the output went away before it was complete", EdgespecError.exit_code
         case MemoryError():
             line = "not enough memory; choose a smaller model or --ctx, or close other programs"
             return line, EdgespecError.exit_code
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS | errno.EACCES | errno.EPERM):
+        case OSError():
             where = f"{error.filename}: " if error.filename else ""
-            return f"{where}{error.strerror}", EdgespecError.exit_code
+            return _one_line(f"{where}{error.strerror or error}"), EdgespecError.exit_code
     raise error
 
 
 def _message(error: Exception) -> str:
     format_message = getattr(error, "format_message", None)
-    return " ".join((format_message() if format_message else str(error)).split())
+    return _one_line(format_message() if format_message else str(error))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."

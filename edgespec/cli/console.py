@@ -8,13 +8,22 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave a closed pipe to the command line's own handling; rich would exit without a word."""
+        raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
+
+
+out = _Console(highlight=False, soft_wrap=True)
+err = _Console(stderr=True, highlight=False, soft_wrap=True)
 
 _PIPE_WIDTH = 240  # columns: without a terminal's width, a table is as wide as what is in it
 
 
 def print_table(table: Table) -> None:
     """Print a table to stdout; in a pipe nothing in it is shortened or broken into lines."""
-    console = out if out.is_terminal else Console(file=out.file, highlight=False, width=_PIPE_WIDTH)
+    console = out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH)
     console.print(table)

@@ -11,7 +11,16 @@ from rich.table import Table
 from edgespec.cli.console import err, out, print_table
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import Entry, Registry, add_local, load_registry, remove_local, user_models_file
+from edgespec.gguf_header import check_model_file
+from edgespec.models import (
+    Entry,
+    Registry,
+    add_local,
+    expand_user,
+    load_registry,
+    remove_local,
+    user_models_file,
+)
 from edgespec.pull import Puller, hash_file, resolve
 from edgespec.sources import format_size
 from edgespec.store import Store
@@ -161,9 +170,7 @@ def add_command(
     ] = None,
 ) -> None:
     """Give a GGUF file of your own a name, in your models.toml."""
-    from edgespec.gguf_header import check_model_file  # loads llama.cpp, which the other commands do not need
-
-    path = file.expanduser().absolute()
+    path = expand_user(file).absolute()
     size = check_model_file(path).path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):

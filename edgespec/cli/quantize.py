@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from edgespec.backend import QUANT_TYPES, quantize
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
+from edgespec.gguf_header import read_header
 from edgespec.models import nearest
 from edgespec.pull import resolve
 from edgespec.sources import check_disk, format_size
@@ -26,8 +28,6 @@ _COMMON_BITS = 4.6  # where the source's name does not say; errs towards asking 
 
 
 def _parse_types(text: str) -> list[str]:
-    from edgespec.backend import QUANT_TYPES
-
     types = list(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
     for name in types:
         if name not in QUANT_TYPES:
@@ -69,9 +69,6 @@ def quantize_command(
         raise UsageError(f"-o {output}: not a directory")
     with PullDisplay() as display:
         src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
-
-    from edgespec.backend import quantize
-    from edgespec.gguf_header import read_header
 
     read_header(src)
     directory = output or src.parent

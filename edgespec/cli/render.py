@@ -28,22 +28,28 @@ class TextWriter:
 
     def __init__(self, *, show_draft: bool) -> None:
         self._coloured = show_draft and out.is_terminal
-        self._wrote = ""
+        self._written: list[str] = []
 
     def write(self, token: Token) -> None:
         """Write the text that became certain with `token`."""
-        if not token.text:
-            return
-        self._wrote = token.text
-        if self._coloured:
-            out.print(Text(_printable(token.text), style=COLOURS[token.origin]), end="")
-        else:
-            sys.stdout.write(_printable(token.text) if out.is_terminal else token.text)
+        self._write(token.text, COLOURS[token.origin] if self._coloured else "")
+
+    def _write(self, text: str, colour: str) -> None:
+        self._written.append(text)
+        # Tabs go past rich, which would turn them into spaces.
+        for part in re.split(r"(\t)", _printable(text) if out.is_terminal else text):
+            if colour and part != "\t":
+                out.print(Text(part, style=colour), end="")
+            else:
+                sys.stdout.write(part)
         sys.stdout.flush()
 
-    def finish(self) -> None:
-        """End the last line."""
-        if not self._wrote.endswith("\n"):
+    def finish(self, text: str) -> None:
+        """Write what of `text` was held back when the generation was interrupted, and end the line."""
+        written = "".join(self._written)
+        if text.startswith(written):
+            self._write(text[len(written) :], "")
+        if not text.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
 

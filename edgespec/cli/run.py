@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from edgespec.cli.console import err
+from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.progress import PullDisplay
+from edgespec.cli.render import TextWriter, as_json, print_stats
+from edgespec.engine import Engine, Stream, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models import Entry, load_registry
+from edgespec.pull import Puller, locate
 from edgespec.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from edgespec.engine import Stream
+from edgespec.signals import SignalPipe
 
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 _DRAFTING = "Drafting"
@@ -54,10 +55,18 @@ def run_command(
     rule: Annotated[
         _Rule, typer.Option(help="Acceptance rule; both are exact.", rich_help_panel=_DRAFTING)
     ] = "block",
-    n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="Most tokens; -1: no limit.")] = 256,
+    n_predict: Annotated[
+        int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
+    ] = 256,
     ctx: Annotated[
         int | None,
-        typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="what is needed"),
+        typer.Option(
+            "--ctx",
+            "-c",
+            min=1,
+            help="Context in tokens.",
+            show_default="what is needed, with -n -1 the prompt and 4096",
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
@@ -141,8 +150,6 @@ def run_command(
             "--json and --show-draft": json and show_draft,
         }
     )
-    if n_predict == 0 or n_predict < -1:
-        raise UsageError(f"--n-predict {n_predict}: must be 1 or more, or -1 for no limit")
     params = SamplingParams(
         temperature=temp,
         top_k=top_k,
@@ -155,20 +162,19 @@ def run_command(
         penalty_last_n=repeat_last_n,
         logit_bias=_parse_bias(logit_bias or []),
     )
+    limit = None if n_predict == -1 else n_predict
+    check_options(gamma=gamma, n_predict=limit, stop=stop or [], seed=seed, rule=rule)
+    if gamma == 0:
+        draft, drafter = None, "none"
+    if show_draft and not out.is_terminal:
+        err.print("edgespec: --show-draft has an effect only in a terminal", markup=False)
     text = _read_prompt(prompt, file)
-
-    from edgespec.engine import Engine, choose_models
-    from edgespec.models import load_registry
-    from edgespec.pull import resolve
-    from edgespec.signals import SignalPipe
 
     if pair is not None:
         named = load_registry().pair(pair)
         target, draft = named.target, None if drafter == "none" else named.draft
     names = choose_models(target, draft, drafter or "model")
-    with PullDisplay() as display:
-        for name in filter(None, names):
-            resolve(name, on_progress=display.on_progress, on_message=display.on_message)
+    _pull_missing([name for name in names if name])
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
@@ -185,7 +191,7 @@ def run_command(
                 text,
                 params=params,
                 seed=seed,
-                n_predict=None if n_predict == -1 else n_predict,
+                n_predict=limit,
                 gamma=gamma,
                 rule=rule,
                 stop=stop or [],
@@ -196,9 +202,6 @@ def run_command(
 
 
 def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool) -> int:
-    from edgespec.cli.app import INTERRUPTED
-    from edgespec.cli.render import TextWriter, as_json, print_stats
-
     writer = None if json else TextWriter(show_draft=show_draft)
     code = 0
     try:
@@ -208,17 +211,23 @@ def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool) -> int:
     except KeyboardInterrupt:
         stream.close()
         code = INTERRUPTED
-    except BrokenPipeError:
-        # Flushing stdout at exit would fail once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise EdgespecError("the reader of the output went away before the text was complete") from None
     if writer:
-        writer.finish()
+        writer.finish(stream.result.text)
         if stats:
             print_stats(stream.result, show_draft=show_draft)
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
     return code
+
+
+def _pull_missing(names: list[str]) -> None:
+    """Get what is not here, all of it planned at once: one check of the disk, one bar in all."""
+    entries = [found for found in map(locate, names) if isinstance(found, Entry)]
+    missing = Puller().plan(entries)
+    with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
+        puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
+        for entry in entries:
+            puller.ensure(entry)
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:
@@ -247,6 +256,8 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
         except OSError as error:
             raise UsageError(f"--file {file}: {error.strerror}") from None
     if prompt is not None and prompt != "-":
+        if not prompt:
+            raise UsageError("the prompt is empty")
         return prompt
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
         raise UsageError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgespec import _core
 from edgespec.drafters.base import Draft, Tokens
-from edgespec.session import Session
+from edgespec.session import Rows, Session
 
 
 class ModelDrafter:
@@ -37,7 +37,7 @@ class ModelDrafter:
         self._session.clear()
         self._offset = 0
         self._make_room(len(tokens))
-        self._session.eval(tokens[self._offset : -1], n_logits=0)
+        self._read(tokens[self._offset : -1], n_logits=0)
 
     def draft(
         self,
@@ -48,12 +48,14 @@ class ModelDrafter:
         coins: Callable[[int], list[float]],
     ) -> Draft:
         """Propose up to `gamma` tokens, none after an end-of-generation token."""
-        gamma = min(gamma, self._session.n_ctx // 2)
+        gamma = min(gamma, self._session.n_ctx // 2 - 1)
+        if gamma < 1:
+            return Draft()
         self._make_room(len(tokens) + gamma)
         pending = tokens[self._offset + self._session.n_past :]
         drafted: list[int] = []
         for slot, coin in enumerate(coins(gamma)):
-            row = self._session.eval(pending, n_logits=1)[0, : self._n_vocab]
+            row = self._read(pending, n_logits=1)[0, : self._n_vocab]
             pending = [sampler.sample(row, recent(drafted), coin, slot)]
             drafted += pending
             if self._is_eog(pending[0]):
@@ -67,6 +69,11 @@ class ModelDrafter:
     def close(self) -> None:
         """Free the session."""
         self._session.close()
+
+    def _read(self, tokens: Sequence[int], *, n_logits: int) -> Rows:
+        """Evaluate `tokens`; one the draft does not have stands as token 0, at the cost of acceptance."""
+        n_vocab = self._session.model.n_vocab
+        return self._session.eval([t if t < n_vocab else 0 for t in tokens], n_logits=n_logits)
 
     def _make_room(self, n_tokens: int) -> None:
         """Start again from the recent half of the context when `n_tokens` do not fit in it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_gguf import write_tiny_gguf
 
+from edgespec import session as session_module
 from edgespec.backend import llama
 from edgespec.errors import EdgespecError
 from edgespec.session import Session
@@ -240,3 +242,27 @@ def test_real_pair_rewinds_without_a_trace(pair: tuple[Path, Path]) -> None:
             assert np.array_equal(
                 session.eval(next_tokens, n_logits=3), never_wrong.eval(next_tokens, n_logits=3)
             )
+
+
+def test_ctrl_c_while_a_context_is_made(tiny_target, monkeypatch):
+    """Python raises it inside whichever callback the library is in, and ctypes would print and lose it."""
+    real = session_module.llama.llama_init_from_model
+    made = []
+
+    @ctypes.CFUNCTYPE(None)
+    def callback():
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupted(model, params):
+        context = real(model, params)
+        callback()
+        made.append(context)
+        return context
+
+    monkeypatch.setattr(session_module.llama, "llama_init_from_model", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Session(tiny_target, n_ctx=64, n_threads=1)
+    assert made
+    monkeypatch.undo()
+    with Session(tiny_target, n_ctx=64, n_threads=1) as session:
+        session.eval([1, 2, 3])

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypedDict, Unpack, get_args
 
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.generate import Generation
 from edgespec.gguf_header import check_model_file
 from edgespec.memory import fits_in_memory
 from edgespec.models import load_registry
 from edgespec.pull import locate, resolve
-from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
+from edgespec.records import Result
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.session import Session
 from edgespec.signals import SignalPipe
-from edgespec.text import TextStream
+from edgespec.stream import Stream
 from edgespec.verify import Rule
 from edgespec.vocabulary import compare_vocabularies
 from edgespec.weights import Model
@@ -35,6 +33,19 @@ MAX_DRAFT_CTX = 2048
 """Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
 
 _CTX_STEP = 256  # llama.cpp rounds contexts up to this
+
+
+class StreamOptions(TypedDict, total=False):
+    """The keyword arguments of `Engine.stream` and `Engine.generate`."""
+
+    params: SamplingParams | None
+    seed: int | None
+    n_predict: int | None
+    gamma: int
+    rule: Rule
+    stop: Sequence[str]
+    system: str | None
+    chat: bool | None
 
 
 class Engine:
@@ -195,31 +206,9 @@ class Engine:
         )
         return self._stream
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        params: SamplingParams | None = None,
-        seed: int | None = None,
-        n_predict: int | None = 256,
-        gamma: int = 3,
-        rule: Rule = "block",
-        stop: Sequence[str] = (),
-        system: str | None = None,
-        chat: bool | None = None,
-    ) -> Result:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Result:
         """Continue `prompt` to the end and return the Result; arguments as for `stream`."""
-        stream = self.stream(
-            prompt,
-            params=params,
-            seed=seed,
-            n_predict=n_predict,
-            gamma=gamma,
-            rule=rule,
-            stop=stop,
-            system=system,
-            chat=chat,
-        )
+        stream = self.stream(prompt, **options)
         for _ in stream:
             pass
         return stream.result
@@ -281,124 +270,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class Stream:
-    """An iterator over the tokens of one generation. `result` holds what has come so far."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        model: Model,
-        *,
-        stop: Sequence[str],
-        n_prompt: int,
-        seed: int,
-        called: float,
-        names: tuple[str, str | None],
-    ) -> None:
-        self._generation = generation
-        self._model = model
-        self._text = TextStream(stop)
-        self._n_prompt = n_prompt
-        self._seed = seed
-        self._names = names
-        self._parts: list[str] = []
-        self._ids: list[int] = []
-        self._tally = Tally()
-        self._prefill_s = self._draft_prefill_s = 0.0
-        self._ttft_s: float | None = None
-        self._called = called
-        self._ended: float | None = None
-        self._stop_reason: StopReason = "interrupted"
-        self._tokens = self._run()
-
-    def __iter__(self) -> Iterator[Token]:
-        return self
-
-    def __next__(self) -> Token:
-        return next(self._tokens)
-
-    def close(self) -> None:
-        """End the generation here; `result` stays."""
-        self._tokens.close()
-
-    @property
-    def result(self) -> Result:
-        """The Result of the tokens so far; its stop_reason is "interrupted" until the end is known."""
-        return Result(
-            text="".join(self._parts),
-            token_ids=tuple(self._ids),
-            prompt_tokens=self._n_prompt,
-            stop_reason=self._stop_reason,
-            seed=self._seed,
-            target=self._names[0],
-            draft=self._names[1],
-            stats=self._stats(),
-        )
-
-    def _stats(self) -> Stats:
-        return summarise(
-            self._tally,
-            n_prompt=self._n_prompt,
-            n_tokens=len(self._ids),
-            prefill_s=self._prefill_s,
-            ttft_s=self._ttft_s,
-            total_s=(self._ended or time.perf_counter()) - self._called,
-            draft_prefill_s=self._draft_prefill_s,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        )
-
-    def _run(self) -> Generator[Token]:
-        waiting: Token | None = None  # the last token, while text is held back with it
-        emitted = self._emitted()
-        try:
-            for token, origin in emitted:
-                if waiting:
-                    yield waiting
-                    waiting = None
-                started = time.perf_counter()
-                made = Token(token, self._text.feed(self._model.piece(token)), origin)
-                self._parts.append(made.text)
-                self._ids.append(token)
-                self._tally.rest_s += time.perf_counter() - started
-                if self._text.stopped:
-                    self._stop_reason = "stop"
-                    yield made
-                    return
-                if self._text.holds:
-                    waiting = made
-                else:
-                    yield made
-            self._stop_reason = self._generation.stop_reason
-        finally:
-            emitted.close()
-            self._ended = time.perf_counter()
-            held = self._text.finish()
-            self._parts.append(held)
-        if waiting:
-            yield replace(waiting, text=waiting.text + held)
-
-    def _emitted(self) -> Generator[tuple[int, Origin]]:
-        """The loop's tokens with their origins, without an end-of-generation token."""
-        events = self._generation.events()
-        try:
-            for event in events:
-                if isinstance(event, DraftPrefill):
-                    self._draft_prefill_s = event.seconds
-                    continue
-                if isinstance(event, Prefill):
-                    self._prefill_s = event.seconds
-                    self._ttft_s = time.perf_counter() - self._called
-                    tokens: list[tuple[int, Origin]] = [(event.token, "target")]
-                else:
-                    self._tally.add(event)
-                    tokens = list(zip(event.tokens, event.origins, strict=True))
-                for token, origin in tokens:
-                    if not self._model.is_eog(token):
-                        yield token, origin
-        finally:
-            events.close()
 
 
 def check_options(

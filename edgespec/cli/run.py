@@ -11,12 +11,13 @@ import typer
 from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.cli.render import TextWriter, as_json, print_stats
-from edgespec.engine import Engine, Stream, check_options, choose_models
+from edgespec.engine import Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import Entry, load_registry
 from edgespec.pull import Puller, locate
 from edgespec.sampling import SamplingParams
 from edgespec.signals import SignalPipe
+from edgespec.stream import Stream
 
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 _DRAFTING = "Drafting"

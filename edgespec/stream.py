@@ -1,0 +1,131 @@
+"""One generation as its reader sees it: tokens with their text, and the result so far."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+
+from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
+from edgespec.text import TextStream
+from edgespec.weights import Model
+
+
+class Stream:
+    """An iterator over the tokens of one generation. `result` holds what has come so far."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        model: Model,
+        *,
+        stop: Sequence[str],
+        n_prompt: int,
+        seed: int,
+        called: float,
+        names: tuple[str, str | None],
+    ) -> None:
+        self._generation = generation
+        self._model = model
+        self._text = TextStream(stop)
+        self._n_prompt = n_prompt
+        self._seed = seed
+        self._names = names
+        self._parts: list[str] = []
+        self._ids: list[int] = []
+        self._tally = Tally()
+        self._prefill_s = self._draft_prefill_s = 0.0
+        self._ttft_s: float | None = None
+        self._called = called
+        self._ended: float | None = None
+        self._stop_reason: StopReason = "interrupted"
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        return next(self._tokens)
+
+    def close(self) -> None:
+        """End the generation here; `result` stays."""
+        self._tokens.close()
+
+    @property
+    def result(self) -> Result:
+        """The Result of the tokens so far; its stop_reason is "interrupted" until the end is known."""
+        return Result(
+            text="".join(self._parts),
+            token_ids=tuple(self._ids),
+            prompt_tokens=self._n_prompt,
+            stop_reason=self._stop_reason,
+            seed=self._seed,
+            target=self._names[0],
+            draft=self._names[1],
+            stats=self._stats(),
+        )
+
+    def _stats(self) -> Stats:
+        return summarise(
+            self._tally,
+            n_prompt=self._n_prompt,
+            n_tokens=len(self._ids),
+            prefill_s=self._prefill_s,
+            ttft_s=self._ttft_s,
+            total_s=(self._ended or time.perf_counter()) - self._called,
+            draft_prefill_s=self._draft_prefill_s,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    def _run(self) -> Generator[Token]:
+        waiting: Token | None = None  # the last token, while text is held back with it
+        emitted = self._emitted()
+        try:
+            for token, origin in emitted:
+                if waiting:
+                    yield waiting
+                    waiting = None
+                started = time.perf_counter()
+                made = Token(token, self._text.feed(self._model.piece(token)), origin)
+                self._parts.append(made.text)
+                self._ids.append(token)
+                self._tally.rest_s += time.perf_counter() - started
+                if self._text.stopped:
+                    self._stop_reason = "stop"
+                    yield made
+                    return
+                if self._text.holds:
+                    waiting = made
+                else:
+                    yield made
+            self._stop_reason = self._generation.stop_reason
+        finally:
+            emitted.close()
+            self._ended = time.perf_counter()
+            held = self._text.finish()
+            self._parts.append(held)
+        if waiting:
+            yield replace(waiting, text=waiting.text + held)
+
+    def _emitted(self) -> Generator[tuple[int, Origin]]:
+        """The loop's tokens with their origins, without an end-of-generation token."""
+        events = self._generation.events()
+        try:
+            for event in events:
+                if isinstance(event, DraftPrefill):
+                    self._draft_prefill_s = event.seconds
+                    continue
+                if isinstance(event, Prefill):
+                    self._prefill_s = event.seconds
+                    self._ttft_s = time.perf_counter() - self._called
+                    tokens: list[tuple[int, Origin]] = [(event.token, "target")]
+                else:
+                    self._tally.add(event)
+                    tokens = list(zip(event.tokens, event.origins, strict=True))
+                for token, origin in tokens:
+                    if not self._model.is_eog(token):
+                        yield token, origin
+        finally:
+            events.close()

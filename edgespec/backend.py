@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
@@ -35,6 +35,8 @@ __all__ = [
     "Interruption",
     "Jinja2ChatFormatter",
     "clear_log",
+    "create",
+    "failure_reason",
     "foreign_function",
     "interruptible",
     "last_log_error",
@@ -65,6 +67,8 @@ QUANT_TYPES: dict[str, int] = {
     "f32": 0,
 }
 """Quantization types that `quantize` makes: lower-case name -> `enum llama_ftype`."""
+
+_T = TypeVar("_T")
 
 _LEVEL_WARN, _LEVEL_ERROR = 3, 4
 
@@ -127,6 +131,11 @@ def last_log_error() -> str | None:
     return " ".join(cause[0].split(": ", 1)[-1].split()) if cause else None
 
 
+def failure_reason() -> str:
+    """Return the last error of the library, for a message."""
+    return last_log_error() or "the library gives no reason"
+
+
 def library_version() -> str:
     """Return the llama.cpp build in use, as it names itself."""
     return cast("bytes", llama.llama_version()).decode()
@@ -167,6 +176,23 @@ def interruptible() -> Iterator[Interruption]:
         sys.unraisablehook = previous
     if interruption.requested:
         raise KeyboardInterrupt
+
+
+def create(make: Callable[[Interruption], _T | None], free: Callable[[_T], object]) -> _T | None:
+    """Return what the library makes in `make`, None if it fails; on Ctrl-C free it and raise.
+
+    The log is cleared before, so that `failure_reason` is about this.
+    """
+    clear_log()
+    made: _T | None = None
+    try:
+        with interruptible() as interruption:
+            made = make(interruption)
+    except KeyboardInterrupt:
+        if made is not None:
+            free(made)
+        raise
+    return made
 
 
 def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_threads: int = 0) -> None:

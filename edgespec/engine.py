@@ -7,9 +7,9 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, TypedDict, Unpack, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
+from edgespec.closing import Closing
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import Generation
@@ -48,7 +48,7 @@ class StreamOptions(TypedDict, total=False):
     chat: bool | None
 
 
-class Engine:
+class Engine(Closing):
     """Text from `target`, helped by `draft`, distributed exactly as `target`'s alone.
 
     Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. What is not given comes from the
@@ -138,13 +138,11 @@ class Engine:
                 raise UsageError(
                     "--system needs a chat template: leave out --raw, or use a model that has one"
                 )
-            tokens = self.target.tokenize(prompt, add_special=True, parse_special=True)
-        else:
-            messages = [{"role": "user", "content": prompt}]
-            if system is not None:
-                messages.insert(0, {"role": "system", "content": system})
-            tokens = self.target.tokenize_chat(messages)
-        return tokens
+            return self.target.tokenize(prompt, add_special=True, parse_special=True)
+        messages = [{"role": "user", "content": prompt}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return self.target.tokenize_chat(messages)
 
     def stream(
         self,
@@ -188,7 +186,7 @@ class Engine:
             tokens,
             params=params or SamplingParams(),
             coins=Coins(seed),
-            gamma=gamma if drafter else 0,
+            gamma=gamma,
             rule=rule,
             n_predict=n_predict,
             n_ctx=n_ctx,
@@ -199,7 +197,6 @@ class Engine:
             generation,
             self.target,
             stop=stop,
-            n_prompt=len(tokens),
             seed=seed,
             called=called,
             names=(self.target_name, self.draft_name if drafter else None),
@@ -262,14 +259,6 @@ class Engine:
             self._stream.close()
         for model in self._models:
             model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def check_options(

@@ -12,6 +12,12 @@ class EdgespecError(Exception):
     exit_code = 1
 
 
+def describe_os_error(error: OSError) -> str:
+    """Return which file the system refused, and why."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
 class UsageError(EdgespecError):
     """The request itself is wrong: an unknown name, a bad option, a missing file."""
 

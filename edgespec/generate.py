@@ -72,7 +72,7 @@ class Generation:
         self._rule = rule
         self._n_predict = n_predict
         self._n_ctx = n_ctx or target.n_ctx
-        self._sampler = params.sampler(target.model.n_vocab, gamma)
+        self._sampler = params.sampler(target.model.n_vocab, gamma if drafter else 0)
         self._no_tokens: Tokens = np.empty(0, np.int32)
 
     def events(self) -> Generator[Prefill | DraftPrefill | Step]:

@@ -181,13 +181,13 @@ class _Values:
 
 @contextmanager
 def _open(path: Path) -> Iterator[int]:
-    backend.clear_log()
-    with backend.interruptible():
-        context = _init_from_file(os.fsencode(path), _Params(no_alloc=True, ctx=None))
-    if not context:
-        reason = backend.last_log_error() or "the library gives no reason"
+    context = backend.create(
+        lambda _: _init_from_file(os.fsencode(path), _Params(no_alloc=True, ctx=None)), _free
+    )
+    if context is None:
         raise EdgespecError(
-            f"{path}: damaged or incomplete ({path.stat().st_size:,} bytes): {reason}; download it again"
+            f"{path}: damaged or incomplete ({path.stat().st_size:,} bytes): {backend.failure_reason()}; "
+            "download it again"
         )
     try:
         yield context

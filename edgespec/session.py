@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import backend
 from edgespec.backend import llama
+from edgespec.closing import Closing
 from edgespec.errors import EdgespecError
 from edgespec.weights import Model
 
@@ -28,7 +28,7 @@ _LOGITS_FIELD: Any = llama.llama_batch.logits  # at run time a ctypes field, not
 _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
 
 
-class Session:
+class Session(Closing):
     """A growing sequence of tokens and the model's cache of it. A context manager.
 
     The library's own count of the cached tokens is the only one kept (`n_past`): there is no copy
@@ -137,8 +137,9 @@ class Session:
             raise KeyboardInterrupt
         if code == _DECODE_NO_SLOT:
             raise EdgespecError(f"the context is full: no room for {n} more tokens; choose a larger --ctx")
-        reason = backend.last_log_error() or "the library gives no reason"
-        raise EdgespecError(f"{self.model.path}: llama.cpp failed with code {code}: {reason}")
+        raise EdgespecError(
+            f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+        )
 
     def _view(self, n_logits: int) -> Rows:
         if n_logits == 0:
@@ -186,14 +187,6 @@ class Session:
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.model.path}: the session is closed")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _create(
     model: Model, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int
@@ -208,18 +201,13 @@ def _create(
     params.offload_kqv = False
     params.no_perf = True
     params.swa_full = True  # a sliding window that forgot tokens could not be rewound
-    backend.clear_log()
-    context: llama.llama_context_p | None = None
-    try:
-        with backend.interruptible():
-            context = llama.llama_init_from_model(model.handle, params)
-    except KeyboardInterrupt:
-        if context is not None:
-            llama.llama_free(context)
-        raise
+    context: llama.llama_context_p | None = backend.create(
+        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
+    )
     if context is None:
-        reason = backend.last_log_error() or "the library gives no reason"
-        raise EdgespecError(f"{model.path}: no context of {n_ctx} tokens: {reason}; choose a smaller --ctx")
+        raise EdgespecError(
+            f"{model.path}: no context of {n_ctx} tokens: {backend.failure_reason()}; choose a smaller --ctx"
+        )
     return context
 
 

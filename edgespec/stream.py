@@ -22,7 +22,6 @@ class Stream:
         model: Model,
         *,
         stop: Sequence[str],
-        n_prompt: int,
         seed: int,
         called: float,
         names: tuple[str, str | None],
@@ -30,7 +29,7 @@ class Stream:
         self._generation = generation
         self._model = model
         self._text = TextStream(stop)
-        self._n_prompt = n_prompt
+        self._n_prompt = len(generation.tokens)
         self._seed = seed
         self._names = names
         self._parts: list[str] = []

@@ -7,11 +7,11 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from edgespec import backend
 from edgespec.backend import llama
+from edgespec.closing import Closing
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import GGUFHeader, check_model_file
 
@@ -24,7 +24,7 @@ _NO_TOKEN = -1
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
 
 
-class Model:
+class Model(Closing):
     """The weights and the tokenizer of one GGUF file, on the CPU. A context manager.
 
     `close` (or the garbage collector) frees it and, before it, the sessions still open on it.
@@ -172,14 +172,6 @@ class Model:
             session.close()
         self._finalizer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _load(path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool) -> llama.llama_model_p:
     params = llama.llama_model_default_params()
@@ -187,21 +179,17 @@ def _load(path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool) -> l
     params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
     params.use_extra_bufts = repack
     params.check_tensors = check_tensors
-    backend.clear_log()
-    model: llama.llama_model_p | None = None
-    try:
-        with backend.interruptible() as interruption:
-            # False stops the loading: at the call after the one in which Ctrl-C arrived.
-            keep_going = llama.llama_progress_callback(lambda _progress, _data: not interruption.requested)
-            params.progress_callback = keep_going
-            model = llama.llama_model_load_from_file(os.fsencode(path), params)
-    except KeyboardInterrupt:
-        if model is not None:
-            llama.llama_model_free(model)
-        raise
+
+    def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
+        # False stops the loading: at the call after the one in which Ctrl-C arrived.
+        keep_going = llama.llama_progress_callback(lambda _progress, _data: not interruption.requested)
+        params.progress_callback = keep_going
+        loaded: llama.llama_model_p | None = llama.llama_model_load_from_file(os.fsencode(path), params)
+        return loaded
+
+    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free)
     if model is None:
-        reason = backend.last_log_error() or "the library gives no reason"
-        raise EdgespecError(f"{path}: llama.cpp cannot load it: {reason}")
+        raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
     return model
 
 

@@ -15,7 +15,7 @@ from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.cli.run import run_command
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 _LONGEST_LINE = 1000  # characters
 
@@ -66,9 +66,10 @@ def _root(
 app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."')(
     run_command
 )
-app.command("quantize", epilog="Example: edgespec quantize model.gguf --type q4_0,q8_0 --pure")(
-    quantize_command
-)
+app.command(
+    "quantize",
+    epilog="Example: edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models",
+)(quantize_command)
 app.add_typer(models_app, name="models")
 
 
@@ -109,8 +110,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
             line = "not enough memory; choose a smaller model or --ctx, or close other programs"
             return line, EdgespecError.exit_code
         case OSError():
-            where = f"{error.filename}: " if error.filename else ""
-            return _one_line(f"{where}{error.strerror or error}"), EdgespecError.exit_code
+            return _one_line(describe_os_error(error)), EdgespecError.exit_code
     raise error
 
 

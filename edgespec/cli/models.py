@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.console import err, out, print_table
-from edgespec.cli.progress import PullDisplay
+from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import check_model_file
 from edgespec.models import (
@@ -100,14 +100,11 @@ def pull_command(
     """Download models, or make those derived from others. A stopped pull goes on where it was."""
     registry, store = load_registry(), Store.default()
     wanted = {entry.name: entry for name in names for entry in Puller(registry, store).expand(name)}
-    missing = Puller(registry, store).plan(wanted.values())
-    with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
-        puller = Puller(registry, store, display.on_progress, display.on_message)
-        files = {name: puller.ensure(entry) for name, entry in wanted.items()}
+    files = pull_shown(list(wanted.values()))
     if json:
         out.print_json(data={"models": [_describe(entry, store, registry) for entry in wanted.values()]})
         return
-    for file in files.values():
+    for file in files:
         out.print(str(file), markup=False)
 
 

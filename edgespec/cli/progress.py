@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -21,11 +22,20 @@ from rich.progress import (
 )
 
 from edgespec.cli.console import err
-from edgespec.pull import Phase, Progress
+from edgespec.models import Entry
+from edgespec.pull import Phase, Progress, Puller
 from edgespec.sources import format_size
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
 _LINE_EVERY = 0.1  # of a file, where lines are printed instead of bars
+
+
+def pull_shown(entries: Sequence[Entry]) -> list[Path]:
+    """Return the files of `entries`; those not here are pulled, all planned at once, under one display."""
+    missing = Puller().plan(entries)
+    with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
+        puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
+        return [puller.ensure(entry) for entry in entries]
 
 
 class PullDisplay:

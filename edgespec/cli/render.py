@@ -28,14 +28,14 @@ class TextWriter:
 
     def __init__(self, *, show_draft: bool) -> None:
         self._coloured = show_draft and out.is_terminal
-        self._written: list[str] = []
+        self._n_written = 0
 
     def write(self, token: Token) -> None:
         """Write the text that became certain with `token`."""
         self._write(token.text, COLOURS[token.origin] if self._coloured else "")
 
     def _write(self, text: str, colour: str) -> None:
-        self._written.append(text)
+        self._n_written += len(text)
         # Tabs go past rich, which would turn them into spaces.
         for part in re.split(r"(\t)", _printable(text) if out.is_terminal else text):
             if colour and part != "\t":
@@ -46,9 +46,7 @@ class TextWriter:
 
     def finish(self, text: str) -> None:
         """Write what of `text` was held back when the generation was interrupted, and end the line."""
-        written = "".join(self._written)
-        if text.startswith(written):
-            self._write(text[len(written) :], "")
+        self._write(text[self._n_written :], "")
         if not text.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from edgespec.cli.console import INTERRUPTED, err, out
-from edgespec.cli.progress import PullDisplay
+from edgespec.cli.progress import pull_shown
 from edgespec.cli.render import TextWriter, as_json, print_stats
-from edgespec.engine import Engine, check_options, choose_models
+from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import Entry, load_registry
-from edgespec.pull import Puller, locate
+from edgespec.pull import locate
 from edgespec.sampling import SamplingParams
 from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
+from edgespec.verify import Rule
 
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 _DRAFTING = "Drafting"
 _PROMPT = "Prompt"
 _OUTPUT = "Output"
 _DEFAULT = SamplingParams()
-
-_Drafter = Literal["model", "none"]
-_Rule = Literal["block", "chain"]
 
 
 def run_command(
@@ -47,14 +45,14 @@ def run_command(
         str | None, typer.Option("--pair", "-p", help="Both by name: a pair of `edgespec models list`.")
     ] = None,
     drafter: Annotated[
-        _Drafter | None,
+        DrafterName | None,
         typer.Option(
             help="What drafts; none decodes plainly.", show_default="model", rich_help_panel=_DRAFTING
         ),
     ] = None,
     gamma: Annotated[int, typer.Option(help="Tokens drafted a step.", rich_help_panel=_DRAFTING)] = 3,
     rule: Annotated[
-        _Rule, typer.Option(help="Acceptance rule; both are exact.", rich_help_panel=_DRAFTING)
+        Rule, typer.Option(help="Acceptance rule; both are exact.", rich_help_panel=_DRAFTING)
     ] = "block",
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
@@ -166,16 +164,16 @@ def run_command(
     limit = None if n_predict == -1 else n_predict
     check_options(gamma=gamma, n_predict=limit, stop=stop or [], seed=seed, rule=rule)
     if gamma == 0:
-        draft, drafter = None, "none"
+        drafter = "none"
     if show_draft and not out.is_terminal:
         err.print("edgespec: --show-draft has an effect only in a terminal", markup=False)
     text = _read_prompt(prompt, file)
 
     if pair is not None:
         named = load_registry().pair(pair)
-        target, draft = named.target, None if drafter == "none" else named.draft
-    names = choose_models(target, draft, drafter or "model")
-    _pull_missing([name for name in names if name])
+        target, draft = named.target, named.draft
+    target, draft = choose_models(target, draft, drafter or "model")
+    pull_shown([found for name in (target, draft) if name and isinstance(found := locate(name), Entry)])
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
@@ -219,16 +217,6 @@ def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool) -> int:
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
     return code
-
-
-def _pull_missing(names: list[str]) -> None:
-    """Get what is not here, all of it planned at once: one check of the disk, one bar in all."""
-    entries = [found for found in map(locate, names) if isinstance(found, Entry)]
-    missing = Puller().plan(entries)
-    with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
-        puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
-        for entry in entries:
-            puller.ensure(entry)
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:

@@ -66,10 +66,7 @@ def _root(
 app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."')(
     run_command
 )
-app.command(
-    "quantize",
-    epilog="Example: edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models",
-)(quantize_command)
+app.command("quantize")(quantize_command)
 app.add_typer(models_app, name="models")
 
 

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
-C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch])
+C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/*)
 
 PROMPT ?= Write a quicksort in Python.
 RUN ?=
@@ -40,16 +40,20 @@ format: $(VENV)/.dev ## Format the Python code
 
 # -S and -P keep the installed edgespec out, so that the one in build/sanitize-py is found. Python
 # leaks at exit by itself: leaks are looked for in the C tests only.
-sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of the C core under ASan and UBSan (gcc)
+sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
 	$(CMAKE) -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=ON >/dev/null
+		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=address,undefined >/dev/null
 	$(CMAKE) --build build/sanitize
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
+	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
+	$(CMAKE) --build build/sanitize-threads --target test_threads
+	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
-		--target build/sanitize-py -C build-dir=build/sanitize-py-cmake -C cmake.define.EDGESPEC_SANITIZE=ON .
+		--target build/sanitize-py -C build-dir=build/sanitize-py-cmake -C cmake.define.EDGESPEC_SANITIZE=address,undefined .
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider tests/test_twins.py tests/test_lossless.py
+		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider tests/test_twins.py tests/test_lossless.py tests/test_kernels.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default
@@ -87,6 +91,7 @@ $(VENV)/.dev: $(VENV)/.installed
 	@touch $@
 
 build/tests/.built: $(VENV)/.dev
-	$(CMAKE) -S . -B build/tests -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON >/dev/null
+	$(CMAKE) -S . -B build/tests -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON \
+		-DGGML_INCLUDE_DIR="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/include" >/dev/null
 	$(CMAKE) --build build/tests
 	@touch $@

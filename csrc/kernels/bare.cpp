@@ -1,0 +1,110 @@
+// The kernels without ggml, for tests: tensors made by hand, run by the same executor.
+#include "edgespec_kernels.h"
+#include "packed.h"
+
+#include <string.h>
+
+#include <utility>
+
+using namespace edgespec;
+using ggml::Tensor;
+
+namespace {
+
+Tensor make_tensor(int type, size_t size, int64_t n0, int64_t n1, int64_t n2, const void *data) {
+    Tensor t = {};
+    t.type = type;
+    t.ne[0] = n0;
+    t.ne[1] = n1;
+    t.ne[2] = n2;
+    t.ne[3] = 1;
+    t.nb[0] = size;
+    t.nb[1] = size * (size_t)n0;
+    t.nb[2] = t.nb[1] * (size_t)n1;
+    t.nb[3] = t.nb[2] * (size_t)n2;
+    t.data = (void *)data;
+    t.flags = ggml::FLAG_COMPUTE;
+    return t;
+}
+
+const Isa *isa() { return find_isa(es_kernels_isa()); }
+
+// A weight tensor with room for the packed form; none if these weights cannot be packed.
+struct Weights {
+    Tensor tensor;
+    std::unique_ptr<uint8_t[]> memory;
+
+    bool pack_from(int type, int64_t rows, int64_t columns, const uint8_t *blocks, size_t size) {
+        if (rows < 1 || columns < 1 || rows > 1 << 20 || columns > 1 << 20) {
+            return false;
+        }
+        tensor = make_tensor(type, 0, columns, rows, 1, nullptr);
+        if (!can_pack(&tensor) || plain_size(&tensor) != size) {
+            return false;
+        }
+        memory.reset(new uint8_t[packed_size(*isa(), &tensor) + 64]);
+        tensor.data = (void *)(((uintptr_t)memory.get() + 63) & ~(uintptr_t)63);
+        pack(*isa(), &tensor, blocks);
+        return true;
+    }
+};
+
+int run(std::vector<Tensor *> nodes, int n_threads) {
+    static const Ggml none = {};
+    Executor executor(*isa(), none);
+    executor.n_threads = n_threads;
+    return executor.compute(nodes) == ggml::STATUS_SUCCESS ? 0 : -1;
+}
+
+} // namespace
+
+extern "C" {
+
+int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, uint8_t *out) {
+    Weights w;
+    if (!isa() || !w.pack_from(type, rows, columns, weights, size)) {
+        return -1;
+    }
+    unpack(*isa(), &w.tensor, out);
+    return 0;
+}
+
+int es_kernels_matmul(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, int64_t n,
+                      const float *x, float *y, int n_threads) {
+    Weights w;
+    if (!isa() || n < 1 || n_threads < 1 || !w.pack_from(type, rows, columns, weights, size)) {
+        return -1;
+    }
+    Tensor tx = make_tensor(ggml::TYPE_F32, 4, columns, n, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, rows, n, 1, y);
+    ty.op = ggml::OP_MUL_MAT;
+    ty.src[0] = &w.tensor;
+    ty.src[1] = &tx;
+    return run({&ty}, n_threads);
+}
+
+int es_kernels_attention(int64_t head_dim, int64_t n_head, int64_t n_head_kv, int64_t n, int64_t n_kv, const float *q,
+                         const uint16_t *k, const uint16_t *v, const uint16_t *mask, float scale, float *out,
+                         int n_threads) {
+    if (!isa() || head_dim < 1 || n_head_kv < 1 || n < 1 || n_kv < 1 || n_threads < 1) {
+        return -1;
+    }
+    static const Ggml none = {};
+    // ggml's views: tokens in dimension 1, heads in dimension 2.
+    const auto heads = [](int type, size_t size, int64_t dim, int64_t n_heads, int64_t tokens, const void *data) {
+        Tensor t = make_tensor(type, size, dim, n_heads, tokens, data);
+        std::swap(t.ne[1], t.ne[2]);
+        std::swap(t.nb[1], t.nb[2]);
+        return t;
+    };
+    Tensor tq = heads(ggml::TYPE_F32, 4, head_dim, n_head, n, q), tk = heads(ggml::TYPE_F16, 2, head_dim, n_head_kv, n_kv, k);
+    Tensor tv = heads(ggml::TYPE_F16, 2, head_dim, n_head_kv, n_kv, v), tm = make_tensor(ggml::TYPE_F16, 2, n_kv, n, 1, mask);
+    Tensor to = make_tensor(ggml::TYPE_F32, 4, head_dim, n_head, n, out);
+    to.op = ggml::OP_FLASH_ATTN_EXT;
+    memcpy(&to.op_params[0], &scale, 4);
+    to.src[0] = &tq;
+    to.src[1] = &tk;
+    to.src[2] = &tv;
+    to.src[3] = &tm;
+    return can_run(&to, none) ? run({&to}, n_threads) : -1;
+}
+}

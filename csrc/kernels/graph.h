@@ -1,0 +1,93 @@
+// Runs a ggml graph, or a part of one, on a team of threads.
+#pragma once
+
+#include "ggml_abi.h"
+#include "isa.h"
+#include "team.h"
+
+#include <memory>
+#include <vector>
+
+namespace edgespec {
+
+// ggml's functions that the plugin calls, looked up in the loaded libraries.
+struct Ggml {
+    int (*graph_n_nodes)(ggml::Graph *);
+    ggml::Tensor *(*graph_node)(ggml::Graph *, int);
+    ggml::Buffer *(*backend_buffer_init)(ggml::BufferType *, ggml::BufferInterface, void *context, size_t size);
+    bool (*backend_buft_is_host)(ggml::BufferType *);
+    ggml::BufferType *(*backend_cpu_buffer_type)();
+};
+
+// Whether weights of this type and shape can be packed.
+bool can_pack(const ggml::Tensor *weights);
+
+// Whether `op` is a product with packed weights (of buffer type `packed`) that can be run.
+bool is_packed_matmul(const ggml::Tensor *op, const ggml::BufferType *packed, const Ggml &ggml);
+
+// Whether `op` is one of the others that can be run.
+bool can_run(const ggml::Tensor *op, const Ggml &ggml);
+
+// One context's executor; it keeps its work memory from graph to graph.
+class Executor {
+  public:
+    Executor(const Isa &isa, const Ggml &ggml) : isa_(isa), ggml_(ggml) {}
+
+    int n_threads = 1;
+    bool (*abort)(void *) = nullptr; // asked by thread 0 between operations
+    void *abort_data = nullptr;
+
+    int compute(ggml::Graph *graph); // a ggml status
+
+    // Products and attention outside of a graph, for tests.
+    int compute(const std::vector<ggml::Tensor *> &nodes);
+
+  private:
+    // What threads do between two barriers.
+    struct Step {
+        void (Executor::*run)(const Step &, int thread, int n);
+        const ggml::Tensor *op;
+        const ggml::Tensor *fused = nullptr; // the ADD after a product, the MUL after a norm: written as well
+        const ggml::Tensor *other = nullptr; // its other operand
+        size_t index = 0;                    // of the counter; of the angles of a rotation
+        Step(void (Executor::*f)(const Step &, int, int), const ggml::Tensor *t) : run(f), op(t) {}
+    };
+    // Cosines and sines of a rotation, n_tokens x n_dims / 2: the same for all layers, computed once a graph.
+    struct Angles {
+        const ggml::Tensor *op; // the first rotation with these parameters
+        float *cosines, *sines;
+    };
+    struct Attention;
+
+    bool plan(const std::vector<ggml::Tensor *> &nodes);
+    void run(Team &team, int thread);
+
+    void quantize(const Step &step, int thread, int n);
+    void matmul(const Step &step, int thread, int n);
+    void rms_norm(const Step &step, int thread, int n);
+    void binary(const Step &step, int thread, int n);
+    void scale(const Step &step, int thread, int n);
+    void glu(const Step &step, int thread, int n);
+    void rope(const Step &step, int thread, int n);
+    void set_rows(const Step &step, int thread, int n);
+    void get_rows(const Step &step, int thread, int n);
+    void attend(const Step &step, int thread, int n);
+    void merge(const Step &step, int thread, int n);
+    void compute_angles(int thread, int n);
+
+    Attention attention(const ggml::Tensor *op, int n_threads) const;
+
+    const Isa &isa_;
+    const Ggml &ggml_;
+    std::vector<Step> steps_;
+    std::vector<Angles> angles_;
+    std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, one for each step
+    size_t n_counters_ = 0;
+    std::unique_ptr<char[]> memory_;
+    size_t memory_size_ = 0;
+    int8_t *acts_ = nullptr;
+    float *states_ = nullptr;
+    std::atomic<size_t> n_wanted_{0}; // steps to run: fewer after an abort
+};
+
+} // namespace edgespec

@@ -1,0 +1,58 @@
+// One instruction set's kernels, compiled once for each: ES_ISA names the table, ES_ISA_TEXT what users read.
+//
+// Everything is in an anonymous namespace and nothing of the standard library's templates is used: the
+// linker would keep one copy of a shared inline function, maybe the one for a CPU this is not.
+#include "isa.h"
+
+#include <immintrin.h>
+
+namespace edgespec {
+namespace {
+
+inline float float_at(const int8_t *p, int i) {
+    float x;
+    __builtin_memcpy(&x, p + 4 * i, 4);
+    return x;
+}
+inline int32_t int_at(const int8_t *p, int i) {
+    int32_t x;
+    __builtin_memcpy(&x, p + 4 * i, 4);
+    return x;
+}
+
+#ifdef __AVX512F__
+#include "simd_avx512.h"
+#else
+#include "simd_avx2.h"
+#endif
+#include "matmul.h"
+#include "attention.h"
+#include "rows.h"
+} // namespace
+
+#define TILES(TYPE)                                                                                                   \
+    {                                                                                                                 \
+        matmul<TYPE, 1>, matmul<TYPE, 2>, matmul<TYPE, 3>, matmul<TYPE, 4>, matmul<TYPE, 5>, matmul<TYPE, 6>,         \
+            matmul<TYPE, 7>, matmul<TYPE, 8>                                                                          \
+    }
+
+extern const Isa ES_ISA;
+const Isa ES_ISA = {
+    ES_ISA_TEXT,
+    LANES,
+    quantize,
+    {TILES(Q4_0), TILES(Q4_1), TILES(Q5_0), TILES(Q5_1), TILES(Q8_0), TILES(IQ4_NL), TILES(Q4_K), TILES(Q5_K),
+     TILES(Q6_K)},
+    attend,
+    merge,
+    rms_norm,
+    add,
+    mul,
+    scale,
+    silu_mul,
+    gelu_mul,
+    to_half,
+    rope,
+};
+
+} // namespace edgespec

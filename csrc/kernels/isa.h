@@ -1,0 +1,75 @@
+// The kernels of one instruction set, as a table of functions; isa.cpp is compiled once for each.
+//
+// Every kernel computes an output from its inputs in one fixed order of operations, whatever the number of
+// tokens beside it: *batch invariance*, which the exactness of a greedy stream rests on.
+#pragma once
+
+#include "weights.h"
+
+namespace edgespec {
+
+constexpr int MAX_TILE = 8;         // tokens that share one pass over a group of weights
+constexpr int ATTN_ROWS = 48;       // most (token, head) rows of one attention unit
+constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
+constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
+constexpr int MAX_HEAD_DIM = 256;
+
+// Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8, then
+// four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
+//     for the simple types  8 S (int32), d S (float), nothing;
+//     for the K types       S (float), 32 a, 32 b (int32).
+constexpr int64_t record_bytes(int nc) { return 48 * (int64_t)nc; }
+// Steps of `columns` columns: whole packets of the simple types; K types have whole ones anyway.
+constexpr int64_t n_steps(int64_t columns) { return (columns + 63) / 64 * 2; }
+
+typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows);
+
+// One unit of attention: `rows` (token, head) rows that share a head of the cache.
+struct AttentionUnit {
+    int64_t head_dim;
+    int rows;
+    const float *q[ATTN_ROWS];        // head_dim floats each
+    const uint16_t *mask[ATTN_ROWS];  // F16, indexed by cached token
+    const char *k, *v;                // F16 rows of the head, k_stride and v_stride bytes apart
+    int64_t k_stride, v_stride;
+    float scale;
+};
+// What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * head_dim).
+struct AttentionState {
+    float *max, *sum, *out;
+
+    static size_t n_floats(int64_t head_dim, int rows) { return (size_t)((head_dim + 2) * rows + 15) / 16 * 16; }
+    static AttentionState at(float *memory, int64_t head_dim, int rows) {
+        return {memory + head_dim * rows, memory + (head_dim + 1) * rows, memory};
+    }
+};
+
+struct Isa {
+    const char *name;
+    int lanes;
+    // Quantize blocks [block0, block1) (of act_block columns) of x into column c of a tile of nc.
+    void (*quantize)(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile,
+                     int nc, int c);
+    MatmulFn *matmul[N_TYPES][MAX_TILE];
+    // Set the state to what cached tokens [j0, j1), at most a segment, give.
+    void (*attend)(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionState &state);
+    // Row r of `part` joins row r of `total`.
+    void (*merge)(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total);
+
+    // ---- rows of n floats; y may be x ----
+    void (*rms_norm)(int64_t n, const float *x, float eps, float *y);
+    void (*add)(int64_t n, const float *a, const float *b, float *y);
+    void (*mul)(int64_t n, const float *a, const float *b, float *y);
+    void (*scale)(int64_t n, const float *x, float factor, float bias, float *y);
+    void (*silu_mul)(int64_t n, const float *x, const float *g, float *y);
+    void (*gelu_mul)(int64_t n, const float *x, const float *g, float *y);
+    void (*to_half)(int64_t n, const float *x, uint16_t *y);
+    // Rotate pairs (i, i + n/2) of n floats, or (2i, 2i + 1) if not `halves`, by n/2 angles.
+    void (*rope)(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y);
+};
+
+// The best table for this CPU, or nullptr; one by name, or nullptr when unknown or not for this CPU.
+const Isa *best_isa();
+const Isa *find_isa(const char *name);
+
+} // namespace edgespec

@@ -1,0 +1,187 @@
+// One group of packed weights against a tile of quantized activations.
+#pragma once
+
+constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int PREFETCH = 8192; // bytes ahead: measured, see docs/kernels.md
+
+template <int TYPE> struct Weights {
+    static constexpr Format FORMAT = FORMATS[TYPE];
+    static constexpr int STEPS = FORMAT.steps, HEADER = FORMAT.header * LANES, STEP = FORMAT.step * LANES;
+    static constexpr bool K_TYPE = STEPS == 8, HALVES = TYPE == Q6_K;
+    static constexpr bool MINUS_MIN = TYPE == Q4_K || TYPE == Q5_K, PLUS_MIN = TYPE == Q4_1 || TYPE == Q5_1;
+    static constexpr bool BYTES = TYPE == Q8_0 || TYPE == IQ4_NL;
+    // Stored values stand for value - 2^OFFSET_BITS.
+    static constexpr int OFFSET_BITS = TYPE == Q4_0   ? 3
+                                       : TYPE == Q5_0 ? 4
+                                       : TYPE == Q6_K ? 5
+                                       : BYTES && !SIGNED_BYTES ? 7
+                                                                : 0;
+    static constexpr int LARGEST = BYTES ? 128 : FORMAT.step == 24 ? 63 : FORMAT.step == 20 ? 31 : 15;
+
+    // The 8 planes of a step, columns 4v.. in plane v.
+    static inline void load(const uint8_t *p, I *v) {
+        constexpr int PLANE = LANES * 4;
+        if (TYPE == Q8_0) {
+            for (int i = 0; i < 8; i++) {
+                v[i] = i_load(p + i * PLANE);
+                v[i] = SIGNED_BYTES ? i_xor(v[i], i_bytes(0x80)) : v[i];
+            }
+            return;
+        }
+        const I low = i_bytes(15);
+        for (int i = 0; i < 4; i++) {
+            const I both = i_load(p + i * PLANE);
+            v[i] = i_and(both, low);
+            v[i + 4] = i_and(i_shr16<4>(both), low);
+        }
+        if (TYPE == IQ4_NL) {
+            for (int i = 0; i < 8; i++) {
+                v[i] = i_lookup(IQ4_NL_VALUES, v[i]);
+                v[i] = SIGNED_BYTES ? v[i] : i_xor(v[i], i_bytes(0x80));
+            }
+        }
+        if (FORMAT.step == 20) {
+            const I h = i_load(p + 4 * PLANE), bit = i_bytes(16);
+            v[0] = i_or_and(v[0], i_shl16<4>(h), bit);
+            v[1] = i_or_and(v[1], i_shl16<3>(h), bit);
+            v[2] = i_or_and(v[2], i_shl16<2>(h), bit);
+            v[3] = i_or_and(v[3], i_shl16<1>(h), bit);
+            v[4] = i_or_and(v[4], h, bit);
+            v[5] = i_or_and(v[5], i_shr16<1>(h), bit);
+            v[6] = i_or_and(v[6], i_shr16<2>(h), bit);
+            v[7] = i_or_and(v[7], i_shr16<3>(h), bit);
+        }
+        if (FORMAT.step == 24) {
+            const I bits = i_bytes(0x30);
+            for (int i = 0; i < 2; i++) {
+                const I h = i_load(p + (4 + i) * PLANE);
+                v[4 * i] = i_or_and(v[4 * i], i_shl16<4>(h), bits);
+                v[4 * i + 1] = i_or_and(v[4 * i + 1], i_shl16<2>(h), bits);
+                v[4 * i + 2] = i_or_and(v[4 * i + 2], h, bits);
+                v[4 * i + 3] = i_or_and(v[4 * i + 3], i_shr16<2>(h), bits);
+            }
+        }
+    }
+
+    // Scales of a step; `half` 0 or 1 where 16 columns have their own.
+    static inline F scale(const uint8_t *header, F d, int s, int half) {
+        if (!K_TYPE) {
+            return f_half(header + 2 * LANES * s);
+        }
+        const uint8_t *small = header + 4 * LANES + (HALVES ? 2 * s + half : s) * LANES;
+        return f_mul(d, HALVES ? f_i8(small) : f_u8(small));
+    }
+    static inline F minimum(const uint8_t *header, F dmin, int s) {
+        return K_TYPE ? f_mul(dmin, f_u8(header + (4 + 8 + s) * LANES)) : f_half(header + 2 * LANES * (2 + s));
+    }
+};
+
+inline void prefetch(const uint8_t *p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(p + PREFETCH + i, 0, 0);
+    }
+}
+
+// Unrolled even where the compiler hesitates: the arrays indexed by c must end up in registers.
+#define EACH_TOKEN _Pragma("GCC unroll 8") for (int c = 0; c < NC; c++)
+
+template <int TYPE, int NC>
+void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows) {
+    typedef Weights<TYPE> W;
+    F total[NC];
+    EACH_TOKEN {
+        total[c] = f_zero();
+    }
+    for (int64_t p = 0; p < packets; p++) {
+        const uint8_t *header = group, *step = group + W::HEADER;
+        prefetch(header, W::HEADER);
+        const F d = W::K_TYPE ? f_half(header) : f_zero();
+        const F dmin = W::MINUS_MIN ? f_half(header + 2 * LANES) : f_zero();
+        F of_packet[NC]; // K types: sums under the packet's activation scale
+        EACH_TOKEN {
+            of_packet[c] = f_zero();
+        }
+        const int8_t *meta = acts;
+        for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(NC)) {
+            I v[8];
+            W::load(step, v);
+            prefetch(step, W::STEP);
+            meta = acts + 32 * NC;
+            I sum[NC];
+            if constexpr (W::HALVES) {
+                for (int half = 0; half < 2; half++) {
+                    const F scale = W::scale(header, d, s, half);
+                    EACH_TOKEN { sum[c] = i_set1(int_at(meta, (2 + half) * NC + c)); }
+                    i_dot4<W::LARGEST, NC>(sum, v + 4 * half, acts + 16 * half);
+                    EACH_TOKEN { of_packet[c] = f_fma(f_int(sum[c]), scale, of_packet[c]); }
+                }
+                continue;
+            }
+            EACH_TOKEN { sum[c] = W::OFFSET_BITS ? i_shl32<W::OFFSET_BITS - 3>(i_set1(int_at(meta, NC + c))) : i_zero(); }
+            i_dot4<W::LARGEST, NC>(sum, v, acts);
+            i_dot4<W::LARGEST, NC>(sum, v + 4, acts + 16);
+            const F scale = W::scale(header, d, s, 0);
+            const F min = W::MINUS_MIN || W::PLUS_MIN ? W::minimum(header, dmin, s) : f_zero();
+            EACH_TOKEN {
+                if (W::K_TYPE) {
+                    of_packet[c] = f_fma(f_int(sum[c]), scale, of_packet[c]);
+                    of_packet[c] = f_fma(min, f_set1(float_at(meta, NC + c)), of_packet[c]);
+                } else {
+                    total[c] = f_fma(f_mul(f_int(sum[c]), scale), f_set1(float_at(meta, c)), total[c]);
+                    if (W::PLUS_MIN) {
+                        total[c] = f_fnma(min, f_set1(float_at(meta, 2 * NC + c)), total[c]);
+                    }
+                }
+            }
+        }
+        if (W::K_TYPE) {
+            EACH_TOKEN {
+                total[c] = f_fma(of_packet[c], f_set1(float_at(meta, c)), total[c]);
+            }
+        }
+        group = step;
+    }
+    EACH_TOKEN {
+        f_store_n(y + c * ldy, total[c], rows);
+    }
+}
+
+void quantize(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile, int nc,
+              int c) {
+    for (int64_t b = block0; b < block1; b++) {
+        const int64_t first = b * act_block, n = columns - first < act_block ? columns - first : act_block;
+        F largest = f_zero();
+        for (int64_t i = 0; i < n; i += LANES) {
+            largest = f_max(largest, f_abs(f_load(x + first + i)));
+        }
+        const float max = f_reduce_max(largest), d = max / 127, inverse = max > 1e-30f ? 127 / max : 0;
+        for (int64_t i = 0; i < n; i += 32) {
+            int8_t *record = tile + (first + i) / 32 * record_bytes(nc);
+            int32_t sums[2] = {0, 0};
+            for (int j = 0; j < 32; j += LANES) {
+                const F v = f_mul(f_load(x + first + i + j), f_set1(inverse));
+                sums[j / 16] += i_store_bytes(record + 32 * c + j, v);
+            }
+            // Minus the sums, as the kernels add them: see isa.h.
+            const float sum = (float)-(sums[0] + sums[1]), scaled = d * sum;
+            const int32_t by8 = -8 * (sums[0] + sums[1]), by32[2] = {-32 * sums[0], -32 * sums[1]};
+            int8_t *meta = record + 32 * nc + 4 * c;
+            __builtin_memcpy(meta, &d, 4);
+            if (act_block == 32) {
+                __builtin_memcpy(meta + 4 * nc, &by8, 4);
+                __builtin_memcpy(meta + 8 * nc, &scaled, 4);
+            } else {
+                __builtin_memcpy(meta + 4 * nc, &sum, 4);
+                __builtin_memcpy(meta + 8 * nc, &by32[0], 4);
+                __builtin_memcpy(meta + 12 * nc, &by32[1], 4);
+            }
+        }
+    }
+    if (block1 * act_block >= columns && columns / 32 % 2) { // the last packet's second step is not there
+        int8_t *record = tile + columns / 32 * record_bytes(nc);
+        __builtin_memset(record + 32 * c, 0, 32);
+        for (int k = 0; k < 4; k++) {
+            __builtin_memset(record + 32 * nc + 4 * c + 4 * nc * k, 0, 4);
+        }
+    }
+}

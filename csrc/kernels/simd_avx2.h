@@ -1,0 +1,139 @@
+// Vectors of 8 lanes: AVX2 with FMA and F16C, and AVX-VNNI where the compiler is told of it.
+#pragma once
+
+constexpr int LANES = 8;
+#ifdef __AVXVNNI__
+constexpr bool SIGNED_BYTES = false;
+#else
+constexpr bool SIGNED_BYTES = true; // unsigned bytes above 127 would overflow the 16-bit sums of maddubs
+#endif
+typedef __m256 F;
+typedef __m256i I;
+
+inline F f_zero() { return _mm256_setzero_ps(); }
+inline F f_set1(float x) { return _mm256_set1_ps(x); }
+inline F f_load(const float *p) { return _mm256_loadu_ps(p); }
+inline void f_store(float *p, F x) { _mm256_storeu_ps(p, x); }
+inline I lanes_below(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline void f_store_n(float *p, F x, int n) { _mm256_maskstore_ps(p, lanes_below(n), x); }
+inline F f_load_n(const float *p, int n) { return _mm256_maskload_ps(p, lanes_below(n)); }
+inline F f_add(F a, F b) { return _mm256_add_ps(a, b); }
+inline F f_sub(F a, F b) { return _mm256_sub_ps(a, b); }
+inline F f_mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F f_div(F a, F b) { return _mm256_div_ps(a, b); }
+inline F f_fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+inline F f_fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+inline F f_max(F a, F b) { return _mm256_max_ps(a, b); }
+inline F f_min(F a, F b) { return _mm256_min_ps(a, b); }
+inline F f_abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline F f_round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// a where x > limit, else 0.
+inline F f_zero_unless_above(F x, float limit, F a) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ), a);
+}
+// a * 2^n for integral n in [-252, 254], in two steps: the exponent of one factor ends at 127.
+inline F f_ldexp(F a, F n) {
+    const I e = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(e, 1), rest = _mm256_sub_epi32(e, half);
+    const I bias = _mm256_set1_epi32(127);
+    a = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+}
+inline float f_reduce_add(F a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float f_reduce_max(F a) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+inline F f_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+inline void f_store_half(void *p, F x) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline F f_u8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline F f_i8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline F f_int(I x) { return _mm256_cvtepi32_ps(x); }
+
+inline I i_zero() { return _mm256_setzero_si256(); }
+inline I i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline I i_set1(int32_t x) { return _mm256_set1_epi32(x); }
+inline I i_bytes(int x) { return _mm256_set1_epi8((char)x); }
+inline I i_and(I a, I b) { return _mm256_and_si256(a, b); }
+inline I i_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+// a | (b & c)
+inline I i_or_and(I a, I b, I c) { return _mm256_or_si256(a, _mm256_and_si256(b, c)); }
+template <int N> inline I i_shl16(I a) { return _mm256_slli_epi16(a, N); }
+template <int N> inline I i_shr16(I a) { return _mm256_srli_epi16(a, N); }
+template <int N> inline I i_shl32(I a) { return _mm256_slli_epi32(a, N); }
+inline I i_lookup(const int8_t *table, I index) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
+}
+// sums[c] + products of four planes with the 16 activations at acts + 32 c; LARGEST bounds the weights (128: signed).
+template <int LARGEST, int NC> inline void i_dot4(I *sums, const I *w, const int8_t *acts) {
+#ifdef __AVXVNNI__
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) { // plane by plane: a column's next product would wait for its last
+            sums[c] = _mm256_dpbusd_avx_epi32(sums[c], w[i], _mm256_set1_epi32(int_at(acts + 32 * c, i)));
+        }
+    }
+#else
+    const I ones = _mm256_set1_epi16(1);
+    for (int c = 0; c < NC; c++) {
+        I s[4];
+        for (int i = 0; i < 4; i++) {
+            const I a = _mm256_set1_epi32(int_at(acts + 32 * c, i));
+            s[i] = LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(a, w[i]))
+                                  : _mm256_maddubs_epi16(w[i], a);
+        }
+        // 16 bits hold 8 products of 31 * 127, 4 of 63 * 127, 2 of 128 * 127.
+        if (LARGEST <= 31) {
+            const I all = _mm256_add_epi16(_mm256_add_epi16(s[0], s[1]), _mm256_add_epi16(s[2], s[3]));
+            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(all, ones));
+        } else if (LARGEST <= 63) {
+            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[0], s[1]), ones));
+            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[2], s[3]), ones));
+        } else {
+            for (int i = 0; i < 4; i++) {
+                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(s[i], ones));
+            }
+        }
+    }
+#endif
+}
+// 8 floats, rounded to nearest, as int8; returns their sum.
+inline int32_t i_store_bytes(int8_t *p, F x) {
+    const I q = _mm256_cvtps_epi32(x);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+// 8 rows of 8 floats become 8 columns.
+inline void f_transpose(F *r) {
+    F t[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 4) {
+        const F a = _mm256_unpacklo_ps(r[i], r[i + 1]), b = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        const F c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm256_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm256_shuffle_ps(a, c, 0xEE);
+        t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm256_shuffle_ps(b, d, 0xEE);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+    }
+}

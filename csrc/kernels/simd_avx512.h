@@ -1,0 +1,99 @@
+// Vectors of 16 lanes: AVX-512 with VNNI (Ice Lake, Zen 4 and newer).
+#pragma once
+
+constexpr int LANES = 16;
+constexpr bool SIGNED_BYTES = false;
+typedef __m512 F;
+typedef __m512i I;
+
+inline F f_zero() { return _mm512_setzero_ps(); }
+inline F f_set1(float x) { return _mm512_set1_ps(x); }
+inline F f_load(const float *p) { return _mm512_loadu_ps(p); }
+inline void f_store(float *p, F x) { _mm512_storeu_ps(p, x); }
+inline void f_store_n(float *p, F x, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x); }
+inline F f_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+inline F f_add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F f_div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F f_fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+inline F f_max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F f_min(F a, F b) { return _mm512_min_ps(a, b); }
+inline F f_abs(F a) { return _mm512_abs_ps(a); }
+inline F f_round(F a) { return _mm512_roundscale_ps(a, 0); }
+// a where x > limit, else 0.
+inline F f_zero_unless_above(F x, float limit, F a) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ), a);
+}
+// a * 2^n for integral n.
+inline F f_ldexp(F a, F n) { return _mm512_scalef_ps(a, n); }
+inline float f_reduce_add(F a) { return _mm512_reduce_add_ps(a); }
+inline float f_reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+inline F f_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+inline void f_store_half(void *p, F x) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline F f_u8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+inline F f_i8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+inline F f_int(I x) { return _mm512_cvtepi32_ps(x); }
+
+inline I i_zero() { return _mm512_setzero_si512(); }
+inline I i_load(const void *p) { return _mm512_loadu_si512(p); }
+inline I i_set1(int32_t x) { return _mm512_set1_epi32(x); }
+inline I i_bytes(int x) { return _mm512_set1_epi8((char)x); }
+inline I i_and(I a, I b) { return _mm512_and_si512(a, b); }
+inline I i_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+// a | (b & c)
+inline I i_or_and(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF8); }
+template <int N> inline I i_shl16(I a) { return _mm512_slli_epi16(a, N); }
+template <int N> inline I i_shr16(I a) { return _mm512_srli_epi16(a, N); }
+template <int N> inline I i_shl32(I a) { return _mm512_slli_epi32(a, N); }
+inline I i_lookup(const int8_t *table, I index) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), index);
+}
+// sums[c] + products of four planes with the 16 activations at acts + 32 c. Plane by plane: a column's next
+// product would wait for its last.
+template <int LARGEST, int NC> inline void i_dot4(I *sums, const I *w, const int8_t *acts) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) {
+            sums[c] = _mm512_dpbusd_epi32(sums[c], w[i], _mm512_set1_epi32(int_at(acts + 32 * c, i)));
+        }
+    }
+}
+// 16 floats, rounded to nearest, as int8; returns their sum.
+inline int32_t i_store_bytes(int8_t *p, F x) {
+    const __m128i q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));
+    _mm_storeu_si128((__m128i *)p, q);
+    // Sums of 8 unsigned bytes, each 128 too large.
+    const __m128i s = _mm_sad_epu8(_mm_xor_si128(q, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
+}
+// 16 rows of 16 floats become 16 columns.
+inline void f_transpose(F *r) {
+    F t[16];
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        const F a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+        const F c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm512_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm512_shuffle_ps(a, c, 0xEE);
+        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm512_shuffle_ps(b, d, 0xEE);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const F a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88);
+        const F c = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xDD), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xDD);
+        r[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(a, b, 0xDD);
+        r[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(c, d, 0xDD);
+    }
+}

@@ -1,0 +1,74 @@
+/* The kernels on several threads, for ThreadSanitizer: the same bits as on one. */
+#include "../edgespec_kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 100, COLUMNS = 512, TOKENS = 20, HEADS = 6, HEAD_DIM = 64, CACHED = 700, MAX_THREADS = 4 };
+
+static uint32_t state = 1;
+static uint32_t next(void) { return state = state * 1664525u + 1013904223u; }
+static float uniform(void) { return (float)(next() >> 8) / (1 << 23) - 1; }
+static void check(int ok, const char *what) {
+    if (!ok) {
+        fprintf(stderr, "failed: %s\n", what);
+        exit(1);
+    }
+}
+
+static void test_matmul(int type, size_t block_bytes, int block) {
+    const size_t size = ROWS * (COLUMNS / block) * block_bytes;
+    uint8_t *weights = malloc(size);
+    float *x = malloc(sizeof(float) * COLUMNS * TOKENS), *y = malloc(sizeof(float) * ROWS * TOKENS * 2);
+    check(weights && x && y, "memory");
+    for (size_t i = 0; i < size; i++) {
+        weights[i] = (uint8_t)(next() >> 24) & 0x3F; /* scales are small and positive */
+    }
+    for (int i = 0; i < COLUMNS * TOKENS; i++) {
+        x[i] = uniform();
+    }
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        float *out = threads == 1 ? y : y + ROWS * TOKENS;
+        check(!es_kernels_matmul(type, ROWS, COLUMNS, weights, size, TOKENS, x, out, threads), "matmul");
+        check(!memcmp(y, out, sizeof(float) * ROWS * TOKENS), "the same product on all numbers of threads");
+    }
+    free(weights);
+    free(x);
+    free(y);
+}
+
+static void test_attention(int tokens) {
+    const int q_size = tokens * HEADS * HEAD_DIM, kv_size = CACHED * 2 * HEAD_DIM;
+    float *q = malloc(sizeof(float) * q_size), *out = malloc(sizeof(float) * q_size * 2);
+    uint16_t *kv = malloc(2 * kv_size), *mask = calloc((size_t)tokens * CACHED, 2);
+    check(q && out && kv && mask, "memory");
+    for (int i = 0; i < q_size; i++) {
+        q[i] = uniform();
+    }
+    for (int i = 0; i < kv_size; i++) {
+        kv[i] = (uint16_t)(0x3800 | (next() >> 22)); /* 0.5 to 1 */
+    }
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        float *o = threads == 1 ? out : out + q_size;
+        check(!es_kernels_attention(HEAD_DIM, HEADS, 2, tokens, CACHED, q, kv, kv, mask, 0.125f, o, threads), "attention");
+        check(!memcmp(out, o, sizeof(float) * q_size), "the same attention on all numbers of threads");
+    }
+    free(q);
+    free(out);
+    free(kv);
+    free(mask);
+}
+
+int main(void) {
+    if (!*es_kernels_isa()) {
+        puts("skipped: this CPU has no AVX2");
+        return 0;
+    }
+    test_matmul(2, 18, 32);    /* Q4_0 */
+    test_matmul(12, 144, 256); /* Q4_K */
+    test_matmul(14, 210, 256); /* Q6_K */
+    test_attention(1);
+    test_attention(60);
+    return 0;
+}

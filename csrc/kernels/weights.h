@@ -1,0 +1,68 @@
+// Weight formats: how quantized matrices are laid out in files (ggml's blocks) and in memory (packed).
+//
+// A packed matrix is a row of *groups* of R rows (R = lanes of the instruction set, 16 or 8). A group is
+// one strictly sequential stream of *packets*, in the order in which the kernels use it:
+//
+//     packet = header: scales of all its steps, R at a time
+//              step 0, step 1, ...: 32 columns x R rows each
+//     step   = planes of R x 4 bytes; row r owns bytes 4r .. 4r+3, one byte for each of 4 columns:
+//              nibbles:  4 planes, plane v: columns 4v.. in the low and 16+4v.. in the high nibble
+//              1 bit:    1 plane,  bit v of a byte: column 4v.. (v = 0..7)
+//              2 bits:   2 planes, plane h, bits 2v..2v+1: column 16h+4v.. (v = 0..3)
+//              bytes:    8 planes, plane v: columns 4v..
+//
+// Header, each item R times: simple types (2 steps): F16 d of step 0, d of step 1, then m of both if the
+// type has minima. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of
+// 32 columns (Q4_K, Q5_K), or 16 signed scales of 16 columns (Q6_K, dmin unused).
+// Rows and columns missing at the end are zeros. Packing loses nothing: unpack gives the same blocks.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace edgespec {
+
+enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K, N_TYPES };
+
+struct Format {
+    const char *name; // ggml's
+    int ggml_type;
+    int block;         // columns of a ggml block
+    int block_bytes;
+    int steps;         // of a packet
+    int header;        // bytes for each row of a packet's header
+    int step;          // bytes for each row of a step
+    int act_block;     // columns that share one activation scale
+};
+
+constexpr Format FORMATS[N_TYPES] = {
+    {"q4_0", 2, 32, 18, 2, 4, 16, 32},     {"q4_1", 3, 32, 20, 2, 8, 16, 32},
+    {"q5_0", 6, 32, 22, 2, 4, 20, 32},     {"q5_1", 7, 32, 24, 2, 8, 20, 32},
+    {"q8_0", 8, 32, 34, 2, 4, 32, 32},     {"iq4_nl", 20, 32, 18, 2, 4, 16, 32},
+    {"q4_K", 12, 256, 144, 8, 20, 16, 256}, {"q5_K", 13, 256, 176, 8, 20, 20, 256},
+    {"q6_K", 14, 256, 210, 8, 20, 24, 256},
+};
+
+// The format of a ggml type, or N_TYPES.
+Type find_type(int ggml_type);
+
+inline int64_t n_packets(Type type, int64_t columns) {
+    const int64_t packet = FORMATS[type].steps * 32;
+    return (columns + packet - 1) / packet;
+}
+inline int64_t row_bytes(Type type, int64_t columns) {
+    return columns / FORMATS[type].block * FORMATS[type].block_bytes;
+}
+// Bytes of a packed group of `lanes` rows.
+inline int64_t group_bytes(Type type, int64_t columns, int lanes) {
+    const Format &f = FORMATS[type];
+    return n_packets(type, columns) * (f.header + f.steps * f.step) * lanes;
+}
+inline int64_t n_groups(int64_t rows, int lanes) { return (rows + lanes - 1) / lanes; }
+
+// Pack the group of `rows` (<= lanes) rows at `src`, `row_bytes` apart, into group_bytes at `dst`.
+void pack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst);
+// The inverse.
+void unpack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst);
+
+} // namespace edgespec

@@ -13,8 +13,6 @@ import contextlib
 import ctypes
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,6 +26,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 from llama_cpp import llama_cpp as llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
+from edgespec.child import run_in_child
 from edgespec.errors import EdgespecError, UsageError
 
 __all__ = [
@@ -222,39 +221,19 @@ def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_thre
         part.unlink(missing_ok=True)
 
 
-_PR_SET_PDEATHSIG = 1
-# -P: nothing is imported from the directory the user happens to be in.
-_CHILD = "import sys; from edgespec import backend; sys.exit(backend._quantize_here(*sys.argv[1:]))"
-
-
 def _quantize_in_child(src: Path, part: Path, ftype: int, pure: bool, n_threads: int) -> str | None:
     """Run the conversion; None on success, else the reason in one line."""
-    arguments = [str(src.absolute()), str(part.absolute()), str(ftype), str(int(pure)), str(n_threads)]
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHILD, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        # Ctrl-C reaches a terminal's whole process group: the child would print a traceback of it.
-        start_new_session=True,
-    )
-    try:
-        complaint = child.communicate()[1].strip()
-    finally:
-        child.kill()
-        child.wait()
-    if child.returncode == 0:
+    arguments = (str(src.absolute()), str(part.absolute()), str(ftype), str(int(pure)), str(n_threads))
+    ended = run_in_child("edgespec.backend", "_quantize_here", *arguments)
+    if ended.code == 0:
         return None
     if shutil.disk_usage(part.parent).free < 1 << 20:
         return f"no space left on the disk of {part.parent}"
-    return complaint.splitlines()[-1] if complaint else f"the converter ended with code {child.returncode}"
+    return ended.complaint or f"the converter ended with code {ended.code}"
 
 
 def _quantize_here(src: str, part: str, ftype: str, pure: str, n_threads: str) -> int:
     """Convert in the child: return the exit code; the reason of a failure goes to stderr."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent may be killed
     params = llama.llama_model_quantize_default_params()
     params.ftype = int(ftype)
     params.pure = bool(int(pure))

@@ -14,6 +14,8 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import Generation
 from edgespec.gguf_header import check_model_file
+from edgespec.kernels import STOCK, KernelsChoice
+from edgespec.kernels import load as load_kernels
 from edgespec.memory import fits_in_memory
 from edgespec.models import load_registry
 from edgespec.pull import locate, resolve
@@ -67,19 +69,23 @@ class Engine(Closing):
         drafter: DrafterName = "model",
         n_ctx: int | None = None,
         n_threads: int | None = None,
+        kernels: KernelsChoice = "auto",
         signals: SignalPipe | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled.
 
         `drafter="none"`: plain decoding, no draft is loaded. `n_ctx`: context in tokens, by default as
-        much as a generation needs. `n_threads`: by default one a physical core. `signals`: lets
-        Ctrl-C end a pass under way. `on_message` takes lines that the user should know. Raises
+        much as a generation needs. `n_threads`: by default one a physical core. `kernels`: "auto" uses
+        edgespec's own where they can be used, "off" llama.cpp's. `signals`: lets Ctrl-C end a pass
+        under way. `on_message` takes lines that the user should know. Raises
         UsageError or EdgespecError: a model cannot be had, is not usable, does not fit in memory,
         or the draft's vocabulary is another one.
         """
         if drafter not in get_args(DrafterName):
             raise UsageError(f"--drafter {drafter}: must be one of {', '.join(get_args(DrafterName))}")
+        if kernels not in get_args(KernelsChoice):
+            raise UsageError(f"--kernels {kernels}: must be one of {', '.join(get_args(KernelsChoice))}")
         if n_ctx is not None and n_ctx < 1:
             raise UsageError(f"--ctx {n_ctx}: must be 1 or more")
         if n_threads is not None and n_threads < 1:
@@ -101,8 +107,13 @@ class Engine(Closing):
         self._models: list[Model] = []
         self._closed = False
         try:
+            loaded = load_kernels() if kernels == "auto" else None
+            if loaded and not loaded.available and not loaded.declined:
+                on_message(f"stock kernels: {loaded.reason}")
             for header in headers:
-                self._models.append(Model(header.path, header=header))
+                self._models.append(Model(header.path, kernels=kernels == "auto", header=header))
+            packed = any(model.uses_kernels for model in self._models)
+            self.kernels = loaded.name if loaded and packed else STOCK
             self.target = self._models[0]
             self.draft = self._models[1] if len(self._models) > 1 else None
             if self.draft is not None:
@@ -200,6 +211,7 @@ class Engine(Closing):
             seed=seed,
             called=called,
             names=(self.target_name, self.draft_name if drafter else None),
+            kernels=self.kernels,
         )
         return self._stream
 

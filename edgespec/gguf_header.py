@@ -89,6 +89,8 @@ class GGUFHeader:
     split_no: int
     split_count: int
     """Parts of a model split over several files; 0 or 1 for a single file."""
+    other_parts: tuple[Path, ...] = ()
+    """The files beside `path` that complete a split model; found by `check_model_file`."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -180,7 +182,8 @@ class _Values:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[int]:
+def open_gguf(path: Path) -> Iterator[int]:
+    """Open a GGUF file with ggml's parser, without its weights; the value is a gguf_context."""
     context = backend.create(
         lambda _: _init_from_file(os.fsencode(path), _Params(no_alloc=True, ctx=None)), _free
     )
@@ -203,7 +206,7 @@ def read_header(path: str | Path) -> GGUFHeader:
     """
     path = Path(path)
     _check_magic(path, _first_bytes(path))
-    with _open(path) as context:
+    with open_gguf(path) as context:
         values = _Values(context, path)
         architecture = values.text("general.architecture")
         n_layer = values.largest(f"{architecture}.block_count")
@@ -306,7 +309,11 @@ def check_model_file(path: str | Path) -> GGUFHeader:
     for part in (header, *parts):
         _check_complete(part)
     _check_kind(header)
-    return replace(header, file_bytes=header.file_bytes + sum(part.file_bytes for part in parts))
+    return replace(
+        header,
+        file_bytes=header.file_bytes + sum(part.file_bytes for part in parts),
+        other_parts=tuple(part.path for part in parts),
+    )
 
 
 def _other_parts(header: GGUFHeader) -> list[Path]:

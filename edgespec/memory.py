@@ -1,8 +1,12 @@
-"""Will the models fit? Answered from their headers before anything is loaded."""
+"""Will the models fit? Answered from their headers before anything is loaded. And what they took."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+import re
+import resource
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
@@ -13,6 +17,11 @@ from edgespec.gguf_header import GGUFHeader
 # process itself.
 _BYTES_PER_VOCAB = 400
 _PROCESS_BYTES = 64 << 20
+
+_MADV_DONTNEED = 4
+_MAPPING = re.compile(
+    r"([0-9a-f]+)-([0-9a-f]+) r--. \S+ \S+ \d+ +(.+)"
+)  # a line of /proc/PID/maps, read-only
 
 
 def required_bytes(header: GGUFHeader, n_ctx: int, n_batch: int = 512, n_logits_max: int = 64) -> int:
@@ -33,14 +42,24 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     The lower of MemAvailable and what each cgroup (v2) above this process leaves; `root` holds
     `proc` and `sys`, so that tests can bring their own.
     """
-    limits = [limit for limit in (_mem_available(root), *_cgroup_limits(root)) if limit is not None]
+    limits = [limit for limit in (_meminfo(root, "MemAvailable"), *_cgroup_limits(root)) if limit is not None]
     return min(limits, default=None)
 
 
-def _mem_available(root: Path) -> int | None:
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Return the machine's memory, or None where the kernel does not say; `root` as above."""
+    return _meminfo(root, "MemTotal")
+
+
+def peak_rss_bytes() -> int:
+    """Return the largest resident memory of this process so far, mapped model files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _meminfo(root: Path, wanted: str) -> int | None:
     for line in _lines(root / "proc/meminfo"):
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == wanted:
             return int(value.split()[0]) * 1024
     return None
 
@@ -97,3 +116,35 @@ def fits_in_memory(
 
 def _gib(n_bytes: int) -> str:
     return f"{n_bytes / (1 << 30):.2f} GiB"
+
+
+class MappedPages:
+    """The resident pages of files that are mapped, read-only, after this object was made.
+
+    Earlier mappings are left alone: they are other models', which may be unmapped by another thread
+    at any time, and then something else could lie at their address.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = {os.path.realpath(file) for file in files}
+        self._earlier = set(self._ranges())
+
+    def drop(self) -> int:
+        """Take the pages out of resident memory and return the bytes of the mappings.
+
+        What is still read comes back from the page cache. Nothing is lost: no page can be dirty.
+        """
+        dropped = 0
+        for start, end in self._ranges():
+            if (start, end) not in self._earlier and not _madvise(start, end - start, _MADV_DONTNEED):
+                dropped += end - start
+        return dropped
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        for line in _lines(Path("/proc/self/maps")):
+            if (found := _MAPPING.fullmatch(line)) and found[3] in self._files:
+                yield int(found[1], 16), int(found[2], 16)
+
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

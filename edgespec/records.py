@@ -167,4 +167,6 @@ class Result:
     seed: int
     target: str
     draft: str | None
+    kernels: str
+    """The instruction set of edgespec's kernels in use, "stock" when llama.cpp's own did the work."""
     stats: Stats

@@ -19,7 +19,7 @@ from edgespec.weights import Model
 Rows: TypeAlias = npt.NDArray[np.float32]
 """Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
 
-_FLASH_ATTN_DISABLED = 0
+_FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
 _DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
 _SEQUENCE = 0
 _LOGITS_FIELD: Any = llama.llama_batch.logits  # at run time a ctypes field, not the value it describes
@@ -197,7 +197,8 @@ def _create(
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = n_logits_max
     params.n_threads = params.n_threads_batch = n_threads
-    params.flash_attn_type = _FLASH_ATTN_DISABLED  # slower than the plain kernels on a CPU
+    # Only so does attention come to edgespec's kernels; llama.cpp's own is slower than its plain kernels.
+    params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED
     params.offload_kqv = False
     params.no_perf = True
     params.swa_full = True  # a sliding window that forgot tokens could not be rewound

@@ -21,6 +21,11 @@ from pathlib import Path
 from edgespec.models import Entry, Registry, expand_user, write_atomically
 
 
+def cache_root() -> Path:
+    """Return the user's cache directory of edgespec."""
+    return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "edgespec"
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """What is known of a file in the store: written when it was hashed."""
@@ -45,7 +50,7 @@ class Store:
         """Return the store at $EDGESPEC_MODELS_DIR, or in the user's cache directory."""
         if root := os.environ.get("EDGESPEC_MODELS_DIR"):
             return cls(expand_user(root).absolute())
-        return cls(expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "edgespec" / "models")
+        return cls(cache_root() / "models")
 
     def file(self, entry: Entry) -> Path:
         """Return where the entry's file is, or will be."""

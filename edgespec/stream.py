@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.memory import peak_rss_bytes
 from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
 from edgespec.text import TextStream
 from edgespec.weights import Model
@@ -25,6 +25,7 @@ class Stream:
         seed: int,
         called: float,
         names: tuple[str, str | None],
+        kernels: str,
     ) -> None:
         self._generation = generation
         self._model = model
@@ -32,6 +33,7 @@ class Stream:
         self._n_prompt = len(generation.tokens)
         self._seed = seed
         self._names = names
+        self._kernels = kernels
         self._parts: list[str] = []
         self._ids: list[int] = []
         self._tally = Tally()
@@ -63,6 +65,7 @@ class Stream:
             seed=self._seed,
             target=self._names[0],
             draft=self._names[1],
+            kernels=self._kernels,
             stats=self._stats(),
         )
 
@@ -75,7 +78,7 @@ class Stream:
             ttft_s=self._ttft_s,
             total_s=(self._ended or time.perf_counter()) - self._called,
             draft_prefill_s=self._draft_prefill_s,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_rss_bytes=peak_rss_bytes(),
         )
 
     def _run(self) -> Generator[Token]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,15 @@ from edgespec.backend import llama
 from edgespec.closing import Closing
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import GGUFHeader, check_model_file
+from edgespec.kernels import PackedTensor, Packing, packing
+from edgespec.memory import MappedPages
 
 if TYPE_CHECKING:
     from edgespec.session import Session
 
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _NO_TOKEN = -1
+_DROP_EVERY = 64 << 20  # bytes loaded: small beside a model, and few looks at the table of mappings
 
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
 
@@ -38,21 +41,33 @@ class Model(Closing):
         use_mmap: bool = True,
         repack: bool = True,
         check_tensors: bool = True,
+        kernels: bool = True,
         header: GGUFHeader | None = None,
     ) -> None:
-        """Load `path`; Ctrl-C stops the loading.
+        """Load `path`; Ctrl-C stops the loading. Models are loaded one at a time.
 
         `use_mmap` maps the file instead of copying it. `repack` lets the library rearrange some
         quantized weights for its faster kernels: more memory and a longer load for faster decoding.
-        `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). A `header`
-        that `check_model_file` returned for this path spares a second look at the file.
+        `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
+        packs the weights for edgespec's kernels where they can be used (kernels.py); else, and without
+        it, the model runs exactly as llama.cpp does. A `header` that `check_model_file` returned for
+        this path spares a second look at the file.
         Raises what `check_model_file` raises, and EdgespecError when the library cannot load it.
         """
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        model = _load(self.path, use_mmap=use_mmap, repack=repack, check_tensors=check_tensors)
-        self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
+        with packing(kernels) as packed:
+            model = _load(
+                self.path,
+                use_mmap=use_mmap,
+                repack=repack,
+                check_tensors=check_tensors,
+                on_progress=_page_dropper(self.path, self.header, packed),
+            )
+            self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
+            self.packed: tuple[PackedTensor, ...] = packed.tensors()
+            """The weight matrices that edgespec's kernels work on."""
         self._model = model
         self._vocab = llama.llama_model_get_vocab(model)
         self._piece_buffer = ctypes.create_string_buffer(256)
@@ -81,6 +96,11 @@ class Model(Closing):
     def name(self) -> str:
         """What the file calls itself, else the file's name."""
         return self.header.name or self.path.stem
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether edgespec's kernels work on any of the weights."""
+        return bool(self.packed)
 
     @property
     def handle(self) -> llama.llama_model_p:
@@ -173,7 +193,28 @@ class Model(Closing):
         self._finalizer()
 
 
-def _load(path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool) -> llama.llama_model_p:
+def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[float], None]:
+    """Return what, told of the loading's progress, drops the mapped pages while weights are packed.
+
+    Else the file, which the library makes resident as a whole, and the packed copy of it would both
+    be in memory. Pages of weights that were not packed go too and come back from the page cache.
+    """
+    pages = MappedPages((path, *header.other_parts))
+    step = _DROP_EVERY / max(1, header.file_bytes)
+    next_drop = 0.0
+
+    def drop(progress: float) -> None:
+        nonlocal next_drop
+        if progress >= min(next_drop, 1.0) and (packed.begun() or (packed.on and progress == 0.0)):
+            pages.drop()
+            next_drop = progress + step
+
+    return drop
+
+
+def _load(
+    path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool, on_progress: Callable[[float], None]
+) -> llama.llama_model_p:
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
     params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
@@ -181,9 +222,12 @@ def _load(path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool) -> l
     params.check_tensors = check_tensors
 
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
-        # False stops the loading: at the call after the one in which Ctrl-C arrived.
-        keep_going = llama.llama_progress_callback(lambda _progress, _data: not interruption.requested)
-        params.progress_callback = keep_going
+        def progressed(progress: float, _data: object) -> bool:
+            on_progress(progress)
+            return not interruption.requested  # False stops: at the call after the one with Ctrl-C
+
+        callback = llama.llama_progress_callback(progressed)
+        params.progress_callback = callback
         loaded: llama.llama_model_p | None = llama.llama_model_load_from_file(os.fsencode(path), params)
         return loaded
 

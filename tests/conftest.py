@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 from tiny_gguf import write_tiny_gguf
 
+from edgespec import kernels as kernels_room
+from edgespec.backend import quantize
 from edgespec.errors import EdgespecError
 from edgespec.weights import Model
+
+if not kernels_room.plugin_path().exists():
+    # Each engine would say so; the tests of the guards ask for that themselves.
+    os.environ["EDGESPEC_KERNELS"] = "off"
 
 DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
@@ -27,6 +33,15 @@ def tiny_draft_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A smaller model of the same vocabulary."""
     directory = tmp_path_factory.mktemp("tiny")
     return write_tiny_gguf(directory / "draft.gguf", seed=2, n_layer=1, n_embd=32, n_ff=64, n_head=2)
+
+
+@pytest.fixture(scope="session")
+def packable_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with matrices that edgespec's kernels take, Q4_K and Q6_K."""
+    directory = tmp_path_factory.mktemp("packable")
+    source = write_tiny_gguf(directory / "f32.gguf", n_embd=256, n_ff=512, n_head=4, n_head_kv=2)
+    quantize(source, directory / "q4_k_m.gguf", "q4_k_m")
+    return directory / "q4_k_m.gguf"
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +65,18 @@ def pair() -> tuple[Path, Path]:
     except EdgespecError as error:
         pytest.skip(f"the 1.6 GB pair could not be downloaded: {error}")
     return target, draft
+
+
+@pytest.fixture(scope="session")
+def kernels() -> kernels_room.Kernels:
+    """The kernels, in use in this process. For tests that make no sense without them."""
+    if not kernels_room.plugin_path().exists():
+        pytest.skip(f"the kernels are not built: no {kernels_room.plugin_path()}")
+    loaded = kernels_room.load()
+    if loaded.declined:
+        pytest.skip(loaded.reason)
+    assert loaded.available, loaded.reason
+    return loaded
 
 
 @pytest.fixture

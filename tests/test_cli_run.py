@@ -18,12 +18,18 @@ from tiny_gguf import write_tiny_gguf
 COMMAND = [sys.executable, "-m", "edgespec"]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One cache for all runs: the kernels' self-test runs once, as it does for a user."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def run(tiny_path, tiny_draft_path, child_environment, tmp_path):
+def run(tiny_path, tiny_draft_path, child_environment, cache, tmp_path):
     """Run `edgespec run` on the tiny pair unless `models` are given; returns the finished process."""
     environment = {
         **child_environment,
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(cache),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
         "HF_HUB_OFFLINE": "1",

@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.pair, pytest.mark.slow]
 GREEDY = SamplingParams(temperature=0.0)
 N_TOKENS = 128
 
-# The stock kernels add up in another order for every batch size, so that two tokens whose logits are
-# nearer than this may change places; the largest seen was 0.32, three times in 128 tokens at the most.
+# edgespec's kernels give the same logits for every batch size: there are no near-ties. The stock ones add
+# up in another order for each, so that two tokens whose logits are nearer than this may change places;
+# the largest seen was 0.32, three times in 128 tokens at the most.
 NEAR_TIE, MOST_TIES = 0.6, 8
 
 PROMPTS = [
@@ -60,7 +61,7 @@ def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_ses
         row = plain_session.eval([token])[0]
     print(f"{len(result.token_ids)} tokens, alpha {result.stats.alpha:.2f}, near-ties (at, margin): {ties}")
     assert max((margin for _, margin in ties), default=0.0) <= NEAR_TIE
-    assert len(ties) <= MOST_TIES
+    assert len(ties) <= (0 if engine.target.uses_kernels else MOST_TIES)
     if not ties:
         plain = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=0)
         assert plain.token_ids == result.token_ids

@@ -452,7 +452,7 @@ def test_interrupted_quantize_leaves_nothing(
     popen = subprocess.Popen
 
     class Interrupted(popen):  # type: ignore[misc,valid-type]
-        def communicate(self, *_: object) -> tuple[str, str]:
+        def communicate(self, *_: object, **__: object) -> tuple[str, str]:
             children.append(self)
             raise KeyboardInterrupt
 

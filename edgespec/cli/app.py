@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from edgespec.cli.console import INTERRUPTED, err, out
+from edgespec.cli.doctor import doctor_command
 from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.cli.run import run_command
@@ -67,6 +68,7 @@ app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a qui
     run_command
 )
 app.command("quantize")(quantize_command)
+app.command("doctor", epilog="Example: edgespec doctor --retest my-model.gguf")(doctor_command)
 app.add_typer(models_app, name="models")
 
 

@@ -68,6 +68,7 @@ def as_json(result: Result) -> str:
         "seed": result.seed,
         "target": result.target,
         "draft": result.draft,
+        "kernels": result.kernels,
         "stats": stats,
     }
     return json.dumps(fields, ensure_ascii=False)
@@ -89,6 +90,7 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
         _line("time", shares + reading)
     _line("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
     _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
+    _line("kernels", result.kernels)
     _line("ended", f"{_ENDINGS[result.stop_reason]}; seed {result.seed}")
     if show_draft and err.is_terminal:
         _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])

@@ -13,6 +13,7 @@ from edgespec.cli.progress import pull_shown
 from edgespec.cli.render import TextWriter, as_json, print_stats
 from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.kernels import KernelsChoice
 from edgespec.models import Entry, load_registry
 from edgespec.pull import locate
 from edgespec.sampling import SamplingParams
@@ -70,6 +71,10 @@ def run_command(
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
     ] = None,
+    kernels: Annotated[
+        KernelsChoice,
+        typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
+    ] = "auto",
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", help="Read the prompt from a file.", rich_help_panel=_PROMPT),
@@ -182,6 +187,7 @@ def run_command(
                 drafter=drafter or "model",
                 n_ctx=ctx,
                 n_threads=threads,
+                kernels=kernels,
                 signals=signals,
                 on_message=lambda line: err.print(f"edgespec: {line}", markup=False),
             )

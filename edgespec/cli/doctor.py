@@ -1,0 +1,236 @@
+"""`edgespec doctor`: what this machine has, which kernels are in use, and for which weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from edgespec import kernels
+from edgespec.backend import foreign_function, library_version
+from edgespec.cli.console import err, out, print_table
+from edgespec.cpu import read_cpu
+from edgespec.engine import choose_models, default_threads
+from edgespec.errors import EdgespecError
+from edgespec.gguf_header import check_model_file
+from edgespec.gguf_tensors import FileTensor, read_tensors
+from edgespec.kernels import Kernels, PackedTensor
+from edgespec.memory import available_bytes, fits_in_memory, peak_rss_bytes, total_bytes
+from edgespec.pull import resolve
+from edgespec.sources import format_size
+from edgespec.weights import Model
+
+_FEATURES = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    *("avx512_vnni", "avx512_bf16"),
+)
+_MOST_NAMED = 4  # matrices named in the text for one reason; --json names all
+
+_Report = dict[str, Any]
+
+
+def doctor_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Models to look into: files or names of `edgespec models list`.",
+            show_default="the default pair, if it is here",
+        ),
+    ] = None,
+    *,
+    retest: Annotated[bool, typer.Option("--retest", help="Run the kernels' self-test now.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> int:
+    """Report processor, memory, the kernels in use and why, and which weights they work on.
+
+    Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
+    """
+    paths = _paths(models)
+    with err.status("testing the kernels"):
+        loaded = kernels.load(retest=retest)
+    report: _Report = {
+        "edgespec": version("edgespec"),
+        "cpu": _cpu(),
+        "libraries": _libraries(),
+        "threads": {"physical": default_threads(), "logical": len(os.sched_getaffinity(0))},
+        "memory": {"total": total_bytes(), "available": available_bytes()},
+        "kernels": _kernels(loaded),
+        "models": [_model(name, path, loaded) for name, path in paths.items()],
+    }
+    report["memory"]["peak_rss"] = peak_rss_bytes()
+    if json:
+        out.print_json(data=report)
+    else:
+        _print(report, asked=bool(models))
+    return EdgespecError.exit_code if any(model["error"] for model in report["models"]) else 0
+
+
+def _paths(models: Sequence[str] | None) -> dict[str, Path]:
+    """Return the files of the models asked for, or of what is here of the default pair."""
+    if models:
+        return {name: resolve(name, pull_missing=False) for name in models}
+    here = {}
+    for name in filter(None, choose_models(None, None)):
+        try:
+            here[name] = resolve(name, pull_missing=False)
+        except EdgespecError:
+            continue  # never pulled here: there is nothing to report of it
+    return here
+
+
+def _cpu() -> _Report:
+    cpu = read_cpu()
+    return {"model": cpu.model, "features": {name: name in cpu.flags for name in _FEATURES}}
+
+
+def _libraries() -> _Report:
+    return {
+        "llama_cpp": library_version(),
+        "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
+        "llama_cpp_python": version("llama-cpp-python"),
+    }
+
+
+def _kernels(loaded: Kernels) -> _Report:
+    path, test = kernels.plugin_path(), loaded.self_test
+    return {
+        "in_use": loaded.name,
+        "reason": loaded.reason,
+        "plugin": str(path) if path.exists() else None,
+        "self_test": test
+        and {
+            "passed": test.passed,
+            "reason": test.reason,
+            "isa": test.isa,
+            "when": datetime.fromtimestamp(test.when).astimezone().isoformat(timespec="seconds"),
+        },
+    }
+
+
+# ---- models ----
+
+
+def _model(name: str, path: Path, loaded: Kernels) -> _Report:
+    report: _Report = {"name": name, "path": str(path), "error": None, "types": [], "unpacked": []}
+    try:
+        header = check_model_file(path)
+        fits_in_memory([(header, 1)])
+        with err.status(f"loading {name}"), Model(path, header=header) as model:
+            packed = {tensor.name: tensor for tensor in model.packed}
+        matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
+    except EdgespecError as error:
+        return report | {"error": str(error)}
+    return report | {
+        "types": [
+            _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
+        ],
+        "unpacked": [
+            asdict(tensor) | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
+            for tensor in matrices
+            if tensor.name not in packed
+        ],
+    }
+
+
+def _type(type_: str, matrices: Iterable[FileTensor], packed: dict[str, PackedTensor]) -> _Report:
+    """Return the counts and bytes of one type's matrices."""
+    of_type = [tensor for tensor in matrices if tensor.type == type_]
+    names = [tensor.name for tensor in of_type if tensor.name in packed]
+    return {
+        "type": type_,
+        "packed": len(names),
+        "packed_bytes": sum(packed[name].bytes for name in names),
+        "not_packed": len(of_type) - len(names),
+        "not_packed_bytes": sum(tensor.bytes for tensor in of_type if tensor.name not in packed),
+    }
+
+
+def _why(tensor: FileTensor, matrices: Iterable[FileTensor], packed: dict[str, PackedTensor]) -> str:
+    """Return why a matrix was not packed, as far as it can be told from outside."""
+    if tensor.name == "token_embd.weight":
+        return "rows are looked up, not multiplied"
+    if tensor.n_matrices > 1:
+        return f"{tensor.n_matrices} matrices in one (experts)"
+    if any(other.type == tensor.type and other.name in packed for other in matrices):
+        return f"shape {tensor.rows} x {tensor.columns}"
+    return f"type {tensor.type}"
+
+
+# ---- text ----
+
+
+def _print(report: _Report, *, asked: bool) -> None:
+    threads, memory = report["threads"], report["memory"]
+    features = report["cpu"]["features"]
+    present = [name for name, has in features.items() if has]
+    absent = [name for name, has in features.items() if not has]
+    _line("cpu", report["cpu"]["model"])
+    _line("", " ".join(present) + (f"; not {' '.join(absent)}" if absent else ""))
+    _line("threads", f"{threads['physical']} physical cores, {threads['logical']} logical")
+    _line(
+        "memory",
+        f"{_size(memory['total'])}, {_size(memory['available'])} of it available; "
+        f"{_size(memory['peak_rss'])} used here at the peak",
+    )
+    libraries = report["libraries"]
+    _line(
+        "version",
+        f"edgespec {report['edgespec']}, llama.cpp {libraries['llama_cpp']}, ggml {libraries['ggml']}, "
+        f"llama-cpp-python {libraries['llama_cpp_python']}",
+    )
+    _print_kernels(report["kernels"])
+    if not report["models"] and not asked:
+        _line("models", "the default pair is not here; name a model to see what of it is packed")
+    for model in report["models"]:
+        _print_model(model)
+
+
+def _print_kernels(found: _Report) -> None:
+    _line("kernels", found["in_use"] + (f": {found['reason']}" if found["reason"] else ""))
+    if found["plugin"]:
+        _line("", found["plugin"])
+    if test := found["self_test"]:
+        outcome = "passed" if test["passed"] else test["reason"]
+        _line("", f"self-test {outcome} ({test['isa']}, {test['when']})")
+
+
+def _print_model(model: _Report) -> None:
+    out.print()
+    _line("model", model["name"])
+    _line("", model["path"])
+    if model["error"]:
+        _line("", f"cannot be loaded: {model['error']}")
+        return
+    table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
+    for row in model["types"]:
+        table.add_row(
+            row["type"],
+            str(row["packed"]),
+            _size(row["packed_bytes"]) if row["packed"] else "",
+            str(row["not_packed"]),
+            _size(row["not_packed_bytes"]) if row["not_packed"] else "",
+        )
+    print_table(table)
+    by_reason: dict[str, list[str]] = {}
+    for tensor in model["unpacked"]:
+        by_reason.setdefault(tensor["why"], []).append(tensor["name"].removesuffix(".weight"))
+    for why, names in by_reason.items():
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        _line("", f"not packed: {', '.join(names[:_MOST_NAMED])}{more}: {why}")
+
+
+def _size(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else format_size(n_bytes)
+
+
+def _line(label: str, text: str) -> None:
+    out.print(f"{label:8} {text}", markup=False)

@@ -1,0 +1,155 @@
+"""`edgespec doctor` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec import selftest_child
+from edgespec.cpu import read_cpu
+from edgespec.gguf_header import check_model_file
+from edgespec.gguf_tensors import read_tensors
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def doctor(child_environment, cache, tmp_path):
+    environment = {
+        **child_environment,
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def doctor(*arguments, **more):
+        return subprocess.run(
+            [sys.executable, "-m", "edgespec", "doctor", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**environment, **more},
+            timeout=120,
+            check=False,
+        )
+
+    return doctor
+
+
+def test_text(doctor, packable_path):
+    process = doctor(packable_path)
+    assert (process.returncode, process.stderr) == (0, "")
+    for word in (
+        read_cpu().model,
+        "physical",
+        "available",
+        "llama-cpp-python 0.3",
+        "kernels",
+        "q4_K",
+        "q6_K",
+    ):
+        assert word in process.stdout
+    assert "\x1b[" not in process.stdout, "piped output is plain"
+
+
+def test_json(doctor, packable_path):
+    report = json.loads(doctor("--json", packable_path).stdout)
+    assert set(report) == {"edgespec", "cpu", "libraries", "threads", "memory", "kernels", "models"}
+    assert report["cpu"]["features"]["avx2"] == ("avx2" in read_cpu().flags)
+    assert report["threads"]["logical"] >= report["threads"]["physical"] >= 1
+    memory = report["memory"]
+    assert memory["total"] > memory["available"] > 0 < memory["peak_rss"] < memory["total"]
+    (model,) = report["models"]
+    assert (model["path"], model["error"]) == (str(packable_path), None)
+    matrices = [tensor for tensor in read_tensors(check_model_file(packable_path)) if tensor.is_matrix]
+    counts = [row["packed"] + row["not_packed"] for row in model["types"]]
+    assert sum(counts) == len(matrices) == 2 + 2 * 7
+    assert sum(row["not_packed"] for row in model["types"]) == len(model["unpacked"])
+
+
+def test_stock_kernels_are_no_failure(doctor, packable_path):
+    process = doctor("--json", packable_path, EDGESPEC_KERNELS="off")
+    assert process.returncode == 0
+    report = json.loads(process.stdout)
+    assert (report["kernels"]["in_use"], report["kernels"]["reason"]) == ("stock", "EDGESPEC_KERNELS=off")
+    assert report["kernels"]["self_test"] is None
+    assert {tensor["why"] for tensor in report["models"][0]["unpacked"]} == {"stock kernels"}
+    assert all(row["packed"] == 0 for row in report["models"][0]["types"])
+    assert "EDGESPEC_KERNELS=off" in doctor(packable_path, EDGESPEC_KERNELS="off").stdout
+
+
+def test_nothing_is_pulled(doctor, tmp_path):
+    process = doctor()
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "the default pair is not here" in process.stdout
+    assert not (tmp_path / "models").exists()
+    assert json.loads(doctor("--json").stdout)["models"] == []
+    process = doctor("qwen2.5-coder-0.5b-q4_k_m")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "edgespec models pull" in process.stderr
+
+
+def test_a_model_that_cannot_be_loaded(doctor, packable_path, tmp_path):
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(packable_path.read_bytes()[:-5000])
+    process = doctor("--json", damaged, packable_path)
+    assert process.returncode == 1
+    first, second = json.loads(process.stdout)["models"]
+    assert "truncated" in first["error"]
+    assert second["error"] is None
+    assert "cannot be loaded: " in doctor(damaged).stdout
+
+
+@pytest.mark.parametrize("arguments", [["no-such-model"], ["./no-such-file.gguf"], ["--nonsense"]])
+def test_wrong_usage(doctor, arguments):
+    process = doctor(*arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.count("\n") == 1
+
+
+def test_the_real_kernels(kernels, doctor, packable_path):
+    report = json.loads(doctor("--json", packable_path).stdout)
+    assert report["kernels"]["in_use"] == kernels.name
+    assert report["kernels"]["self_test"]["passed"]
+    (model,) = report["models"]
+    assert {row["type"] for row in model["types"] if row["packed"]} >= {"q4_K", "q6_K"}
+    assert {tensor["name"]: tensor["why"] for tensor in model["unpacked"]}["token_embd.weight"] == (
+        "rows are looked up, not multiplied"
+    )
+    first = doctor("--json", packable_path)
+    again = doctor("--json", "--retest", packable_path)
+    when = [json.loads(process.stdout)["kernels"]["self_test"]["when"] for process in (first, again)]
+    assert when[0] < when[1]
+    assert f"self-test passed ({kernels.name}" in doctor(packable_path).stdout
+
+
+def test_tensors_of_a_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    selftest_child.write_model(path)
+    tensors = {tensor.name: tensor for tensor in read_tensors(selftest_child.read_header(path))}
+    assert len(tensors) == 16 + 5
+    for name, (rows, columns, type_, _) in selftest_child.MATRICES.items():
+        tensor = tensors[f"{name}.weight"]
+        assert (tensor.rows, tensor.columns, tensor.type, tensor.n_matrices) == (rows, columns, type_, 1)
+        assert tensor.is_matrix
+    assert not tensors["output_norm.weight"].is_matrix
+    assert tensors["output_norm.weight"].bytes == 4 * 512
+
+
+def test_processors(tmp_path: Path) -> None:
+    intel, arm = tmp_path / "intel", tmp_path / "arm"
+    intel.write_text(
+        "processor\t: 0\nmodel name\t: A CPU @ 3 GHz: fast\nflags\t\t: fma avx2\n\nprocessor\t: 1\n"
+    )
+    arm.write_text("processor\t: 0\nFeatures\t: asimd asimddp\n\nprocessor\t: 1\n")
+    assert (read_cpu(intel).model, read_cpu(intel).flags) == ("A CPU @ 3 GHz: fast", {"fma", "avx2"})
+    assert read_cpu(arm).flags == {"asimd", "asimddp"}
+    assert read_cpu(arm).model == read_cpu(tmp_path / "none").model
+    assert read_cpu(tmp_path / "none").flags == set()

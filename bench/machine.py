@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import datetime
 import json
+import multiprocessing
 import os
 import platform
 import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec import _core, backend
+from edgespec import _core, backend, kernels
 
 QUIET = 0.1
 """Processors that other work may keep busy before a measurement counts as disturbed."""
+
+_T = TypeVar("_T")
 
 
 def cpu_model() -> str:
@@ -52,6 +57,7 @@ def facts(loads: list[float]) -> dict[str, Any]:
         "processor": cpu_model(),
         "processors": os.cpu_count(),
         "row kernels": _core.simd(),
+        "kernels": kernels.load().name,
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "libraries": f"numpy {np.__version__}, llama.cpp {backend.library_version()}",
         "other load": " .. ".join(f"{load:.2f}" for load in loads) + " processors, before and after",
@@ -63,6 +69,18 @@ def spread(values: list[float]) -> tuple[float, float, float]:
     """Return the median and the quartiles."""
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return median, low, high
+
+
+def require_kernels() -> None:
+    """End the script in one line where there is nothing to compare the stock kernels with."""
+    if reason := kernels.load().reason:
+        raise SystemExit(f"nothing to compare, only stock kernels here: {reason}")
+
+
+def in_child(function: Callable[..., _T], *arguments: object) -> _T:
+    """Run `function` in a fresh process: nothing that one model leaves behind touches the next."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def save(name: str, result: dict[str, Any], loads: list[float], machine: str | None = None) -> None:

@@ -1,74 +1,258 @@
 """What checking n tokens costs: T(n), one pass of the target over n tokens with all their logits.
 
-Every round times each n once, in an order that shifts from round to round, at one context length.
-T(n) decides whether speculation can pay: the papers assume T(n) = T(1), a CPU does not.
+T(n) decides whether speculation can pay: the papers assume T(n) = T(1), llama.cpp's stock kernels are
+far from it. For each model file (in a process of its own) the ways are loaded side by side:
+
+- stock: llama.cpp's own kernels with its run-time repacking, and without flash attention, as edgespec
+  uses them. It is loaded, and its context made, before edgespec's kernels enter the process;
+- stock-flash (--stock-flash): the same with flash attention, which is the faster choice for a prefill
+  and the slower one at long contexts. The goals are then judged against the faster of the two;
+- edgespec: the same file packed for edgespec's kernels, the default;
+- prototype (--prototype libspike.so): the yardstick of the kernels. It is an extra buffer type of
+  llama.cpp's CPU backend, in the process from the start (llama.cpp makes its list of these once), but
+  switched on only while its own copy is loaded, with flash attention for its own attention kernel.
+
+Every round times each n once with each way, one right after the other, in an order that shifts from
+round to round, so a machine that drifts does so for all. Ratios are taken within a round; medians, and
+quartiles as spread. A prefill is 512 tokens into an empty context with the logits of the last one.
+
+Other quantizations are made with `edgespec quantize`, for example
+    edgespec quantize qwen2.5-coder-1.5b-q4_k_m --type q4_0,q8_0 -o DIRECTORY
+    edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q8_0,q5_k_m -o DIRECTORY
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+from edgespec.backend import llama
 from edgespec.engine import choose_models, default_threads
 from edgespec.pull import resolve
 from edgespec.session import Session
 from edgespec.weights import Model
-from machine import facts, other_load, save, spread
+from machine import facts, in_child, other_load, require_kernels, save, spread
+
+PREFILL = 512
+EMPTY = 0
+"""The context length of a prefill."""
+
+Cells = dict[tuple[int, int], dict[str, list[float]]]
+"""(tokens before the pass, tokens in it) -> way -> seconds, round by round."""
+
+
+class Prototype:
+    """The prototype's library: an extra buffer type that its switches let in and keep out."""
+
+    def __init__(self, path: Path) -> None:
+        """Install it; llama.cpp only takes it in before the first model is loaded."""
+        self._library = ctypes.CDLL(str(path.absolute()))
+        if self._library.spike_install_extra() < 0:
+            raise SystemExit(f"{path}: does not fit this llama.cpp")
+        self.attention(on=False)
+        self._library.spike_enable(0)
+
+    def attention(self, *, on: bool) -> None:
+        """Use its attention, or llama.cpp's, from now on."""
+        self._library.spike_fa(int(on))
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load a model inside that uses the prototype."""
+        self._library.spike_enable(1)
+        try:
+            yield
+        finally:
+            self._library.spike_enable(0)
+        counts = (ctypes.c_longlong * 5)()
+        self._library.spike_stats(counts)
+        if counts[3] == 0:
+            print("the prototype packed none of the weights: its times are stock's", file=sys.stderr)
+
+
+@contextmanager
+def flash_attention() -> Iterator[None]:
+    """Sessions on stock models opened inside have flash attention on."""
+    make = llama.llama_init_from_model
+
+    def with_flash_attention(model: Any, params: Any) -> Any:  # noqa: ANN401 - ctypes of llama_cpp
+        params.flash_attn_type = 1
+        return make(model, params)
+
+    llama.llama_init_from_model = with_flash_attention
+    try:
+        yield
+    finally:
+        llama.llama_init_from_model = make
+
+
+def measure(path: Path, args: argparse.Namespace) -> Cells:
+    """Time all ways on one model file."""
+    sizes, contexts = args.sizes, args.contexts
+    cells: Cells = {}
+    with ExitStack() as stack:
+
+        def loaded(*, kernels: bool) -> Model:
+            model = stack.enter_context(Model(path, kernels=kernels))
+            if kernels and not model.uses_kernels:
+                print(f"{path.name}: edgespec's kernels take none of its weights", file=sys.stderr)
+            return model
+
+        def opened(model: Model) -> Session:
+            n_ctx = max(PREFILL, max(contexts) + max(sizes))
+            session = Session(model, n_ctx=n_ctx, n_threads=args.threads, n_logits_max=max(sizes))
+            return stack.enter_context(session)
+
+        prototype = Prototype(args.prototype) if args.prototype else None
+        stock = loaded(kernels=False)
+        sessions = {"stock": opened(stock)}
+        if args.stock_flash:
+            with flash_attention():
+                sessions["stock-flash"] = opened(stock)
+        sessions["edgespec"] = opened(loaded(kernels=True))
+        if prototype:
+            with prototype.loading(), flash_attention():
+                sessions["prototype"] = opened(loaded(kernels=False))
+        ways = list(sessions)
+        n_vocab = sessions["stock"].model.n_vocab
+
+        def timed(cell: tuple[int, int], turn: int, restore: Callable[[Session], None]) -> None:
+            context, size = cell
+            tokens = [(11 + 13 * (turn + j)) % n_vocab for j in range(size)]
+            for i in range(len(ways)):
+                way = ways[(i + turn) % len(ways)]
+                if prototype:
+                    prototype.attention(on=way == "prototype")
+                began = time.perf_counter()
+                sessions[way].eval(tokens, n_logits=1 if context == EMPTY else size)
+                spent = time.perf_counter() - began
+                if turn >= 0:
+                    cells.setdefault(cell, {}).setdefault(way, []).append(spent)
+                restore(sessions[way])
+
+        for turn in range(-1, args.prefill_rounds):  # the first round warms up
+            timed((EMPTY, PREFILL), turn, Session.clear)
+        for context in contexts:
+            for way, session in sessions.items():
+                if prototype:
+                    prototype.attention(on=way == "prototype")
+                session.clear()
+                session.eval([(101 + 7 * i) % n_vocab for i in range(context)], n_logits=0)
+            for turn in range(-1, args.rounds):
+                for i in range(len(sizes)):
+                    cell = context, sizes[(i + turn) % len(sizes)]
+                    timed(cell, turn, lambda session, n=context: session.rewind(n))  # type: ignore[misc]
+    return cells
+
+
+def paired(over: list[float], under: list[float]) -> float:
+    """Return the median of the ratios within the rounds."""
+    return spread([a / b for a, b in zip(over, under, strict=True)])[0]
+
+
+def goals(cell: tuple[int, int], growth: float, gain: float, lead: float | None) -> list[tuple[str, bool]]:
+    """Return the goals of issue 3 for one cell and whether they are met, to two decimals."""
+    context, size = cell
+    growth, gain = round(growth, 2), round(gain, 2)
+    found = []
+    limit = {(128, 4): 1.10, (128, 8): 1.40, (2048, 8): 1.50}.get(cell)
+    if limit:
+        found.append((f"T({size})/T(1) <= {limit:.2f}", growth <= limit))
+    if size == 1:
+        found.append(("T(1) no slower than stock", gain >= 1))
+    if context == EMPTY:
+        found.append(("1.80x stock", gain >= 1.8))
+    if lead is not None:
+        found.append(("as fast as the prototype", round(lead, 2) >= 1))
+    return found
+
+
+def report(cells: Cells) -> None:
+    """Print a table for each context."""
+    for context in sorted({context for context, _ in cells}):
+        rows = {size: ways for (at, size), ways in cells.items() if at == context}
+        ways = list(rows[min(rows)])
+        print(f"\n{'prefill, empty context' if context == EMPTY else f'context {context}'}")
+        print("  n " + "".join(f"{f'{way} ms (quartiles)':>30}{'/T(1)':>7}" for way in ways), end="")
+        print("".join(f"{f'x {way}':>15}" for way in ways if way != "edgespec") + "   goal")
+        for size, seconds in sorted(rows.items()):
+            line = f"{size:>3} "
+            first = rows[min(rows)]
+            for way in ways:
+                middle, low, high = (1e3 * x for x in spread(seconds[way]))
+                growth = "" if context == EMPTY else f"{paired(seconds[way], first[way]):.2f}"
+                line += f"{f'{middle:.1f} ({low:.1f} - {high:.1f})':>30}{growth:>7}"
+            gains = {way: paired(seconds[way], seconds["edgespec"]) for way in ways if way != "edgespec"}
+            line += "".join(f"{gain:>15.2f}" for gain in gains.values())
+            verdicts = goals(
+                (context, size),
+                paired(seconds["edgespec"], first["edgespec"]),
+                min(gain for way, gain in gains.items() if way.startswith("stock")),
+                gains.get("prototype"),
+            )
+            print(line + "   " + "; ".join(f"{'met' if met else 'MISSED'}: {goal}" for goal, met in verdicts))
+
+
+def integers(text: str) -> list[int]:
+    return sorted({int(part) for part in text.split(",")})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", help="path or name; default: the default pair's target")
-    parser.add_argument("--sizes", default="1,2,3,4,6,8,12,16")
-    parser.add_argument("--context", type=int, default=128, help="tokens before the pass")
+    parser.add_argument("models", nargs="*", help="paths or names; default: the default pair's target")
+    parser.add_argument("--sizes", type=integers, default=integers("1,2,3,4,6,8,12,16"))
+    parser.add_argument(
+        "--contexts", type=integers, default=integers("128,2048"), help="tokens before the pass"
+    )
+    parser.add_argument("--stock-flash", action="store_true", help="measure stock with flash attention too")
+    parser.add_argument("--prototype", type=Path, help="libspike.so of the kernels' prototype")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--prefill-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", action="store_true", help="print the raw times too, as JSON")
-    parser.add_argument("--save", action="store_true", help="write bench/results/verify-cost-...json")
+    parser.add_argument("--save", action="store_true", help="write bench/results/verify-cost-MODEL-...json")
     args = parser.parse_args()
 
-    sizes = sorted({1, *map(int, args.sizes.split(","))})
+    args.sizes = sorted({1, *args.sizes})
+    if min(args.sizes) < 1 or min(args.contexts) < 1 or args.rounds < 1 or args.prefill_rounds < 1:
+        parser.error("--sizes, --contexts, --rounds and --prefill-rounds must be at least 1")
+    if args.prototype and not args.prototype.exists():
+        parser.error(f"no file {args.prototype}")
+    require_kernels()
+    paths = [resolve(model) for model in args.models or [choose_models(None, None)[0]]]
     loads = [other_load()]
-    seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    path = resolve(args.model or choose_models(None, None)[0])
-    with (
-        Model(path) as model,
-        Session(model, n_ctx=args.context + max(sizes), n_threads=args.threads) as session,
-    ):
-        session.eval([(101 + 7 * i) % model.n_vocab for i in range(args.context)], n_logits=0)
-        for turn in range(-1, args.rounds):  # the first round warms up
-            for i in range(len(sizes)):
-                size = sizes[(i + turn) % len(sizes)]
-                tokens = [(11 + 13 * (turn + j)) % model.n_vocab for j in range(size)]
-                began = time.perf_counter()
-                session.eval(tokens, n_logits=size)
-                if turn >= 0:
-                    seconds[size].append(time.perf_counter() - began)
-                session.rewind(args.context)
-    loads.append(other_load())
+    measured: dict[Path, Cells] = {}
+    for path in paths:
+        measured[path] = in_child(measure, path, args)
+        loads.append(other_load())
+        print(f"\n{path.name}, {args.threads} threads, {args.rounds} rounds", end="")
+        report(measured[path])
     machine = facts(loads)
-
-    print(f"{path.name}, context {args.context}, {args.threads} threads, {args.rounds} rounds")
-    print(f"{machine['processor']}; {machine['libraries']}; other load {machine['other load']}\n")
-    print("  n   T(n) ms (quartiles)       T(n)/T(1)")
-    first = spread(seconds[1])[0]
-    for size in sizes:
-        middle, low, high = (1e3 * x for x in spread(seconds[size]))
-        print(f"{size:>3}   {middle:.1f} ({low:.1f} - {high:.1f})".ljust(32) + f"{middle / 1e3 / first:.2f}")
-    outcome = {
-        "machine": machine,
-        "model": path.name,
-        "context": args.context,
-        "threads": args.threads,
-        "seconds": seconds,
-    }
-    if args.json:
-        print(json.dumps(outcome, indent=1))
-    if args.save:
-        save(f"verify-cost-{path.stem}-{args.context}", outcome, loads)
+    print(f"\n{machine['processor']}, {machine['kernels']}; {machine['libraries']}")
+    print(f"other load {machine['other load']}")
+    for path, cells in measured.items():
+        outcome = {
+            "machine": machine,
+            "command": sys.argv,
+            "model": path.name,
+            "threads": args.threads,
+            "seconds": [
+                {"context": context, "n": size, **ways} for (context, size), ways in sorted(cells.items())
+            ],
+        }
+        if args.json:
+            print(json.dumps(outcome, indent=1))
+        if args.save:
+            save(f"verify-cost-{path.stem}", outcome, loads)
 
 
 if __name__ == "__main__":

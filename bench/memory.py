@@ -1,0 +1,94 @@
+"""Memory with stock kernels and with edgespec's: a fresh process each, one generation as `run` makes it.
+
+The peak is the process's largest resident memory (VmHWM), mapped model files included; beside it what
+is resident after the generation: anonymous memory (packed weights, caches, buffers) and file pages
+(mapped weights, which the system can take back).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from edgespec import Engine, SamplingParams
+from edgespec.engine import DrafterName
+from edgespec.kernels import KernelsChoice
+from machine import facts, in_child, other_load, require_kernels, save, spread
+
+PROMPT = "Write a quicksort in Python."
+GIB = 1 << 30
+
+
+def generate(args: argparse.Namespace, kernels: KernelsChoice) -> dict[str, float]:
+    """Load the models, write, and return this process's memory."""
+    began = time.perf_counter()
+    drafter: DrafterName = "none" if args.plain else "model"
+    with Engine(args.target, args.draft, drafter=drafter, kernels=kernels) as engine:
+        loaded_s = time.perf_counter() - began
+        params = SamplingParams(temperature=0)
+        engine.generate(PROMPT, params=params, n_predict=args.n_predict)
+        status = Path("/proc/self/status").read_text()
+        model_bytes = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
+
+    def of(name: str) -> float:
+        found = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else float("nan")
+
+    return {
+        "peak": of("VmHWM"),
+        "anonymous": of("RssAnon"),
+        "file": of("RssFile"),
+        "load_s": loaded_s,
+        "models": model_bytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--plain", action="store_true", help="load no draft")
+    parser.add_argument("-n", "--n-predict", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print the raw figures too, as JSON")
+    parser.add_argument("--save", action="store_true", help="write bench/results/memory-...json")
+    args = parser.parse_args()
+    require_kernels()
+
+    loads = [other_load()]
+    ways: dict[str, KernelsChoice] = {"stock": "off", "edgespec": "auto"}
+    measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for _ in range(args.rounds):
+        for way, kernels in ways.items():
+            measured[way].append(in_child(generate, args, kernels))
+    loads.append(other_load())
+    machine = facts(loads)
+
+    def middle(way: str, figure: str) -> float:
+        return spread([run[figure] for run in measured[way]])[0]
+
+    print(f"{args.target or 'the default pair'}{', no draft' if args.plain else ''}: ", end="")
+    print(f"weights {middle('stock', 'models') / GIB:.2f} GiB in the files; medians of {args.rounds}")
+    print(f"{machine['processor']}, {machine['kernels']}; {machine['libraries']}\n")
+    print(f"{'GiB':<12}{'peak':>8}{'x stock':>9}{'anonymous':>11}{'file pages':>12}{'load s':>9}")
+    for way in ways:
+        print(
+            f"{way:<12}{middle(way, 'peak') / GIB:>8.2f}{middle(way, 'peak') / middle('stock', 'peak'):>9.2f}"
+            f"{middle(way, 'anonymous') / GIB:>11.2f}{middle(way, 'file') / GIB:>12.2f}"
+            f"{middle(way, 'load_s'):>9.2f}"
+        )
+    outcome = {"machine": machine, "command": sys.argv, "runs": measured}
+    if args.json:
+        print(json.dumps(outcome, indent=1))
+    if args.save:
+        save(f"memory{'-plain' if args.plain else ''}", outcome, loads)
+
+
+if __name__ == "__main__":
+    main()

@@ -68,12 +68,15 @@ def write_tiny_gguf(
     general_type: str = "model",
     texts: dict[int, str] | None = None,
     kinds: dict[int, int] | None = None,
-    extra: dict[str, bool | int | str] | None = None,
+    extra: dict[str, bool | int | float | str] | None = None,
+    head_dim: int | None = None,
+    vectors: dict[str, int] | None = None,
 ) -> Path:
     """Write a model of random weights; the same arguments write the same bytes.
 
     `peak` is the standard deviation of the logits: higher is more certain. `texts` and `kinds`
-    replace single tokens; `extra` adds keys, "{arch}" in them standing for the architecture.
+    replace single tokens; `extra` adds keys, "{arch}" in them standing for the architecture, and
+    `vectors` adds to each layer random vectors of a length: biases, more norms.
     """
     rng = np.random.default_rng(seed)
     words, types = vocabulary(n_padding)
@@ -81,7 +84,7 @@ def write_tiny_gguf(
         words[token] = text
     for token, kind in (kinds or {}).items():
         types[token] = kind
-    n_vocab, head_dim = len(words), n_embd // n_head
+    n_vocab, head_dim = len(words), head_dim or n_embd // n_head
 
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(general_type)
@@ -108,8 +111,13 @@ def write_tiny_gguf(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for key, value in (extra or {}).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
-        add(key.format(arch=architecture), value)
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
+        add[type(value)](key.format(arch=architecture), value)
 
     def matrix(n_out: int, n_in: int) -> np.ndarray:
         return rng.normal(0, 0.5 / np.sqrt(n_in), (n_out, n_in)).astype(dtype)
@@ -123,10 +131,10 @@ def write_tiny_gguf(
     writer.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for layer in range(n_layer):
         shapes = {
-            "attn_q": (n_embd, n_embd),
+            "attn_q": (n_head * head_dim, n_embd),
             "attn_k": (n_head_kv * head_dim, n_embd),
             "attn_v": (n_head_kv * head_dim, n_embd),
-            "attn_output": (n_embd, n_embd),
+            "attn_output": (n_embd, n_head * head_dim),
             "ffn_gate": (n_ff, n_embd),
             "ffn_up": (n_ff, n_embd),
             "ffn_down": (n_embd, n_ff),
@@ -135,6 +143,8 @@ def write_tiny_gguf(
             writer.add_tensor(f"blk.{layer}.{tensor}.weight", matrix(*shape))
         for tensor in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{tensor}.weight", np.ones(n_embd, np.float32))
+        for tensor, length in (vectors or {}).items():
+            writer.add_tensor(f"blk.{layer}.{tensor}", rng.normal(0.7, 0.3, length).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -340,11 +340,13 @@ void Executor::matmul(const Step &step, int, int n) {
     const Type type = find_type(w->type);
     const int64_t columns = w->ne[0], rows = w->ne[1], tokens = n_rows(step.op->src[1]), tiles = n_tiles(tokens);
     const int64_t bytes = group_bytes(type, columns, isa_.lanes), groups = n_groups(rows, isa_.lanes);
-    // Chunks small enough to share evenly; and, where more than one tile passes over them, to stay in cache.
-    int64_t chunks = std::min<int64_t>(groups, n * 8);
+    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
+    // tile passes over them, small enough to stay in cache.
+    int64_t chunks = std::min<int64_t>(n * 8, std::max<int64_t>(n, groups * bytes >> 17));
     if (tiles > 1) {
-        chunks = std::min(groups, std::max(chunks, groups * bytes >> 18));
+        chunks = std::max(chunks, groups * bytes >> 18);
     }
+    chunks = std::min(groups, chunks);
     float *y = (float *)step.op->data;
     const auto &kernels = isa_.matmul[type];
     for (int64_t chunk; (chunk = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < chunks;) {

@@ -41,7 +41,7 @@ class Team {
     }
 
   private:
-    static constexpr int SPINS = 1 << 14;
+    static constexpr int SPINS = 1 << 10;
     std::atomic<int> size_{1};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> round_{0};

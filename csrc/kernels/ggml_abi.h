@@ -31,7 +31,7 @@ enum Op {
 enum { GLU_GEGLU = 1, GLU_SWIGLU = 2 };
 enum { ROPE_NORMAL = 0, ROPE_NEOX = 2 };
 enum { FLAG_COMPUTE = 16 };
-enum { STATUS_ALLOC_FAILED = -2, STATUS_SUCCESS = 0, STATUS_ABORTED = 1 };
+enum { STATUS_ALLOC_FAILED = -2, STATUS_FAILED = -1, STATUS_SUCCESS = 0, STATUS_ABORTED = 1 };
 enum { DEVICE_TYPE_ACCEL = 3 };
 
 struct Buffer;

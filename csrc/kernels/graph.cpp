@@ -1,31 +1,15 @@
+// Which operations are run, and in which steps. What a step does: operations.cpp.
 #include "graph.h"
-
-#include <math.h>
-#include <string.h>
+#include "tensor.h"
 
 #include <algorithm>
-#include <new>
 
 namespace edgespec {
 
 using namespace ggml;
 
-// How an attention is cut into units: rows of queries that share a head of the cache x segments of the cache.
-struct Executor::Attention {
-    int64_t head_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
-    int64_t n_kv, n_segments;
-    int64_t n_tiles, tile_rows;
-    bool by_segment; // too few tiles for the threads: segments are units too, merged in a second step
-    int64_t n_units() const { return n_heads * n_tiles; }
-    size_t state_floats() const { return AttentionState::n_floats(head_dim, (int)tile_rows); }
-};
-
 namespace {
 
-template <class T> T *at(const Tensor *t, int64_t i1, int64_t i2 = 0, int64_t i3 = 0) {
-    return (T *)((char *)t->data + i1 * (int64_t)t->nb[1] + i2 * (int64_t)t->nb[2] + i3 * (int64_t)t->nb[3]);
-}
-int64_t n_rows(const Tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
 bool same_shape(const Tensor *a, const Tensor *b) { return !memcmp(a->ne, b->ne, sizeof a->ne); }
 bool is_view(const Tensor *t) {
     return t->op == OP_NONE || t->op == OP_RESHAPE || t->op == OP_VIEW || t->op == OP_PERMUTE || t->op == OP_TRANSPOSE;
@@ -34,20 +18,10 @@ bool is_empty(const Tensor *t) { return t->ne[0] * n_rows(t) == 0; }
 bool is_rows(const Tensor *t, int type, size_t size) { return t && t->type == type && t->nb[0] == size; }
 bool is_float_rows(const Tensor *t) { return is_rows(t, TYPE_F32, 4); }
 
-// Row `r` of all rows of t, in the order of ggml; rows of a smaller tensor repeat.
-template <class T> T *row(const Tensor *t, int64_t r, const Tensor *shape) {
-    const int64_t i1 = r % shape->ne[1], i2 = r / shape->ne[1] % shape->ne[2], i3 = r / (shape->ne[1] * shape->ne[2]);
-    return at<T>(t, i1 % t->ne[1], i2 % t->ne[2], i3 % t->ne[3]);
-}
 bool repeats_over(const Tensor *small, const Tensor *shape) {
     const auto divides = [](int64_t a, int64_t b) { return a == 0 ? b == 0 : b % a == 0; }; // a batch may want no logits
     return small->ne[0] == shape->ne[0] && divides(small->ne[1], shape->ne[1]) && divides(small->ne[2], shape->ne[2]) &&
            divides(small->ne[3], shape->ne[3]);
-}
-float param(const Tensor *op, int i) {
-    float x;
-    memcpy(&x, &op->op_params[i], 4);
-    return x;
 }
 
 // Memory from the first to past the last byte of a tensor.
@@ -62,26 +36,6 @@ struct Range {
     bool overlaps(const Range &other) const { return begin < other.end && other.begin < end; }
 };
 
-// This thread's share [first, last) of n units.
-struct Share {
-    int64_t first, last;
-    Share(int64_t units, int thread, int n) : first(units * thread / n), last(units * (thread + 1) / n) {}
-};
-
-// Calls f(row, first column, last column) for this thread's part of the rows; few rows are cut in pieces.
-template <class F> void each_part(const Tensor *t, int thread, int n, const F &f) {
-    const int64_t rows = n_rows(t), columns = t->ne[0];
-    const int64_t pieces = rows >= n || columns < 1024 ? 1 : n;
-    const int64_t length = ((columns + pieces - 1) / pieces + 15) / 16 * 16;
-    const Share share(rows * pieces, thread, n);
-    for (int64_t unit = share.first; unit < share.last; unit++) {
-        const int64_t first = unit % pieces * length, last = std::min(columns, first + length);
-        if (first < last) {
-            f(unit / pieces, first, last);
-        }
-    }
-}
-
 bool on_host(const Tensor *op, const Ggml &ggml, int from = 0) {
     for (int i = from; i < 10; i++) {
         const Tensor *src = op->src[i];
@@ -91,11 +45,6 @@ bool on_host(const Tensor *op, const Ggml &ggml, int from = 0) {
     }
     return true;
 }
-
-const float *column(const Tensor *x, int64_t c) { return row<const float>(x, c, x); }
-
-int64_t tile_begin(int64_t n, int64_t tiles, int64_t t) { return n * t / tiles; }
-int64_t n_tiles(int64_t n) { return (n + MAX_TILE - 1) / MAX_TILE; }
 
 } // namespace
 
@@ -187,11 +136,13 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             steps_.emplace_back(&Executor::matmul, op);
             // The sum is written together with the product. Nothing else can live in its memory by now
             // but x, and x has been quantized.
-            if (next && next->op == OP_ADD && (next->src[0] == op || next->src[1] == op) && same_shape(next, op) &&
-                next->src[0] != next->src[1]) {
-                steps_.back().fused = next;
-                steps_.back().other = next->src[next->src[0] == op];
-                i++;
+            if (next && next->op == OP_ADD && same_shape(next, op) && (next->src[0] == op || next->src[1] == op)) {
+                const Tensor *other = next->src[next->src[0] == op];
+                if (!Range(other).overlaps(Range(op))) { // not the product again
+                    steps_.back().fused = next;
+                    steps_.back().other = other;
+                    i++;
+                }
             }
             break;
         }
@@ -236,7 +187,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             steps_.emplace_back(&Executor::get_rows, op);
             break;
         case OP_FLASH_ATTN_EXT: {
-            const Attention a = attention(op, n_threads);
+            const Attention a(op, n_threads);
             const int64_t n = a.by_segment ? a.n_units() * a.n_segments : 2 * n_threads;
             states = std::max(states, (size_t)n * a.state_floats());
             steps_.emplace_back(&Executor::attend, op);
@@ -262,6 +213,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     const size_t acts_size = (acts + 127) / 64 * 64, size = 64 + acts_size + 4 * (states + angles);
     if (memory_size_ < size) {
         memory_.reset(); // first, so that both are never held
+        memory_size_ = 0;
         memory_.reset(new char[size]);
         memory_size_ = size;
     }
@@ -287,13 +239,8 @@ int Executor::compute(Graph *graph) {
 }
 
 int Executor::compute(const std::vector<Tensor *> &nodes) {
-    try {
-        if (!plan(nodes)) {
-            return -1;
-        }
-    } catch (const std::bad_alloc &) {
-        memory_size_ = 0;
-        return STATUS_ALLOC_FAILED;
+    if (!plan(nodes)) {
+        return STATUS_FAILED;
     }
     n_wanted_.store(steps_.size(), std::memory_order_relaxed);
     run_team(n_threads, [this](Team &team, int thread) { run(team, thread); });
@@ -315,262 +262,17 @@ void Executor::run(Team &team, int thread) {
     }
 }
 
-// ---- products ----
-
-void Executor::quantize(const Step &step, int thread, int n) {
-    const Tensor *x = step.op->src[1];
-    const int block = FORMATS[find_type(step.op->src[0]->type)].act_block;
-    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / block, tiles = n_tiles(tokens);
-    // By blocks, for all tokens of a tile: those are neighbours in the packed activations, and threads that
-    // write to the same lines of cache wait for each other (0.75 ms of 26 for 8 tokens).
-    const Share share(tiles * blocks, thread, n);
-    for (int64_t unit = share.first; unit < share.last;) {
-        const int64_t tile = unit / blocks, first = unit % blocks, last = std::min(blocks, first + share.last - unit);
-        const int64_t begin = tile_begin(tokens, tiles, tile), end = tile_begin(tokens, tiles, tile + 1);
-        for (int64_t c = begin; c < end; c++) {
-            isa_.quantize(column(x, c), columns, block, first, last, acts_ + begin * n_steps(columns) * record_bytes(1),
-                          (int)(end - begin), (int)(c - begin));
-        }
-        unit += last - first;
-    }
-}
-
-void Executor::matmul(const Step &step, int, int n) {
-    const Tensor *w = step.op->src[0];
-    const Type type = find_type(w->type);
-    const int64_t columns = w->ne[0], rows = w->ne[1], tokens = n_rows(step.op->src[1]), tiles = n_tiles(tokens);
-    const int64_t bytes = group_bytes(type, columns, isa_.lanes), groups = n_groups(rows, isa_.lanes);
-    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
-    // tile passes over them, small enough to stay in cache.
-    int64_t chunks = std::min<int64_t>(n * 8, std::max<int64_t>(n, groups * bytes >> 17));
-    if (tiles > 1) {
-        chunks = std::max(chunks, groups * bytes >> 18);
-    }
-    chunks = std::min(groups, chunks);
-    float *y = (float *)step.op->data;
-    const auto &kernels = isa_.matmul[type];
-    for (int64_t chunk; (chunk = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < chunks;) {
-        const int64_t g0 = groups * chunk / chunks, g1 = groups * (chunk + 1) / chunks;
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t begin = tile_begin(tokens, tiles, tile), nc = tile_begin(tokens, tiles, tile + 1) - begin;
-            const int8_t *acts = acts_ + begin * n_steps(columns) * record_bytes(1);
-            for (int64_t g = g0; g < g1; g++) {
-                const int64_t first = g * isa_.lanes;
-                kernels[nc - 1]((const uint8_t *)w->data + g * bytes, n_packets(type, columns), acts,
-                                y + begin * rows + first, rows, (int)std::min<int64_t>(isa_.lanes, rows - first));
-            }
-        }
-        if (step.fused) {
-            const int64_t first = g0 * isa_.lanes, last = std::min(rows, g1 * isa_.lanes);
-            for (int64_t c = 0; c < tokens; c++) {
-                isa_.add(last - first, y + c * rows + first, row<const float>(step.other, c, step.fused) + first,
-                         row<float>(step.fused, c, step.fused) + first);
-            }
-        }
-    }
-}
-
-// ---- rows ----
-
-void Executor::rms_norm(const Step &step, int thread, int n) {
-    const Tensor *x = step.op->src[0];
-    const float eps = param(step.op, 0);
-    const Share share(n_rows(x), thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        float *y = row<float>(step.op, r, step.op);
-        isa_.rms_norm(x->ne[0], row<const float>(x, r, x), eps, y);
-        if (step.fused) {
-            isa_.mul(x->ne[0], y, row<const float>(step.other, r, x), row<float>(step.fused, r, x));
-        }
-    }
-}
-
-void Executor::binary(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *a = op->src[0], *b = op->src[1];
-    const auto f = op->op == OP_ADD ? isa_.add : isa_.mul;
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        f(last - first, row<const float>(a, r, op) + first, row<const float>(b, r, op) + first,
-          row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::scale(const Step &step, int thread, int n) {
-    const Tensor *op = step.op;
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        isa_.scale(last - first, row<const float>(op->src[0], r, op) + first, param(op, 0), param(op, 1),
-                   row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::glu(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0], *g = op->src[1];
-    const auto f = op->op_params[0] == GLU_SWIGLU ? isa_.silu_mul : isa_.gelu_mul;
-    // Without a second operand both are halves of the first, in the order that `swapped` says.
-    const int64_t half = x->ne[0] / 2, swapped = op->op_params[1];
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        const float *a = row<const float>(x, r, x), *b = g ? row<const float>(g, r, g) : a;
-        if (!g) {
-            (swapped ? a : b) += half;
-        }
-        f(last - first, a + first, b + first, row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::compute_angles(int thread, int n) {
-    for (const Angles &angles : angles_) {
-        const Tensor *op = angles.op;
-        const float *factors = op->src[2] ? (const float *)op->src[2]->data : nullptr;
-        const int64_t half = op->op_params[1] / 2;
-        const float step = powf(param(op, 5), -2.0f / (float)op->op_params[1]);
-        const Share share(op->ne[2], thread, n);
-        for (int64_t t = share.first; t < share.last; t++) {
-            float theta = (float)((const int32_t *)op->src[1]->data)[t];
-            for (int64_t i = 0; i < half; i++, theta *= step) {
-                const float angle = param(op, 6) * (factors ? theta / factors[i] : theta);
-                angles.cosines[t * half + i] = cosf(angle) * param(op, 8);
-                angles.sines[t * half + i] = sinf(angle) * param(op, 8);
-            }
-        }
-    }
-}
-
-void Executor::rope(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0];
-    const Angles &angles = angles_[step.index];
-    const int64_t n_dims = op->op_params[1];
-    const Share share(n_rows(op), thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t token = r / op->ne[1];
-        const float *from = row<const float>(x, r, op);
-        float *to = row<float>(op, r, op);
-        isa_.rope(n_dims, op->op_params[2] == ROPE_NEOX, from, angles.cosines + token * n_dims / 2,
-                  angles.sines + token * n_dims / 2, to);
-        if (from != to) {
-            memcpy(to + n_dims, from + n_dims, (size_t)(op->ne[0] - n_dims) * 4);
-        }
-    }
-}
-
-void Executor::set_rows(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0], *index = op->src[1];
-    const Share share(x->ne[1], thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t to = index->type == TYPE_I64 ? ((const int64_t *)index->data)[r] : ((const int32_t *)index->data)[r];
-        isa_.to_half(x->ne[0], at<const float>(x, r), at<uint16_t>(op, to));
-    }
-}
-
-void Executor::get_rows(const Step &step, int thread, int n) {
-    const Tensor *op = step.op;
-    const Share share(op->ne[1], thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t from = ((const int32_t *)op->src[1]->data)[r];
-        memcpy(at<float>(op, r), at<const float>(op->src[0], from), (size_t)op->ne[0] * 4);
-    }
-}
-
-// ---- attention ----
-
-Executor::Attention Executor::attention(const Tensor *op, int n_threads) const {
+Attention::Attention(const Tensor *op, int n_threads) {
     const Tensor *q = op->src[0], *k = op->src[1];
-    Attention a;
-    a.head_dim = q->ne[0];
-    a.n_heads = k->ne[2];
-    a.gqa = q->ne[2] / k->ne[2];
-    a.n_rows = q->ne[1] * a.gqa;
-    a.n_kv = k->ne[1];
-    a.n_segments = (a.n_kv + ATTN_SEGMENT - 1) / ATTN_SEGMENT;
-    a.n_tiles = (a.n_rows + ATTN_ROWS - 1) / ATTN_ROWS;
-    a.by_segment = a.n_segments > 1 && a.n_units() < 4 * n_threads;
-    a.tile_rows = (a.n_rows + a.n_tiles - 1) / a.n_tiles;
-    return a;
-}
-
-namespace {
-
-// The queries and the head of the cache of a unit; returns their token and head of each row.
-struct Rows {
-    AttentionUnit unit;
-    int64_t token[ATTN_ROWS], head[ATTN_ROWS];
-};
-
-void fill_rows(const Tensor *op, int64_t cache_head, int64_t gqa, int64_t first, int64_t last, Rows &rows) {
-    const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-    AttentionUnit &u = rows.unit;
-    u.head_dim = q->ne[0];
-    u.rows = (int)(last - first);
-    u.k = at<const char>(k, 0, cache_head);
-    u.v = at<const char>(v, 0, cache_head);
-    u.k_stride = (int64_t)k->nb[1];
-    u.v_stride = (int64_t)v->nb[1];
-    u.scale = param(op, 0);
-    for (int r = 0; r < u.rows; r++) {
-        rows.token[r] = (first + r) / gqa;
-        rows.head[r] = cache_head * gqa + (first + r) % gqa;
-        u.q[r] = at<const float>(q, rows.token[r], rows.head[r]);
-        u.mask[r] = at<const uint16_t>(mask, rows.token[r]);
-    }
-}
-
-void reset(const AttentionState &state, int64_t head_dim, int rows) {
-    std::fill(state.max, state.max + rows, -INFINITY);
-    std::fill(state.sum, state.sum + rows, 0.0f);
-    std::fill(state.out, state.out + rows * head_dim, 0.0f);
-}
-
-} // namespace
-
-void Executor::attend(const Step &step, int thread, int n) {
-    const Attention a = attention(step.op, n_threads);
-    const int64_t units = a.n_units() * (a.by_segment ? a.n_segments : 1);
-    Rows rows;
-    for (int64_t unit; (unit = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < units;) {
-        const int64_t tile = unit % a.n_units(), segment = unit / a.n_units();
-        const int64_t head = tile / a.n_tiles, t = tile % a.n_tiles;
-        fill_rows(step.op, head, a.gqa, a.n_rows * t / a.n_tiles, a.n_rows * (t + 1) / a.n_tiles, rows);
-        const auto bounds = [&](int64_t s) { return std::min(a.n_kv, s * ATTN_SEGMENT); };
-        if (a.by_segment) {
-            const AttentionState part =
-                AttentionState::at(states_ + (size_t)unit * a.state_floats(), a.head_dim, rows.unit.rows);
-            isa_.attend(rows.unit, bounds(segment), bounds(segment + 1), part);
-            continue;
-        }
-        float *memory = states_ + (size_t)thread * 2 * a.state_floats();
-        const AttentionState total = AttentionState::at(memory, a.head_dim, rows.unit.rows);
-        const AttentionState part = AttentionState::at(memory + a.state_floats(), a.head_dim, rows.unit.rows);
-        reset(total, a.head_dim, rows.unit.rows);
-        for (int64_t s = 0; s < a.n_segments; s++) {
-            isa_.attend(rows.unit, bounds(s), bounds(s + 1), part);
-            isa_.merge(a.head_dim, rows.unit.rows, part, total);
-        }
-        for (int r = 0; r < rows.unit.rows; r++) {
-            isa_.scale(a.head_dim, total.out + r * a.head_dim, total.sum[r] > 0 ? 1 / total.sum[r] : 0, 0,
-                       at<float>(step.op, rows.head[r], rows.token[r]));
-        }
-    }
-    (void)n;
-}
-
-void Executor::merge(const Step &step, int thread, int n) {
-    const Attention a = attention(step.op, n_threads);
-    const Share share(a.n_units(), thread, n);
-    Rows rows;
-    for (int64_t tile = share.first; tile < share.last; tile++) {
-        const int64_t head = tile / a.n_tiles, t = tile % a.n_tiles;
-        fill_rows(step.op, head, a.gqa, a.n_rows * t / a.n_tiles, a.n_rows * (t + 1) / a.n_tiles, rows);
-        float *memory = states_ + (size_t)tile * a.state_floats();
-        // The first segment's state takes the others; joining it to a fresh one changes no bit of it.
-        const AttentionState total = AttentionState::at(memory, a.head_dim, rows.unit.rows);
-        for (int64_t s = 1; s < a.n_segments; s++) {
-            const AttentionState part = AttentionState::at(memory + (size_t)(s * a.n_units()) * a.state_floats(),
-                                                           a.head_dim, rows.unit.rows);
-            isa_.merge(a.head_dim, rows.unit.rows, part, total);
-        }
-        for (int r = 0; r < rows.unit.rows; r++) {
-            isa_.scale(a.head_dim, total.out + r * a.head_dim, total.sum[r] > 0 ? 1 / total.sum[r] : 0, 0,
-                       at<float>(step.op, rows.head[r], rows.token[r]));
-        }
-    }
+    head_dim = q->ne[0];
+    n_heads = k->ne[2];
+    gqa = q->ne[2] / k->ne[2];
+    n_rows = q->ne[1] * gqa;
+    n_kv = k->ne[1];
+    n_segments = (n_kv + ATTN_SEGMENT - 1) / ATTN_SEGMENT;
+    n_tiles = (n_rows + ATTN_ROWS - 1) / ATTN_ROWS;
+    tile_rows = (n_rows + n_tiles - 1) / n_tiles;
+    by_segment = n_segments > 1 && n_units() < 4 * n_threads;
 }
 
 } // namespace edgespec

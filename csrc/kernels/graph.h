@@ -28,6 +28,18 @@ bool is_packed_matmul(const ggml::Tensor *op, const ggml::BufferType *packed, co
 // Whether `op` is one of the others that can be run.
 bool can_run(const ggml::Tensor *op, const Ggml &ggml);
 
+// How an attention is cut into units: rows of queries that share a head of the cache x segments of the cache.
+struct Attention {
+    Attention(const ggml::Tensor *op, int n_threads);
+
+    int64_t head_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
+    int64_t n_kv, n_segments;
+    int64_t n_tiles, tile_rows;
+    bool by_segment; // too few tiles for the threads: segments are units too, merged in a second step
+    int64_t n_units() const { return n_heads * n_tiles; }
+    size_t state_floats() const { return AttentionState::n_floats(head_dim, (int)tile_rows); }
+};
+
 // One context's executor; it keeps its work memory from graph to graph.
 class Executor {
   public:
@@ -39,7 +51,7 @@ class Executor {
 
     int compute(ggml::Graph *graph); // a ggml status
 
-    // Products and attention outside of a graph, for tests.
+    // Nodes outside of a graph, for tests. Both may throw std::bad_alloc.
     int compute(const std::vector<ggml::Tensor *> &nodes);
 
   private:
@@ -57,8 +69,6 @@ class Executor {
         const ggml::Tensor *op; // the first rotation with these parameters
         float *cosines, *sines;
     };
-    struct Attention;
-
     bool plan(const std::vector<ggml::Tensor *> &nodes);
     void run(Team &team, int thread);
 
@@ -74,8 +84,6 @@ class Executor {
     void attend(const Step &step, int thread, int n);
     void merge(const Step &step, int thread, int n);
     void compute_angles(int thread, int n);
-
-    Attention attention(const ggml::Tensor *op, int n_threads) const;
 
     const Isa &isa_;
     const Ggml &ggml_;

@@ -1,11 +1,11 @@
-// The buffer type of packed weights.
+// Whole matrices, packed on all processors.
 #pragma once
 
-#include "edgespec_kernels.h"
 #include "graph.h"
 
 namespace edgespec {
 
+// Fill tensor->data, packed_size bytes, from ggml's blocks, plain_size bytes; and the inverse.
 void pack(const Isa &isa, const ggml::Tensor *tensor, const void *blocks);
 void unpack(const Isa &isa, const ggml::Tensor *tensor, void *blocks);
 size_t packed_size(const Isa &isa, const ggml::Tensor *tensor);

@@ -29,48 +29,6 @@ constexpr const char *GGML_VERSIONS[] = {"0.25.3"};
 
 constexpr size_t ALIGNMENT = 64, HUGE_PAGE = 2 << 20;
 
-// ---- packing whole tensors ----
-
-size_t plain_size(const Tensor *t) {
-    return (size_t)(row_bytes(find_type(t->type), t->ne[0]) * t->ne[1]);
-}
-
-size_t packed_size(const Isa &isa, const Tensor *t) {
-    return (size_t)(n_groups(t->ne[1], isa.lanes) * group_bytes(find_type(t->type), t->ne[0], isa.lanes));
-}
-
-namespace {
-
-// f(group, first row, rows) for all groups, on all processors.
-template <class F> void each_group(const Isa &isa, const Tensor *t, const F &f) {
-    const int64_t groups = n_groups(t->ne[1], isa.lanes);
-    const int n_threads = (int)std::min<int64_t>(groups, omp_get_num_procs());
-    run_team(n_threads, [&](Team &team, int thread) {
-        for (int64_t g = groups * thread / team.size(); g < groups * (thread + 1) / team.size(); g++) {
-            f(g, g * isa.lanes, (int)std::min<int64_t>(isa.lanes, t->ne[1] - g * isa.lanes));
-        }
-    });
-}
-
-} // namespace
-
-void pack(const Isa &isa, const Tensor *t, const void *blocks) {
-    const Type type = find_type(t->type);
-    each_group(isa, t, [&](int64_t g, int64_t first, int rows) {
-        pack_group(type, t->ne[0], isa.lanes, rows, (const uint8_t *)blocks + first * row_bytes(type, t->ne[0]),
-                   (uint8_t *)t->data + g * group_bytes(type, t->ne[0], isa.lanes));
-    });
-}
-
-void unpack(const Isa &isa, const Tensor *t, void *blocks) {
-    const Type type = find_type(t->type);
-    each_group(isa, t, [&](int64_t g, int64_t first, int rows) {
-        unpack_group(type, t->ne[0], isa.lanes, rows,
-                     (const uint8_t *)t->data + g * group_bytes(type, t->ne[0], isa.lanes),
-                     (uint8_t *)blocks + first * row_bytes(type, t->ne[0]));
-    });
-}
-
 namespace {
 
 const char *const NAME = "edgespec";
@@ -181,7 +139,13 @@ struct Context {
 
 const char *backend_name(Backend *) { return NAME; }
 void free_backend(Backend *backend) { delete (Context *)backend->context; }
-int graph_compute(Backend *backend, Graph *graph) { return ((Context *)backend->context)->executor.compute(graph); }
+int graph_compute(Backend *backend, Graph *graph) {
+    try {
+        return ((Context *)backend->context)->executor.compute(graph);
+    } catch (const std::bad_alloc &) {
+        return STATUS_ALLOC_FAILED;
+    }
+}
 void set_n_threads(Backend *backend, int n) { ((Context *)backend->context)->executor.n_threads = std::max(1, n); }
 void set_abort_callback(Backend *backend, bool (*abort)(void *), void *data) {
     Executor &executor = ((Context *)backend->context)->executor;

@@ -27,7 +27,7 @@ void encode_nibbles(const uint8_t *v, uint8_t *qs) {
     }
 }
 
-void decode(Type type, const uint8_t *block, int s, Step &step) {
+inline void decode(Type type, const uint8_t *block, int s, Step &step) {
     uint8_t *v = step.values;
     switch (type) {
     case Q4_0:
@@ -73,7 +73,7 @@ void decode(Type type, const uint8_t *block, int s, Step &step) {
 }
 
 // The inverse; `block` is all zeros before the first step.
-void encode(Type type, const Step &step, int s, uint8_t *block) {
+inline void encode(Type type, const Step &step, int s, uint8_t *block) {
     const uint8_t *v = step.values;
     switch (type) {
     case Q4_0:
@@ -124,7 +124,7 @@ void encode(Type type, const Step &step, int s, uint8_t *block) {
 void put4(uint8_t *plane, int lanes, int v, const uint8_t *four) { memcpy(plane + (size_t)v * lanes * 4, four, 4); }
 void get4(const uint8_t *plane, int lanes, int v, uint8_t *four) { memcpy(four, plane + (size_t)v * lanes * 4, 4); }
 
-void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
+inline void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
     const uint8_t *v = step.values;
     if (type == Q8_0) {
         for (int i = 0; i < 8; i++) {
@@ -153,7 +153,7 @@ void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
     }
 }
 
-void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
+inline void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
     uint8_t *v = step.values;
     if (type == Q8_0) {
         for (int i = 0; i < 8; i++) {
@@ -204,7 +204,7 @@ void encode_scales(const uint8_t *scales, const uint8_t *minima, uint8_t *p) {
 }
 
 // Bytes of a row's F16 scale(s) and, for K types, of its 16 small ones, of the header of a packet.
-void store_scales(Type type, const uint8_t *block, int s, int lanes, int row, uint8_t *header) {
+inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int row, uint8_t *header) {
     const size_t r = (size_t)row, n = (size_t)lanes;
     if (FORMATS[type].steps == 2) {
         memcpy(header + 2 * (s * n + r), block, 2);
@@ -226,7 +226,7 @@ void store_scales(Type type, const uint8_t *block, int s, int lanes, int row, ui
         header[4 * n + i * n + r] = small[i];
     }
 }
-void load_scales(Type type, const uint8_t *header, int s, int lanes, int row, uint8_t *block) {
+inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int row, uint8_t *block) {
     const size_t r = (size_t)row, n = (size_t)lanes;
     if (FORMATS[type].steps == 2) {
         memcpy(block, header + 2 * (s * n + r), 2);
@@ -249,18 +249,13 @@ void load_scales(Type type, const uint8_t *header, int s, int lanes, int row, ui
     }
 }
 
-} // namespace
+// ---- groups: one function for each type, so that nothing is decided in the inner loops ----
 
-Type find_type(int ggml_type) {
-    int type = 0;
-    while (type < N_TYPES && FORMATS[type].ggml_type != ggml_type) {
-        type++;
-    }
-    return (Type)type;
-}
+typedef void PackFn(int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst);
 
-void pack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
-    const Format &f = FORMATS[type];
+template <int TYPE> void pack_group_of(int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+    constexpr Type type = (Type)TYPE;
+    constexpr Format f = FORMATS[type];
     const int64_t packet_bytes = (int64_t)(f.header + f.steps * f.step) * lanes, stride = row_bytes(type, columns);
     const int64_t n_steps = columns / 32;
     const int steps_of_block = f.block / 32;
@@ -280,8 +275,9 @@ void pack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *
     }
 }
 
-void unpack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
-    const Format &f = FORMATS[type];
+template <int TYPE> void unpack_group_of(int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+    constexpr Type type = (Type)TYPE;
+    constexpr Format f = FORMATS[type];
     const int64_t packet_bytes = (int64_t)(f.header + f.steps * f.step) * lanes, stride = row_bytes(type, columns);
     const int64_t n_steps = columns / 32;
     const int steps_of_block = f.block / 32;
@@ -299,6 +295,32 @@ void unpack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t
             encode(type, step, (int)(s % steps_of_block), block);
         }
     }
+}
+
+} // namespace
+
+Type find_type(int ggml_type) {
+    int type = 0;
+    while (type < N_TYPES && FORMATS[type].ggml_type != ggml_type) {
+        type++;
+    }
+    return (Type)type;
+}
+
+#define EACH_TYPE(FUNCTION)                                                                                           \
+    {                                                                                                                 \
+        FUNCTION<Q4_0>, FUNCTION<Q4_1>, FUNCTION<Q5_0>, FUNCTION<Q5_1>, FUNCTION<Q8_0>, FUNCTION<IQ4_NL>,             \
+            FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>                                                            \
+    }
+
+void pack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+    static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(pack_group_of);
+    functions[type](columns, lanes, rows, src, dst);
+}
+
+void unpack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+    static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(unpack_group_of);
+    functions[type](columns, lanes, rows, src, dst);
 }
 
 } // namespace edgespec

@@ -1,0 +1,270 @@
+// What each step of an Executor does: the part of one of n threads.
+#include "graph.h"
+#include "tensor.h"
+
+#include <math.h>
+
+#include <algorithm>
+
+namespace edgespec {
+
+using namespace ggml;
+
+namespace {
+
+// This thread's share [first, last) of n units.
+struct Share {
+    int64_t first, last;
+    Share(int64_t units, int thread, int n) : first(units * thread / n), last(units * (thread + 1) / n) {}
+};
+
+// Calls f(row, first column, last column) for this thread's part of the rows; few rows are cut in pieces.
+template <class F> void each_part(const Tensor *t, int thread, int n, const F &f) {
+    const int64_t rows = n_rows(t), columns = t->ne[0];
+    const int64_t pieces = rows >= n || columns < 1024 ? 1 : n;
+    const int64_t length = ((columns + pieces - 1) / pieces + 15) / 16 * 16;
+    const Share share(rows * pieces, thread, n);
+    for (int64_t unit = share.first; unit < share.last; unit++) {
+        const int64_t first = unit % pieces * length, last = std::min(columns, first + length);
+        if (first < last) {
+            f(unit / pieces, first, last);
+        }
+    }
+}
+
+} // namespace
+
+// ---- products ----
+
+void Executor::quantize(const Step &step, int thread, int n) {
+    const Tensor *x = step.op->src[1];
+    const int block = FORMATS[find_type(step.op->src[0]->type)].act_block;
+    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / block, tiles = n_tiles(tokens);
+    // By blocks, for all tokens of a tile: those are neighbours in the packed activations, and threads that
+    // write to the same lines of cache wait for each other (0.75 ms of 26 for 8 tokens).
+    const Share share(tiles * blocks, thread, n);
+    for (int64_t unit = share.first; unit < share.last;) {
+        const int64_t tile = unit / blocks, first = unit % blocks, last = std::min(blocks, first + share.last - unit);
+        const int64_t begin = tile_begin(tokens, tiles, tile), end = tile_begin(tokens, tiles, tile + 1);
+        for (int64_t c = begin; c < end; c++) {
+            isa_.quantize(column(x, c), columns, block, first, last, acts_ + begin * n_steps(columns) * record_bytes(1),
+                          (int)(end - begin), (int)(c - begin));
+        }
+        unit += last - first;
+    }
+}
+
+void Executor::matmul(const Step &step, int, int n) {
+    const Tensor *w = step.op->src[0];
+    const Type type = find_type(w->type);
+    const int64_t columns = w->ne[0], rows = w->ne[1], tokens = n_rows(step.op->src[1]), tiles = n_tiles(tokens);
+    const int64_t bytes = group_bytes(type, columns, isa_.lanes), groups = n_groups(rows, isa_.lanes);
+    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
+    // tile passes over them, small enough to stay in cache.
+    int64_t chunks = std::min<int64_t>(n * 8, std::max<int64_t>(n, groups * bytes >> 17));
+    if (tiles > 1) {
+        chunks = std::max(chunks, groups * bytes >> 18);
+    }
+    chunks = std::min(groups, chunks);
+    float *y = (float *)step.op->data;
+    const auto &kernels = isa_.matmul[type];
+    for (int64_t chunk; (chunk = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < chunks;) {
+        const int64_t g0 = groups * chunk / chunks, g1 = groups * (chunk + 1) / chunks;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t begin = tile_begin(tokens, tiles, tile), nc = tile_begin(tokens, tiles, tile + 1) - begin;
+            const int8_t *acts = acts_ + begin * n_steps(columns) * record_bytes(1);
+            for (int64_t g = g0; g < g1; g++) {
+                const int64_t first = g * isa_.lanes;
+                kernels[nc - 1]((const uint8_t *)w->data + g * bytes, n_packets(type, columns), acts,
+                                y + begin * rows + first, rows, (int)std::min<int64_t>(isa_.lanes, rows - first));
+            }
+        }
+        if (step.fused) {
+            const int64_t first = g0 * isa_.lanes, last = std::min(rows, g1 * isa_.lanes);
+            for (int64_t c = 0; c < tokens; c++) {
+                isa_.add(last - first, y + c * rows + first, row<const float>(step.other, c, step.fused) + first,
+                         row<float>(step.fused, c, step.fused) + first);
+            }
+        }
+    }
+}
+
+// ---- rows ----
+
+void Executor::rms_norm(const Step &step, int thread, int n) {
+    const Tensor *x = step.op->src[0];
+    const float eps = param(step.op, 0);
+    const Share share(n_rows(x), thread, n);
+    for (int64_t r = share.first; r < share.last; r++) {
+        float *y = row<float>(step.op, r, step.op);
+        isa_.rms_norm(x->ne[0], row<const float>(x, r, x), eps, y);
+        if (step.fused) {
+            isa_.mul(x->ne[0], y, row<const float>(step.other, r, x), row<float>(step.fused, r, x));
+        }
+    }
+}
+
+void Executor::binary(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *a = op->src[0], *b = op->src[1];
+    const auto f = op->op == OP_ADD ? isa_.add : isa_.mul;
+    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
+        f(last - first, row<const float>(a, r, op) + first, row<const float>(b, r, op) + first,
+          row<float>(op, r, op) + first);
+    });
+}
+
+void Executor::scale(const Step &step, int thread, int n) {
+    const Tensor *op = step.op;
+    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
+        isa_.scale(last - first, row<const float>(op->src[0], r, op) + first, param(op, 0), param(op, 1),
+                   row<float>(op, r, op) + first);
+    });
+}
+
+void Executor::glu(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *x = op->src[0], *g = op->src[1];
+    const auto f = op->op_params[0] == GLU_SWIGLU ? isa_.silu_mul : isa_.gelu_mul;
+    // Without a second operand both are halves of the first, in the order that `swapped` says.
+    const int64_t half = x->ne[0] / 2, swapped = op->op_params[1];
+    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
+        const float *a = row<const float>(x, r, x), *b = g ? row<const float>(g, r, g) : a;
+        if (!g) {
+            (swapped ? a : b) += half;
+        }
+        f(last - first, a + first, b + first, row<float>(op, r, op) + first);
+    });
+}
+
+void Executor::compute_angles(int thread, int n) {
+    for (const Angles &angles : angles_) {
+        const Tensor *op = angles.op;
+        const float *factors = op->src[2] ? (const float *)op->src[2]->data : nullptr;
+        const int64_t half = op->op_params[1] / 2;
+        const float step = powf(param(op, 5), -2.0f / (float)op->op_params[1]);
+        const Share share(op->ne[2], thread, n);
+        for (int64_t t = share.first; t < share.last; t++) {
+            float theta = (float)((const int32_t *)op->src[1]->data)[t];
+            for (int64_t i = 0; i < half; i++, theta *= step) {
+                const float angle = param(op, 6) * (factors ? theta / factors[i] : theta);
+                angles.cosines[t * half + i] = cosf(angle) * param(op, 8);
+                angles.sines[t * half + i] = sinf(angle) * param(op, 8);
+            }
+        }
+    }
+}
+
+void Executor::rope(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *x = op->src[0];
+    const Angles &angles = angles_[step.index];
+    const int64_t n_dims = op->op_params[1];
+    const Share share(n_rows(op), thread, n);
+    for (int64_t r = share.first; r < share.last; r++) {
+        const int64_t token = r / op->ne[1];
+        const float *from = row<const float>(x, r, op);
+        float *to = row<float>(op, r, op);
+        isa_.rope(n_dims, op->op_params[2] == ROPE_NEOX, from, angles.cosines + token * n_dims / 2,
+                  angles.sines + token * n_dims / 2, to);
+        if (from != to) {
+            memcpy(to + n_dims, from + n_dims, (size_t)(op->ne[0] - n_dims) * 4);
+        }
+    }
+}
+
+void Executor::set_rows(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *x = op->src[0], *index = op->src[1];
+    const Share share(x->ne[1], thread, n);
+    for (int64_t r = share.first; r < share.last; r++) {
+        const int64_t to = index->type == TYPE_I64 ? ((const int64_t *)index->data)[r] : ((const int32_t *)index->data)[r];
+        isa_.to_half(x->ne[0], at<const float>(x, r), at<uint16_t>(op, to));
+    }
+}
+
+void Executor::get_rows(const Step &step, int thread, int n) {
+    const Tensor *op = step.op;
+    const Share share(op->ne[1], thread, n);
+    for (int64_t r = share.first; r < share.last; r++) {
+        const int64_t from = ((const int32_t *)op->src[1]->data)[r];
+        memcpy(at<float>(op, r), at<const float>(op->src[0], from), (size_t)op->ne[0] * 4);
+    }
+}
+
+// ---- attention ----
+
+namespace {
+
+// A tile of queries: its unit, and the token and head of each row.
+struct Rows {
+    AttentionUnit unit;
+    int64_t token[ATTN_ROWS], head[ATTN_ROWS];
+
+    Rows(const Tensor *op, const Attention &a, int64_t tile) {
+        const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
+        const int64_t cache_head = tile / a.n_tiles, t = tile % a.n_tiles;
+        const int64_t first = a.n_rows * t / a.n_tiles, last = a.n_rows * (t + 1) / a.n_tiles;
+        unit.head_dim = a.head_dim;
+        unit.rows = (int)(last - first);
+        unit.k = at<const char>(k, 0, cache_head);
+        unit.v = at<const char>(v, 0, cache_head);
+        unit.k_stride = (int64_t)k->nb[1];
+        unit.v_stride = (int64_t)v->nb[1];
+        unit.scale = param(op, 0);
+        for (int r = 0; r < unit.rows; r++) {
+            token[r] = (first + r) / a.gqa;
+            head[r] = cache_head * a.gqa + (first + r) % a.gqa;
+            unit.q[r] = at<const float>(q, token[r], head[r]);
+            unit.mask[r] = at<const uint16_t>(mask, token[r]);
+        }
+    }
+
+    AttentionState state(float *memory) const { return AttentionState::at(memory, unit.head_dim, unit.rows); }
+
+    // The outputs; zeros for a token that sees nothing.
+    void write(const Isa &isa, const AttentionState &total, const Tensor *op) const {
+        for (int r = 0; r < unit.rows; r++) {
+            isa.scale(unit.head_dim, total.out + r * unit.head_dim, total.sum[r] > 0 ? 1 / total.sum[r] : 0, 0,
+                      at<float>(op, head[r], token[r]));
+        }
+    }
+};
+
+} // namespace
+
+void Executor::attend(const Step &step, int thread, int) {
+    const Attention a(step.op, n_threads);
+    const int64_t units = a.n_units() * (a.by_segment ? a.n_segments : 1);
+    const auto attend_segment = [&](const Rows &rows, int64_t s, const AttentionState &state) {
+        isa_.attend(rows.unit, s * ATTN_SEGMENT, std::min(a.n_kv, (s + 1) * ATTN_SEGMENT), state);
+    };
+    for (int64_t unit; (unit = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < units;) {
+        const Rows rows(step.op, a, unit % a.n_units());
+        if (a.by_segment) {
+            attend_segment(rows, unit / a.n_units(), rows.state(states_ + (size_t)unit * a.state_floats()));
+            continue;
+        }
+        float *memory = states_ + (size_t)thread * 2 * a.state_floats();
+        const AttentionState total = rows.state(memory), part = rows.state(memory + a.state_floats());
+        attend_segment(rows, 0, total);
+        for (int64_t s = 1; s < a.n_segments; s++) {
+            attend_segment(rows, s, part);
+            isa_.merge(a.head_dim, rows.unit.rows, part, total);
+        }
+        rows.write(isa_, total, step.op);
+    }
+}
+
+void Executor::merge(const Step &step, int thread, int n) {
+    const Attention a(step.op, n_threads);
+    const Share share(a.n_units(), thread, n);
+    for (int64_t tile = share.first; tile < share.last; tile++) {
+        const Rows rows(step.op, a, tile);
+        const auto of_segment = [&](int64_t s) {
+            return rows.state(states_ + (size_t)(s * a.n_units() + tile) * a.state_floats());
+        };
+        for (int64_t s = 1; s < a.n_segments; s++) {
+            isa_.merge(a.head_dim, rows.unit.rows, of_segment(s), of_segment(0));
+        }
+        rows.write(isa_, of_segment(0), step.op);
+    }
+}
+
+} // namespace edgespec

@@ -1,0 +1,32 @@
+// Rows and parameters of ggml's tensors.
+#pragma once
+
+#include "ggml_abi.h"
+#include "isa.h"
+
+#include <string.h>
+
+namespace edgespec::ggml {
+
+template <class T> T *at(const Tensor *t, int64_t i1, int64_t i2 = 0, int64_t i3 = 0) {
+    return (T *)((char *)t->data + i1 * (int64_t)t->nb[1] + i2 * (int64_t)t->nb[2] + i3 * (int64_t)t->nb[3]);
+}
+inline int64_t n_rows(const Tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
+// Row `r` of all rows of t, in the order of ggml; rows of a smaller tensor repeat.
+template <class T> T *row(const Tensor *t, int64_t r, const Tensor *shape) {
+    const int64_t i1 = r % shape->ne[1], i2 = r / shape->ne[1] % shape->ne[2], i3 = r / (shape->ne[1] * shape->ne[2]);
+    return at<T>(t, i1 % t->ne[1], i2 % t->ne[2], i3 % t->ne[3]);
+}
+inline float param(const Tensor *op, int i) {
+    float x;
+    memcpy(&x, &op->op_params[i], 4);
+    return x;
+}
+
+inline const float *column(const Tensor *x, int64_t c) { return row<const float>(x, c, x); }
+
+// Tokens go through the products in tiles of about the same size, MAX_TILE at the most.
+inline int64_t tile_begin(int64_t n, int64_t tiles, int64_t t) { return n * t / tiles; }
+inline int64_t n_tiles(int64_t n) { return (n + MAX_TILE - 1) / MAX_TILE; }
+
+} // namespace edgespec::ggml

@@ -56,11 +56,12 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider tests/test_twins.py tests/test_lossless.py \
 		tests/test_kernels.py tests/test_kernels_models.py
 
-bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative (10 minutes, keep the machine quiet)
+bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default
 	$(BIN)/python bench/accept.py
 	$(BIN)/python bench/verify_cost.py
 	$(BIN)/python bench/speed.py
+	$(BIN)/python bench/memory.py
 
 wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .

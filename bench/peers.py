@@ -58,8 +58,17 @@ class Peer:
         raise NotImplementedError
 
     def _run(self, *options: str) -> str:
-        command = [self.program, "-m", self.target, "-md", self.draft, "-t", str(self.n_threads)]
-        command += ["-td", str(self.n_threads), "-c", str(self.n_ctx), "-n", str(self.n_predict)]
+        command = [self.program, "-m", self.target.absolute(), "-md", self.draft.absolute()]
+        command += [
+            "-t",
+            str(self.n_threads),
+            "-td",
+            str(self.n_threads),
+            "-c",
+            str(self.n_ctx),
+            "-n",
+            str(self.n_predict),
+        ]
         return output([*map(str, command), "--temp", "0", "--top-k", "1", *options], self.timeout_s)
 
 
@@ -105,8 +114,8 @@ class IkSpecBench(Peer):
 
 def llama_bench(program: Path, model: Path, n_threads: int, timeout_s: float) -> dict[str, float]:
     """Return the tokens a second of llama.cpp's own benchmark, without and with flash attention."""
-    command = [str(program), "-m", str(model), "-t", str(n_threads), "-fa", "off,on", "-r", "3", "-o", "json"]
-    text = output([*command, "-p", "512", "-n", "128"], timeout_s)
+    command = [str(program), "-m", str(model.absolute()), "-t", str(n_threads), "-fa", "off,on"]
+    text = output([*command, "-r", "3", "-o", "json", "-p", "512", "-n", "128"], timeout_s)
     try:
         rows: list[dict[str, Any]] = json.loads(text[text.index("[") : text.rindex("]") + 1])
     except ValueError:
@@ -121,16 +130,18 @@ def output(command: list[str], timeout_s: float) -> str:
     """Run a program to its end; return what it wrote to both streams."""
     name = Path(command[0]).name
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as directory:  # some leave a log where they run
+            done = subprocess.run(
+                [str(Path(command[0]).absolute()), *command[1:]],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
     except OSError as error:
         raise PeerError(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:

@@ -217,7 +217,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(outcome, indent=1))
     if args.save:
-        save("quality", outcome, loads)
+        save("-".join(["quality", *(Path(name).stem for name in measured)]), outcome, loads)
 
 
 if __name__ == "__main__":

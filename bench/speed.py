@@ -132,7 +132,7 @@ def measured(engine: Engine, tokens: list[int], options: dict[str, Any]) -> tupl
 def warm_up(engine: Engine, longest: list[int], n_predict: int) -> None:
     """Make the contexts large enough for every prompt, and run both models once."""
     for gamma in (2, 0):
-        stream = engine.stream(longest, n_predict=n_predict, gamma=gamma)
+        stream = engine.stream(longest, n_predict=n_predict, drafter="model", gamma=gamma)
         for _, _ in zip(range(4), stream, strict=False):
             pass
         stream.close()
@@ -266,6 +266,7 @@ def main() -> None:
                         options = {
                             "params": params,
                             "n_predict": args.n_predict,
+                            "drafter": "model" if gamma else "none",
                             "gamma": gamma,
                             "seed": turn,
                         }

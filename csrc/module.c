@@ -2,8 +2,7 @@
  *
  * Arrays come in through the buffer protocol, are used in place and have their type and length
  * checked here; the core runs without the GIL. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
 
 #include "interrupt.h"
 #include "philox.h"
@@ -11,29 +10,7 @@
 
 #include <string.h>
 
-/* ---- buffers ---- */
-
-/* Gets a C-contiguous buffer of 4-byte elements of the given kind ('f' or 'i'). */
-static int get_buffer(PyObject *object, Py_buffer *view, char kind, const char *name, int flags) {
-    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) < 0) return -1;
-    const char *format = view->format ? view->format : "B";
-    if (*format == '<' || *format == '=' || *format == '@') format++;
-    const bool right_kind = kind == 'f' ? *format == 'f' : *format == 'i' || *format == 'l';
-    if (!right_kind || format[1] != '\0' || view->itemsize != 4) {
-        PyErr_Format(PyExc_TypeError, "%s: expected 4-byte elements of kind '%c', got '%s'", name, kind,
-                     view->format ? view->format : "B");
-        PyBuffer_Release(view);
-        return -1;
-    }
-    if ((uintptr_t)view->buf % 4) { /* a packed record's field, or bytes from an odd offset */
-        PyErr_Format(PyExc_TypeError, "%s: the elements are not aligned in memory", name);
-        PyBuffer_Release(view);
-        return -1;
-    }
-    return 0;
-}
-
-static size_t n_elements(const Py_buffer *view) { return (size_t)(view->len / view->itemsize); }
+/* ---- Sampler ---- */
 
 static PyObject *raise_status(es_status status) {
     switch (status) {
@@ -49,22 +26,13 @@ static PyObject *raise_status(es_status status) {
     return NULL;
 }
 
-/* ---- Sampler ---- */
-
 typedef struct sampler_object {
     PyObject_HEAD
     es_sampler *sampler;
     bool busy; /* read and written under the GIL; the core runs without it and is not re-entrant */
 } sampler_object;
 
-static int enter(sampler_object *self) {
-    if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "this Sampler is in use in another thread");
-        return -1;
-    }
-    self->busy = true;
-    return 0;
-}
+static int enter(sampler_object *self) { return take_turn(&self->busy, "Sampler"); }
 
 static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"n_vocab",        "n_slots",           "temperature",      "top_k",
@@ -219,6 +187,32 @@ static PyObject *write_probs(const es_sampler *s, const es_dist *dist, PyObject 
     Py_RETURN_NONE;
 }
 
+static PyObject *sampler_top(PyObject *object, PyObject *args) {
+    sampler_object *self = (sampler_object *)object;
+    Py_ssize_t slot;
+    if (!PyArg_ParseTuple(args, "n:top", &slot)) return NULL;
+    const es_dist *dist = dist_at(self->sampler, slot);
+    if (!dist || enter(self) < 0) return NULL;
+    PyObject *result = dist->total > 0 ? PyLong_FromLong(es_dist_top(dist)) : raise_status(ES_NO_TOKEN);
+    self->busy = false;
+    return result;
+}
+
+static PyObject *sampler_confidence(PyObject *object, PyObject *row_object) {
+    sampler_object *self = (sampler_object *)object;
+    Py_buffer row;
+    if (get_buffer(row_object, &row, 'f', "row", 0) < 0) return NULL;
+    PyObject *result = NULL;
+    if (enter(self) == 0) {
+        double confidence;
+        const es_status status = es_confidence(self->sampler, row.buf, n_elements(&row), &confidence);
+        result = status == ES_OK ? PyFloat_FromDouble(confidence) : raise_status(status);
+        self->busy = false;
+    }
+    PyBuffer_Release(&row);
+    return result;
+}
+
 static PyObject *sampler_probs(PyObject *object, PyObject *args) {
     sampler_object *self = (sampler_object *)object;
     Py_ssize_t slot;
@@ -265,6 +259,17 @@ static void release_draft(draft_views *v) {
     PyBuffer_Release(&v->rows);
 }
 
+/* (p, q) of the accepted tokens and of the first rejected one. */
+static PyObject *list_of_judged(const es_judged *judged, size_t n_accepted, size_t n) {
+    const size_t n_judged = n_accepted < n ? n_accepted + 1 : n;
+    PyObject *list = PyList_New((Py_ssize_t)n_judged);
+    for (size_t i = 0; list && i < n_judged; i++) {
+        PyObject *pair = Py_BuildValue("dd", judged[i].p, judged[i].q);
+        if (!pair || PyList_SetItem(list, (Py_ssize_t)i, pair) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *sampler_verify(PyObject *object, PyObject *args) {
     sampler_object *self = (sampler_object *)object;
     PyObject *rows, *tokens, *prefix, *coin_list;
@@ -276,7 +281,8 @@ static PyObject *sampler_verify(PyObject *object, PyObject *args) {
     PyObject *result = NULL;
     const size_t n_coins = views.draft.n + 1;
     double *coins = PyMem_Malloc(n_coins * sizeof *coins);
-    if (!coins) {
+    es_judged *judged = PyMem_Malloc(n_coins * sizeof *judged);
+    if (!coins || !judged) {
         PyErr_NoMemory();
         goto done;
     }
@@ -293,24 +299,17 @@ static PyObject *sampler_verify(PyObject *object, PyObject *args) {
     es_status status;
     es_verdict verdict;
     Py_BEGIN_ALLOW_THREADS
-    status = es_verify(self->sampler, &views.draft, block ? ES_BLOCK : ES_CHAIN, coins, &verdict);
+    status = es_verify(self->sampler, &views.draft, block ? ES_BLOCK : ES_CHAIN, coins, &verdict, judged);
     Py_END_ALLOW_THREADS
     self->busy = false;
-    result = status == ES_OK ? Py_BuildValue("ni", (Py_ssize_t)verdict.n_accepted, (int)verdict.next_token)
+    result = status == ES_OK ? Py_BuildValue("niN", (Py_ssize_t)verdict.n_accepted, (int)verdict.next_token,
+                                             list_of_judged(judged, verdict.n_accepted, views.draft.n))
                              : raise_status(status);
 done:
+    PyMem_Free(judged);
     PyMem_Free(coins);
     release_draft(&views);
     return result;
-}
-
-static PyObject *list_of(const double *values, size_t n) {
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list && i < n; i++) {
-        PyObject *value = PyFloat_FromDouble(values[i]);
-        if (!value || PyList_SetItem(list, (Py_ssize_t)i, value) < 0) Py_CLEAR(list);
-    }
-    return list;
 }
 
 static PyObject *sampler_acceptance(PyObject *object, PyObject *args) {
@@ -363,9 +362,11 @@ static PyMethodDef sampler_methods[] = {
      "sample(row, prefix, coin, slot) -> token: filter `row` into `slot` (-1: none) and sample it."},
     {"set_probs", sampler_set_probs, METH_VARARGS, "set_probs(slot, probs): give slot these probabilities by id."},
     {"set_point", sampler_set_point, METH_VARARGS, "set_point(slot, token): give slot a point mass."},
+    {"top", sampler_top, METH_VARARGS, "top(slot) -> the likeliest token of slot."},
+    {"confidence", sampler_confidence, METH_O, "confidence(row) -> the likeliest token's probability, unfiltered."},
     {"probs", sampler_probs, METH_VARARGS, "probs(slot, out): write slot's probabilities by id into out."},
     {"verify", sampler_verify, METH_VARARGS,
-     "verify(rows, draft, prefix, coins, block) -> (n_accepted, next_token)"},
+     "verify(rows, draft, prefix, coins, block) -> (n_accepted, next_token, [(p, q), ...])"},
     {"acceptance", sampler_acceptance, METH_VARARGS,
      "acceptance(rows, draft, prefix, block) -> (accept, weight): the rule's probabilities."},
     {"next_probs", sampler_next_probs, METH_VARARGS,
@@ -477,7 +478,10 @@ static int add_type(PyObject *module, PyType_Spec *spec) {
 }
 
 static int module_exec(PyObject *module) {
-    return add_type(module, &sampler_spec) < 0 || add_type(module, &interrupt_spec) < 0 ? -1 : 0;
+    PyType_Spec *const specs[] = {&sampler_spec, &interrupt_spec, &es_suffix_spec};
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        if (add_type(module, specs[i]) < 0) return -1;
+    return 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)(uintptr_t)module_exec}, {0, NULL}};

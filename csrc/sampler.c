@@ -386,6 +386,25 @@ double es_dist_prob(const es_dist *d, int32_t token) {
     return 0.0;
 }
 
+int32_t es_dist_top(const es_dist *d) {
+    size_t best = 0;
+    for (size_t i = 1; i < d->n; i++)
+        if (d->probs[i] > d->probs[best] || (d->probs[i] == d->probs[best] && !d->dense && d->ids[i] < d->ids[best]))
+            best = i;
+    return d->dense ? (int32_t)best : d->ids[best];
+}
+
+es_status es_confidence(es_sampler *s, const float *row, size_t n, double *confidence) {
+    if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
+    if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
+    float max = s->block_max[0];
+    for (size_t b = 1; b < es_n_blocks(n); b++) max = s->block_max[b] > max ? s->block_max[b] : max;
+    if (max == INFINITY) return ES_NOT_FINITE;
+    if (max == -INFINITY) return ES_NO_TOKEN;
+    *confidence = 1.0 / s->rows->exp_sum(row, n, max);
+    return ES_OK;
+}
+
 int32_t es_dist_sample(const es_dist *d, double coin) {
     const double goal = coin * d->total;
     double sum = 0;

@@ -84,8 +84,13 @@ es_status es_dist_set(es_sampler *sampler, const float *probs, size_t n, es_dist
 es_status es_dist_set_point(es_sampler *sampler, int32_t token, es_dist *out);
 
 double es_dist_prob(const es_dist *dist, int32_t token);
+/* The likeliest token, of equal ones that of the smallest id. */
+int32_t es_dist_top(const es_dist *dist);
 /* The token at which the running sum first exceeds coin * total; coin in [0, 1). */
 int32_t es_dist_sample(const es_dist *dist, double coin);
+
+/* Sets *confidence to the probability that row[n] (n <= n_vocab) itself, unfiltered, gives its likeliest token. */
+es_status es_confidence(es_sampler *sampler, const float *row, size_t n, double *confidence);
 
 /* Sets sampler->residual to max(0, weight * target - q). */
 void es_residual(es_sampler *sampler, const es_dist *q, double weight);

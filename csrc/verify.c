@@ -25,7 +25,7 @@ static double ratio(double p, double q) { return p >= q ? 1.0 : p / q; }
 /* Visits the drafted positions in order.  With coins it tosses them and stops once tau is certain;
  * without, it visits all and only records.  Rows are filtered when first needed. */
 static es_status visit(es_sampler *s, const es_draft *d, es_rule rule, const double *coins, double *accept,
-                       double *weight, walk *w) {
+                       double *weight, es_judged *judged, walk *w) {
     double carried = 1.0; /* weight_i of the block rule; the chain rule's is always 1 */
     for (size_t i = 1; i <= d->n; i++) {
         es_status status = hold(s, d, i - 1, &w->held);
@@ -33,6 +33,7 @@ static es_status visit(es_sampler *s, const es_draft *d, es_rule rule, const dou
         const double p = es_dist_prob(&s->target, d->tokens[i - 1]);
         const double q = es_dist_prob(&s->slots[i - 1], d->tokens[i - 1]);
         double h = ratio(carried * p, q);
+        if (judged) judged[i - 1] = (es_judged){p, q};
         if (rule == ES_BLOCK) {
             carried = h;
             if (i < d->n && carried > 0.0) {
@@ -71,7 +72,7 @@ es_status es_acceptance(es_sampler *s, const es_draft *d, es_rule rule, double *
     if (!lengths_fit(s, d)) return ES_BAD_LENGTH;
     weight[0] = 1.0;
     walk w = {.weight = 1.0, .held = NO_ROW};
-    return visit(s, d, rule, NULL, accept, weight, &w);
+    return visit(s, d, rule, NULL, accept, weight, NULL, &w);
 }
 
 es_status es_next(es_sampler *s, const es_draft *d, size_t tau, double weight, const es_dist **next) {
@@ -80,10 +81,11 @@ es_status es_next(es_sampler *s, const es_draft *d, size_t tau, double weight, c
     return next_dist(s, d, &w, next);
 }
 
-es_status es_verify(es_sampler *s, const es_draft *d, es_rule rule, const double *coins, es_verdict *verdict) {
+es_status es_verify(es_sampler *s, const es_draft *d, es_rule rule, const double *coins, es_verdict *verdict,
+                    es_judged *judged) {
     if (!lengths_fit(s, d)) return ES_BAD_LENGTH;
     walk w = {.weight = 1.0, .held = NO_ROW};
-    es_status status = visit(s, d, rule, coins, NULL, NULL, &w);
+    es_status status = visit(s, d, rule, coins, NULL, NULL, judged, &w);
     if (status != ES_OK) return status;
     const es_dist *next;
     status = next_dist(s, d, &w, &next);

@@ -34,6 +34,11 @@ typedef struct es_verdict {
     int32_t next_token;
 } es_verdict;
 
+/* What the two models gave a drafted token. */
+typedef struct es_judged {
+    double p, q;
+} es_judged;
+
 /* For i = 1 .. n, accept[i - 1] is the probability of the rule's coin i (min(1, p/q), or h_i), and
  * weight[i] for i = 0 .. n the residual's weight should tau be i.  The tests enumerate with these. */
 es_status es_acceptance(es_sampler *sampler, const es_draft *draft, es_rule rule, double *accept, double *weight);
@@ -42,8 +47,9 @@ es_status es_acceptance(es_sampler *sampler, const es_draft *draft, es_rule rule
  * after full acceptance or when no residual is left.  Valid until the sampler's next call. */
 es_status es_next(es_sampler *sampler, const es_draft *draft, size_t tau, double weight, const es_dist **next);
 
-/* Runs the rule with coins[n + 1]: one for each drafted token, the last for the next token. */
+/* Runs the rule with coins[n + 1]: one for each drafted token, the last for the next token.  `judged`, n
+ * entries or NULL, tells of the accepted tokens and of the first one that was not. */
 es_status es_verify(es_sampler *sampler, const es_draft *draft, es_rule rule, const double *coins,
-                    es_verdict *verdict);
+                    es_verdict *verdict, es_judged *judged);
 
 #endif

@@ -6,11 +6,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
 from edgespec.closing import Closing
-from edgespec.drafters.model import ModelDrafter
+from edgespec.costs import OnlineCurve, guessed_curve
+from edgespec.drafters.chain import Chain, ChainStep
+from edgespec.drafters.model import DraftModel
+from edgespec.drafters.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import Generation
 from edgespec.gguf_header import check_model_file
@@ -18,9 +22,11 @@ from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
 from edgespec.memory import fits_in_memory
 from edgespec.models import load_registry
+from edgespec.predictor import Predictor
 from edgespec.pull import locate, resolve
 from edgespec.records import Result
 from edgespec.sampling import Coins, SamplingParams
+from edgespec.scheduler import MAX_GAMMA, Policy, Scheduler
 from edgespec.session import Session
 from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
@@ -28,11 +34,20 @@ from edgespec.verify import Rule
 from edgespec.vocabulary import compare_vocabularies
 from edgespec.weights import Model
 
-DrafterName = Literal["model", "none"]
-MAX_GAMMA = 32
+DrafterName = Literal["auto", "model", "suffix", "staged", "none"]
+
+_POLICIES: dict[DrafterName, Policy] = {
+    "auto": Policy(suffix=True, model=True, staged=True),
+    "model": Policy(suffix=False, model=True, staged=False),
+    "suffix": Policy(suffix=True, model=False, staged=False),
+    "staged": Policy(suffix=False, model=True, staged=True),
+}
 
 MAX_DRAFT_CTX = 2048
 """Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
+
+_SUFFIX_TOKENS = 1 << 16
+"""Tokens of this engine's own timelines that drafts are looked for in."""
 
 _CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
@@ -43,11 +58,13 @@ class StreamOptions(TypedDict, total=False):
     params: SamplingParams | None
     seed: int | None
     n_predict: int | None
-    gamma: int
-    rule: Rule
+    drafter: DrafterName | None
+    gamma: int | None
+    rule: Rule | None
     stop: Sequence[str]
     system: str | None
     chat: bool | None
+    on_step: Callable[[ChainStep], None] | None
 
 
 class Engine(Closing):
@@ -66,7 +83,7 @@ class Engine(Closing):
         target: str | Path | None = None,
         draft: str | Path | None = None,
         *,
-        drafter: DrafterName = "model",
+        drafter: DrafterName = "auto",
         n_ctx: int | None = None,
         n_threads: int | None = None,
         kernels: KernelsChoice = "auto",
@@ -75,7 +92,9 @@ class Engine(Closing):
     ) -> None:
         """Load the models; missing ones are pulled.
 
-        `drafter="none"`: plain decoding, no draft is loaded. `n_ctx`: context in tokens, by default as
+        `drafter` says what may draft: "auto" chooses online among all there is, "model", "suffix" (text
+        seen before) and "staged" (the model, with the suffix store's guesses) force one, "none" decodes
+        plainly. With "suffix" and "none" no draft model is loaded. `n_ctx`: context in tokens, by default as
         much as a generation needs. `n_threads`: by default one a physical core. `kernels`: "auto" uses
         edgespec's own where they can be used, "off" llama.cpp's. `signals`: lets Ctrl-C end a pass
         under way. `on_message` takes lines that the user should know. Raises
@@ -95,7 +114,8 @@ class Engine(Closing):
         self._signals = signals
         self._stream: Stream | None = None
         self._target_session: Session | None = None
-        self._drafter: ModelDrafter | None = None
+        self._drafter_name = drafter
+        self._draft_model: DraftModel | None = None
         self.target_name, self.draft_name = choose_models(target, draft, drafter)
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         headers = [check_model_file(resolve(name)) for name in names]
@@ -118,9 +138,25 @@ class Engine(Closing):
             self.draft = self._models[1] if len(self._models) > 1 else None
             if self.draft is not None:
                 self._check_draft(self.draft, on_message)
+            self._suffix = SuffixDrafts(_SUFFIX_TOKENS)
+            self._schedulers = self._make_schedulers()
         except BaseException:
             self.close()
             raise
+
+    def _make_schedulers(self) -> dict[bool, Scheduler]:
+        """Return a scheduler for greedy generations and one for sampled ones: their acceptance differs."""
+        self._clocks = (
+            _guessed_clock(self.target),
+            _guessed_clock(self.draft) if self.draft else None,
+        )
+        return {greedy: Scheduler(*self._clocks, Predictor()) for greedy in (True, False)}
+
+    def forget(self, *, tables: bool = False) -> None:
+        """Forget the text of earlier generations; with `tables` also what they taught of acceptance."""
+        self._suffix.forget()
+        if tables:
+            self._schedulers = self._make_schedulers()
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
         match = compare_vocabularies(self.target, draft)
@@ -162,24 +198,29 @@ class Engine(Closing):
         params: SamplingParams | None = None,
         seed: int | None = None,
         n_predict: int | None = 256,
-        gamma: int = 3,
-        rule: Rule = "block",
+        drafter: DrafterName | None = None,
+        gamma: int | None = None,
+        rule: Rule | None = None,
         stop: Sequence[str] = (),
         system: str | None = None,
         chat: bool | None = None,
+        on_step: Callable[[ChainStep], None] | None = None,
     ) -> Stream:
         """Continue `prompt` (text, or token ids), a Token at a time.
 
-        `n_predict`: most tokens, None for as many as the context holds. `gamma`: tokens drafted a
-        step. `stop`: strings that end the text and are not part of it. The same `seed`, machine and
-        files give the same text. An earlier stream of this engine is closed. Raises UsageError for
-        bad values, EdgespecError for a prompt longer than the context.
+        `n_predict`: most tokens, None for as many as the context holds. `drafter`: another one than the
+        engine's, of the models it loaded. `gamma`: tokens drafted a step, None for the scheduler's
+        choice. `rule`: by default "match" when a `seed` is given or nothing is random, which makes the
+        text a function of the seed, else "block". `stop`: strings that end the text and are not part of
+        it. `on_step` is told of every step of a drafter. An earlier stream of this engine is closed.
+        Raises UsageError for bad values, EdgespecError for a prompt longer than the context.
         """
         called = time.perf_counter()
         if self._closed:
             raise UsageError("the engine is closed")
         stop = [stop] if isinstance(stop, str) else stop
         check_options(gamma=gamma, n_predict=n_predict, stop=stop, seed=seed, rule=rule)
+        params = params or SamplingParams()
         if self._stream:
             self._stream.close()
         tokens = (
@@ -189,15 +230,19 @@ class Engine(Closing):
             raise UsageError("the prompt is empty")
         n_ctx = self._needed_ctx(len(tokens), n_predict)
         target = self._open_target(n_ctx)
-        drafter = self._open_drafter(n_ctx, len(tokens), n_predict) if gamma else None
+        policy = self._policy(drafter or self._drafter_name, gamma)
+        chain = None
+        if policy:
+            model = self._open_draft(n_ctx, len(tokens), n_predict) if policy.model else None
+            chain = self._chain(policy, model, greedy=params.greedy, on_step=on_step)
+        rule = rule or ("block" if chain and seed is None and not params.greedy else "match")
         seed = secrets.randbits(32) if seed is None else seed
         generation = Generation(
             target,
-            drafter,
+            chain,
             tokens,
-            params=params or SamplingParams(),
+            params=params,
             coins=Coins(seed),
-            gamma=gamma,
             rule=rule,
             n_predict=n_predict,
             n_ctx=n_ctx,
@@ -207,13 +252,47 @@ class Engine(Closing):
         self._stream = Stream(
             generation,
             self.target,
+            chain,
             stop=stop,
-            seed=seed,
+            # With the other rules the text depends on what was drafted, and that on the clock.
+            seed=seed if rule == "match" or not policy or policy.gamma is not None else None,
             called=called,
-            names=(self.target_name, self.draft_name if drafter else None),
+            names=(self.target_name, self.draft_name if policy and policy.model else None),
             kernels=self.kernels,
         )
         return self._stream
+
+    def _policy(self, drafter: DrafterName, gamma: int | None) -> Policy | None:
+        """Return what may be drafted; None to decode plainly."""
+        if drafter not in get_args(DrafterName):
+            raise UsageError(f"--drafter {drafter}: must be one of {', '.join(get_args(DrafterName))}")
+        if drafter == "none" or gamma == 0 or not self.target.can_rewind:
+            return None
+        policy = replace(_POLICIES[drafter], gamma=gamma)
+        if policy.model and self.draft is None:
+            if not policy.suffix:
+                raise UsageError(f"--drafter {drafter}: no draft model was loaded")
+            policy = replace(policy, model=False, staged=False)
+        return policy
+
+    def _chain(
+        self,
+        policy: Policy,
+        model: DraftModel | None,
+        *,
+        greedy: bool,
+        on_step: Callable[[ChainStep], None] | None,
+    ) -> Chain:
+        scheduler = self._schedulers[greedy]
+        scheduler.policy = policy
+        return Chain(
+            scheduler,
+            suffix=self._suffix,
+            model=model,
+            is_eog=self.target.is_eog,
+            clocks=self._clocks,
+            on_step=on_step,
+        )
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Result:
         """Continue `prompt` to the end and return the Result; arguments as for `stream`."""
@@ -240,17 +319,16 @@ class Engine(Closing):
             self._target_session = self._open(self.target, n_ctx)
         return self._target_session
 
-    def _open_drafter(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> ModelDrafter | None:
+    def _open_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """The draft's context holds what this generation needs, and only the recent part of much."""
         if self.draft is None:
             return None
         n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, self.draft.n_ctx_train), MAX_DRAFT_CTX)
-        if self._drafter is None or self._drafter.n_ctx < n_ctx:
-            if self._drafter:
-                self._drafter.close()
-            session = self._open(self.draft, n_ctx)
-            self._drafter = ModelDrafter(session, n_vocab=self.target.n_vocab, is_eog=self.target.is_eog)
-        return self._drafter
+        if self._draft_model is None or self._draft_model.n_ctx < n_ctx:
+            if self._draft_model:
+                self._draft_model.close()
+            self._draft_model = DraftModel(self._open(self.draft, n_ctx), n_vocab=self.target.n_vocab)
+        return self._draft_model
 
     def _open(self, model: Model, n_ctx: int) -> Session:
         fits_in_memory([(model.header, n_ctx)], weights_loaded=True)
@@ -274,10 +352,10 @@ class Engine(Closing):
 
 
 def check_options(
-    *, gamma: int, n_predict: int | None, stop: Sequence[str], seed: int | None, rule: str
+    *, gamma: int | None, n_predict: int | None, stop: Sequence[str], seed: int | None, rule: str | None
 ) -> None:
     """Raise UsageError for values that `Engine.stream` refuses, before anything is loaded."""
-    if not 0 <= gamma <= MAX_GAMMA:
+    if gamma is not None and not 0 <= gamma <= MAX_GAMMA:
         raise UsageError(f"--gamma {gamma}: must be 0 to {MAX_GAMMA}")
     if n_predict is not None and n_predict < 1:
         raise UsageError(f"--n-predict {n_predict}: must be 1 or more, or -1 for no limit")
@@ -285,12 +363,12 @@ def check_options(
         raise UsageError("--stop: an empty string would stop at once")
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"--seed {seed}: must be 0 to 2^64 - 1")
-    if rule not in get_args(Rule):
+    if rule is not None and rule not in get_args(Rule):
         raise UsageError(f"--rule {rule}: must be one of {', '.join(get_args(Rule))}")
 
 
 def choose_models(
-    target: str | Path | None, draft: str | Path | None, drafter: DrafterName = "model"
+    target: str | Path | None, draft: str | Path | None, drafter: DrafterName = "auto"
 ) -> tuple[str, str | None]:
     """Return the names of target and draft (None: no drafting), as given or from the registry's pairs.
 
@@ -299,9 +377,9 @@ def choose_models(
     chosen, partner = load_registry().complete(
         None if target is None else str(target), None if draft is None else str(draft)
     )
-    if drafter == "none":
+    if drafter in ("none", "suffix"):
         return chosen, None
-    if partner is None:
+    if partner is None and drafter != "auto":
         locate(chosen)  # a mistyped name is the likelier mistake
         raise UsageError(f"no draft is known for {chosen}: give one with --draft, or --drafter none")
     return chosen, partner
@@ -311,6 +389,10 @@ def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     """Return the smallest context that holds a generation; room for 4,096 tokens if it has no limit."""
     n_tokens = n_prompt + (n_predict or 4096) + 1
     return min(n_ctx_train, -(-n_tokens // _CTX_STEP) * _CTX_STEP)
+
+
+def _guessed_clock(model: Model) -> OnlineCurve:
+    return OnlineCurve(guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels), guessed=True)
 
 
 def default_threads() -> int:

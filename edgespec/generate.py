@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.drafters.base import Draft, Drafter, Tokens
+from edgespec.drafters.base import Draft, Drafter, Outcome, Tokens
 from edgespec.errors import EdgespecError
 from edgespec.records import Step, StopReason
 from edgespec.sampling import Coins, SamplingParams
-from edgespec.session import Session
+from edgespec.session import Rows, Session
 from edgespec.verify import Rule
 
 
@@ -51,12 +51,11 @@ class Generation:
         *,
         params: SamplingParams,
         coins: Coins,
-        gamma: int,
         rule: Rule = "block",
         n_predict: int | None = None,
         n_ctx: int | None = None,
     ) -> None:
-        """Prepare to continue `prompt`, drafting up to `gamma` tokens a step (0: plain decoding).
+        """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
         `n_ctx` is where the context counts as full, by default the end of `target`'s.
         """
@@ -65,14 +64,13 @@ class Generation:
         self._n_prompt = len(prompt)
         self._target = target
         self._is_eog = target.model.is_eog
-        self._drafter = drafter if gamma > 0 else None
-        self._gamma = gamma
+        self._drafter = drafter
         self._params = params
         self._coins = coins
         self._rule = rule
         self._n_predict = n_predict
         self._n_ctx = n_ctx or target.n_ctx
-        self._sampler = params.sampler(target.model.n_vocab, gamma if drafter else 0)
+        self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
         self._no_tokens: Tokens = np.empty(0, np.int32)
 
     def events(self) -> Generator[Prefill | DraftPrefill | Step]:
@@ -81,7 +79,7 @@ class Generation:
             yield self._prefill()
             if self._drafter and not self._finished():
                 started = time.perf_counter()
-                self._drafter.begin(self.tokens)
+                self._drafter.begin(self.tokens, sampled=self._rule != "match", n_predict=self._n_predict)
                 yield DraftPrefill(time.perf_counter() - started)
             while not self._finished():
                 yield self._step()
@@ -109,13 +107,7 @@ class Generation:
         n = len(draft.tokens)
         rows = self._target.eval([self.tokens[-1], *draft.tokens], n_logits=n + 1)
         verified = time.perf_counter()
-        n_accepted, following = self._sampler.verify(
-            rows,
-            np.asarray(draft.tokens, np.int32),
-            self._recent(draft.tokens),
-            self._coins.take(n + 1),
-            self._rule == "block",
-        )
+        n_accepted, following, probs = self._judge(rows, draft.tokens)
         emitted = [*draft.tokens[:n_accepted], following]
         if n_accepted and self._is_eog(draft.tokens[n_accepted - 1]):
             emitted.pop()  # nothing follows an end-of-generation token
@@ -123,7 +115,7 @@ class Generation:
         self._target.rewind(len(self.tokens) - 1)
         judged = time.perf_counter()
         if self._drafter:
-            self._drafter.accept(self.tokens, n_accepted)
+            self._drafter.accept(self.tokens, Outcome(n_accepted, emitted, judged - drafted, probs))
         ended = time.perf_counter()
         return Step(
             tuple(emitted),
@@ -134,14 +126,34 @@ class Generation:
             rest_s=judged - verified,
         )
 
+    def _judge(self, rows: Rows, draft: Sequence[int]) -> tuple[int, int, list[tuple[float, float]]]:
+        """Return how many drafted tokens are kept, the token after them, and (p, q) of those judged."""
+        if self._rule != "match":
+            return self._sampler.verify(
+                rows,
+                np.asarray(draft, np.int32),
+                self._recent(draft),
+                self._coins.take(len(draft) + 1),
+                self._rule == "block",
+            )
+        n_accepted = 0
+        while True:  # a coin for each emitted token, and no other: so the text is that of plain decoding
+            (coin,) = self._coins.take(1)
+            token = self._sampler.sample(rows[n_accepted], self._recent(draft[:n_accepted]), coin, -1)
+            if n_accepted == len(draft) or token != draft[n_accepted]:
+                return n_accepted, token, []
+            n_accepted += 1
+            if self._is_eog(token):  # what the loop takes away again
+                return n_accepted, token, []
+
     def _propose(self) -> Draft:
         """Ask the drafter for no more than can still be emitted and held."""
-        gamma = min(self._gamma, self._n_ctx - len(self.tokens) - 1)
-        if self._n_predict is not None:
-            gamma = min(gamma, self._n_predict - self._n_emitted - 1)
-        if not self._drafter or gamma < 1:
+        if not self._drafter:
             return Draft()
-        return self._drafter.draft(self.tokens, gamma, self._sampler, self._recent, self._coins.take)
+        room = self._n_ctx - len(self.tokens) - 1
+        if self._n_predict is not None:
+            room = min(room, self._n_predict - self._n_emitted - 1)
+        return self._drafter.draft(self.tokens, room, self._sampler, self._recent, self._coins.take)
 
     @property
     def _n_emitted(self) -> int:

@@ -164,9 +164,14 @@ class Result:
     """The emitted tokens, without an end-of-generation token."""
     prompt_tokens: int
     stop_reason: StopReason
-    seed: int
+    seed: int | None
+    """Given again, it gives this text again; None where the text hung on the clock as well."""
     target: str
     draft: str | None
     kernels: str
     """The instruction set of edgespec's kernels in use, "stock" when llama.cpp's own did the work."""
+    sources: dict[str, tuple[int, int]]
+    """Of each source of drafts: tokens drafted and accepted."""
+    note: str
+    """Why drafting was on or off, in a sentence."""
     stats: Stats

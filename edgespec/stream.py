@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
+from edgespec.drafters.chain import Chain
 from edgespec.generate import DraftPrefill, Generation, Prefill
 from edgespec.memory import peak_rss_bytes
 from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
@@ -20,15 +21,17 @@ class Stream:
         self,
         generation: Generation,
         model: Model,
+        chain: Chain | None,
         *,
         stop: Sequence[str],
-        seed: int,
+        seed: int | None,
         called: float,
         names: tuple[str, str | None],
         kernels: str,
     ) -> None:
         self._generation = generation
         self._model = model
+        self._chain = chain
         self._text = TextStream(stop)
         self._n_prompt = len(generation.tokens)
         self._seed = seed
@@ -66,6 +69,8 @@ class Stream:
             target=self._names[0],
             draft=self._names[1],
             kernels=self._kernels,
+            sources=self._chain.sources() if self._chain else {},
+            note=self._chain.note() if self._chain else "nothing was drafted: plain decoding was asked for",
             stats=self._stats(),
         )
 

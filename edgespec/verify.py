@@ -18,7 +18,10 @@ import numpy as np
 
 from edgespec.sampling import Floats, sample
 
-Rule = Literal["block", "chain"]
+Rule = Literal["block", "chain", "match"]
+"""The match rule is `Generation`'s own: the target samples each position with a coin of that position, and
+drafted tokens, point masses all, are kept while they are what it samples. So the text for a seed does not
+depend on what was drafted (drafter invariance: Daliri et al., arXiv 2408.07978)."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_gguf import write_tiny_gguf
 
 from edgespec import Engine, SamplingParams
-from edgespec.drafters import ModelDrafter
+from edgespec.costs import OnlineCurve, guessed_curve
+from edgespec.drafters import Chain, DraftModel, SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.predictor import Predictor
 from edgespec.sampling import Coins, filtered_probs
+from edgespec.scheduler import Policy, Scheduler
 from edgespec.session import Session
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,14 +38,26 @@ def engine(tiny_path, tiny_draft_path):
         yield engine
 
 
-def drafter_of(session):
-    return ModelDrafter(session, n_vocab=session.model.n_vocab, is_eog=lambda token: False)
+MODEL = Policy(suffix=False, model=True, staged=False)
+AUTO = Policy()
 
 
-def tokens_of(target, draft, params, *, gamma=4, seed=1, n_predict=40, rule="block", prompt=PROMPT):
-    drafter = drafter_of(draft) if draft else None
+def chain_of(
+    session, *, gamma=4, policy=MODEL, scheduler=Scheduler, is_eog=lambda token: False, on_step=None
+):
+    """A drafter over `session`'s model with `gamma` tokens a step."""
+    target, draft = (OnlineCurve(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
+    chosen = scheduler(target, draft, Predictor())
+    chosen.policy = replace(policy, gamma=gamma)
+    model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
+    suffix = SuffixDrafts(4096)
+    return Chain(chosen, suffix=suffix, model=model, is_eog=is_eog, clocks=(target, draft), on_step=on_step)
+
+
+def tokens_of(target, draft, params, *, seed=1, n_predict=40, rule="block", prompt=PROMPT, **drafting):
+    drafter = chain_of(draft, **drafting) if draft else None
     run = Generation(
-        target, drafter, prompt, params=params, coins=Coins(seed), gamma=gamma, rule=rule, n_predict=n_predict
+        target, drafter, prompt, params=params, coins=Coins(seed), rule=rule, n_predict=n_predict
     )
     events = list(run.events())
     return run.tokens[len(prompt) :], [e for e in events if not isinstance(e, Prefill | DraftPrefill)]
@@ -99,13 +116,11 @@ def test_emitted_tokens_follow_the_targets_distribution(sessions, rule):
         target.rewind(len(PROMPT))
         want += first[token] * filtered_probs(target.eval([int(token)])[0].copy(), params)
     n = 1500
-    drafter = drafter_of(draft)
+    drafter = chain_of(draft, gamma=2)
     counts = np.zeros_like(want)
     n_accepted = 0
     for seed in range(n):
-        run = Generation(
-            target, drafter, PROMPT, params=params, coins=Coins(seed), gamma=2, rule=rule, n_predict=4
-        )
+        run = Generation(target, drafter, PROMPT, params=params, coins=Coins(seed), rule=rule, n_predict=4)
         for event in run.events():
             n_accepted += getattr(event, "n_accepted", 0)
         counts[run.tokens[len(PROMPT) + 1]] += 1
@@ -143,8 +158,8 @@ def test_the_draft_reads_no_token_twice(sessions, monkeypatch):
         return real(self, tokens, n_logits=n_logits)
 
     monkeypatch.setattr(Session, "eval", spy)
-    _, steps = tokens_of(target, draft, WARM, gamma=3, n_predict=60)
-    assert widths[0] == len(PROMPT)  # the prompt and the first token but for the pending one
+    _, steps = tokens_of(target, draft, WARM, gamma=3, n_predict=60, prompt=PROMPT * 2)
+    assert widths[0] == 2 * len(PROMPT)  # the prompt and the first token but for the pending one
     assert set(widths[1:]) <= {1, 2}
     # Each step reads its pending tokens and all drafted ones but the last.
     full = sum(step.n_accepted == step.n_drafted for step in steps[:-1])
@@ -167,7 +182,15 @@ def test_a_draft_context_that_fills_up_slides(tiny_target, tiny_draft):
 @pytest.mark.parametrize("n_predict", [1, 2, 3, 17])
 def test_exactly_n_predict_tokens(sessions, gamma, n_predict):
     target, draft = sessions
-    assert len(tokens_of(target, draft, WARM, gamma=gamma, n_predict=n_predict, seed=3)[0]) == n_predict
+    got, _ = tokens_of(
+        target,
+        draft if gamma else None,
+        WARM,
+        n_predict=n_predict,
+        seed=3,
+        **({"gamma": gamma} if gamma else {}),
+    )
+    assert len(got) == n_predict
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3, 8])
@@ -178,7 +201,8 @@ def test_the_contexts_end(tiny_target, tiny_draft, gamma):
         Session(tiny_draft, n_ctx=32, n_threads=1) as draft,
     ):
         for seed in range(25):
-            run = Generation(target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(seed), gamma=gamma)
+            drafter = chain_of(draft, gamma=gamma) if gamma else None
+            run = Generation(target, drafter, PROMPT, params=WARM, coins=Coins(seed))
             list(run.events())
             assert len(run.tokens) == 32
             assert run.stop_reason == "context"
@@ -216,8 +240,8 @@ def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, mon
     cut = plain.index(end)
     monkeypatch.setattr(type(target.model), "is_eog", lambda self, token: token == end)
     with Session(target.model, n_ctx=256, n_threads=1) as same:
-        drafter = ModelDrafter(same, n_vocab=target.model.n_vocab, is_eog=lambda token: token == end)
-        run = Generation(target, drafter, PROMPT, params=GREEDY, coins=Coins(1), gamma=6, n_predict=30)
+        drafter = chain_of(same, gamma=6, is_eog=lambda token: token == end)
+        run = Generation(target, drafter, PROMPT, params=GREEDY, coins=Coins(1), n_predict=30)
         steps = [e for e in run.events() if not isinstance(e, Prefill | DraftPrefill)]
     assert run.tokens[len(PROMPT) :] == plain[: cut + 1]
     assert run.stop_reason == "eog"
@@ -227,7 +251,7 @@ def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, mon
 
 def test_leaving_the_loop_early_leaves_clean_caches(sessions):
     target, draft = sessions
-    run = Generation(target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(1), gamma=4, n_predict=50)
+    run = Generation(target, chain_of(draft), PROMPT, params=WARM, coins=Coins(1), n_predict=50)
     events = run.events()
     for _ in range(5):
         next(events)
@@ -238,7 +262,7 @@ def test_leaving_the_loop_early_leaves_clean_caches(sessions):
 
 def test_an_interrupted_pass_leaves_the_tokens_so_far(sessions, monkeypatch):
     target, draft = sessions
-    run = Generation(target, drafter_of(draft), PROMPT, params=WARM, coins=Coins(1), gamma=4, n_predict=50)
+    run = Generation(target, chain_of(draft), PROMPT, params=WARM, coins=Coins(1), n_predict=50)
     events = run.events()
     for _ in range(4):
         next(events)
@@ -327,7 +351,7 @@ def test_the_drafts_context_is_no_larger_than_needed(tiny_path, tiny_draft_path)
     with Engine(tiny_path, tiny_draft_path, n_ctx=512) as engine:
         engine.generate("abc", n_predict=20)
         assert engine._target_session.n_ctx == 512
-        assert engine._drafter.n_ctx == 256
+        assert engine._draft_model.n_ctx == 256
 
 
 def test_no_limit_depends_only_on_the_request(engine):

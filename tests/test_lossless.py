@@ -254,8 +254,14 @@ def chi_square_p_value(observed, expected):
     """Survival function of the chi-square distribution (Wilson-Hilferty normal approximation)."""
     seen = expected > 0
     assert not observed[~seen].any(), "an impossible sequence was emitted"
-    statistic = float(((observed[seen] - expected[seen]) ** 2 / expected[seen]).sum())
-    k = int(seen.sum()) - 1
+    # The statistic follows the distribution only where something is expected: rare cells are one cell.
+    rare = seen & (expected < 5)
+    observed = np.append(observed[seen & ~rare], observed[rare].sum())
+    expected = np.append(expected[seen & ~rare], expected[rare].sum())
+    if expected[-1] == 0:
+        observed, expected = observed[:-1], expected[:-1]
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    k = len(expected) - 1
     z = ((statistic / k) ** (1 / 3) - (1 - 2 / (9 * k))) / np.sqrt(2 / (9 * k))
     from math import erfc
 
@@ -289,7 +295,7 @@ def run_c_core(target, draft, params, rule, n_runs, *, argmax_drafts=False):
             if argmax_drafts:  # llama.cpp's examples/speculative at temperature > 0
                 token = int(np.argmax(row))
             tokens = (*tokens, token)
-        tau, following = sampler.verify(
+        tau, following, _ = sampler.verify(
             verify_rows[tokens], ids[tokens], ids[tokens], c[gamma : 2 * gamma + 1], block
         )
         sequence = (*tokens[:tau], following)

@@ -79,7 +79,7 @@ static void one_step(size_t n) {
     const es_draft d = {prefix + n_before, gamma, rows, gamma + 1, prefix, n_before + gamma};
     for (int rule = ES_CHAIN; rule <= ES_BLOCK; rule++) {
         es_verdict verdict, again;
-        CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict) == ES_OK);
+        CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict, NULL) == ES_OK);
         check_scratch(s);
         CHECK(verdict.n_accepted <= gamma);
         CHECK(es_acceptance(s, &d, (es_rule)rule, accept, weight) == ES_OK);
@@ -100,7 +100,7 @@ static void one_step(size_t n) {
             check_filtered(s, &s->target);
             CHECK(es_dist_prob(&s->target, i < tau ? d.tokens[i] : verdict.next_token) > 0.0);
         }
-        CHECK(es_verify(s, &d, (es_rule)rule, coins, &again) == ES_OK); /* a function of its arguments */
+        CHECK(es_verify(s, &d, (es_rule)rule, coins, &again, NULL) == ES_OK); /* a function of its arguments */
         CHECK(again.n_accepted == verdict.n_accepted && again.next_token == verdict.next_token);
     }
     free(prefix);

@@ -35,7 +35,7 @@ static void greedy_chains(void) {
         const es_draft d = {draft, n, rows, n + 1, draft, n};
         for (int rule = ES_CHAIN; rule <= ES_BLOCK; rule++) {
             es_verdict verdict;
-            CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict) == ES_OK);
+            CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict, NULL) == ES_OK);
             CHECK(verdict.n_accepted == wrong_from && verdict.next_token == best[wrong_from]);
             check_scratch(s);
         }
@@ -67,7 +67,7 @@ static void everything_is_accepted_when_p_is_q(void) {
         const es_draft d = {draft, GAMMA, rows, GAMMA + 1, draft, GAMMA};
         for (int rule = ES_CHAIN; rule <= ES_BLOCK; rule++) {
             es_verdict verdict;
-            CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict) == ES_OK);
+            CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict, NULL) == ES_OK);
             CHECK(verdict.n_accepted == GAMMA);
             CHECK(es_dist_prob(&s->target, verdict.next_token) > 0.0);
         }
@@ -92,7 +92,7 @@ static void lengths_are_refused(void) {
                 const es_status want = fits ? ES_OK : ES_BAD_LENGTH;
                 es_verdict verdict;
                 const es_dist *next;
-                CHECK(es_verify(s, &d, ES_BLOCK, coins, &verdict) == want);
+                CHECK(es_verify(s, &d, ES_BLOCK, coins, &verdict, NULL) == want);
                 CHECK(es_acceptance(s, &d, ES_BLOCK, accept, weight) == want);
                 CHECK(es_next(s, &d, n, 1.0, &next) == want);
                 CHECK(es_next(s, &d, n + 1, 1.0, &next) == ES_BAD_LENGTH);
@@ -104,9 +104,9 @@ static void lengths_are_refused(void) {
         es_verdict verdict;
         rows[bad * N + 4] = NAN;
         for (int rule = ES_CHAIN; rule <= ES_BLOCK; rule++)
-            CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict) == ES_NOT_FINITE);
+            CHECK(es_verify(s, &d, (es_rule)rule, coins, &verdict, NULL) == ES_NOT_FINITE);
         rows[bad * N + 4] = 0.0f;
-        CHECK(es_verify(s, &d, ES_BLOCK, coins, &verdict) == ES_OK);
+        CHECK(es_verify(s, &d, ES_BLOCK, coins, &verdict, NULL) == ES_OK);
         check_scratch(s);
     }
     es_sampler_free(s);
@@ -163,7 +163,7 @@ static double p_value(es_rule rule, bool biased, size_t n_runs) {
         for (size_t i = 0; i <= GAMMA; i++) memcpy(rows + i * V, logits_after(&target, x, i), V * sizeof *rows);
         const es_draft d = {x, GAMMA, rows, GAMMA + 1, x, GAMMA};
         es_verdict verdict;
-        CHECK(es_verify(s, &d, rule, coins + GAMMA, &verdict) == ES_OK);
+        CHECK(es_verify(s, &d, rule, coins + GAMMA, &verdict, NULL) == ES_OK);
         size_t n = verdict.n_accepted;
         x[n++] = verdict.next_token;
         for (; n < LENGTH; n++) { /* the target alone goes on */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ import sys
 from rich.text import Text
 
 from edgespec.cli.console import err, out
+from edgespec.drafters.chain import ChainStep
 from edgespec.records import Origin, Result, Stats, Token
 
 COLOURS: dict[Origin, str] = {
@@ -56,6 +58,31 @@ def _printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+class ExplainedSteps:
+    """Prints, a line a step, what was known, chosen and got."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def print(self, step: ChainStep) -> None:
+        """Print `step` to stderr."""
+        self._n += 1
+        known = [f"{step.rate:.1f} tokens/s"]
+        if step.offered:
+            known.append("suffix offers " + " ".join(f"{chance:.2f}" for chance in step.offered))
+        if step.n_unread is not None:
+            known.append(f"draft model has {step.n_unread} unread")
+        chosen = [f"draft model read {step.n_woken} to wake up"] if step.n_woken else []
+        chosen += [f"pass over {n} ({guesses} guessed)" for n, guesses in step.passes]
+        runs = itertools.groupby(step.proposed, key=lambda token: token.source)
+        for source, tokens in runs:
+            chosen.append(f"{source} " + " ".join(f"{token.chance:.2f}" for token in tokens))
+        times = f"draft {1e3 * step.draft_s:.1f} ms, verify {1e3 * step.verify_s:.1f} ms"
+        got = f"{step.n_accepted} of {len(step.proposed)} accepted, {step.n_emitted} emitted, {times}"
+        line = f"step {self._n}: {'; '.join(known)} -> {'; '.join(chosen) or 'nothing'} -> {got}"
+        err.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def as_json(result: Result) -> str:
     """Return the JSON object of `edgespec run --json`; docs/statistics.md explains its fields."""
     stats = dataclasses.asdict(result.stats) | {"time_shares": result.stats.time_shares}
@@ -66,6 +93,11 @@ def as_json(result: Result) -> str:
         "prompt_tokens": result.prompt_tokens,
         "stop_reason": result.stop_reason,
         "seed": result.seed,
+        "note": result.note,
+        "sources": {
+            name: {"drafted": drafted, "accepted": accepted}
+            for name, (drafted, accepted) in result.sources.items()
+        },
         "target": result.target,
         "draft": result.draft,
         "kernels": result.kernels,
@@ -80,18 +112,20 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
     err.print()
     _line("speed", _speed(result))
     _line("prompt", _prompt(result))
-    if result.draft is not None:
+    if stats.n_drafted:
         _line("drafting", _drafting(stats))
         positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position)
         _line("", f"accepted by position: {positions or '-'}")
+    _line("why", result.note)
     if stats.steps:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.time_shares.items())
-        reading = f"; the draft read the prompt in {stats.draft_prefill_s:.2f} s" if result.draft else ""
-        _line("time", shares + reading)
+        began = f"; drafting began after {stats.draft_prefill_s:.2f} s" if stats.n_drafted else ""
+        _line("time", shares + began)
     _line("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
     _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
     _line("kernels", result.kernels)
-    _line("ended", f"{_ENDINGS[result.stop_reason]}; seed {result.seed}")
+    seed = "no seed: another run may write another text" if result.seed is None else f"seed {result.seed}"
+    _line("ended", f"{_ENDINGS[result.stop_reason]}; {seed}")
     if show_draft and err.is_terminal:
         _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])
 

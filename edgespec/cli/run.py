@@ -10,7 +10,7 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.progress import pull_shown
-from edgespec.cli.render import TextWriter, as_json, print_stats
+from edgespec.cli.render import ExplainedSteps, TextWriter, as_json, print_stats
 from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.kernels import KernelsChoice
@@ -48,13 +48,32 @@ def run_command(
     drafter: Annotated[
         DrafterName | None,
         typer.Option(
-            help="What drafts; none decodes plainly.", show_default="model", rich_help_panel=_DRAFTING
+            help="What drafts: the model, text seen before (suffix), the model helped by it (staged), "
+            "nothing, or what pays at each step (auto).",
+            show_default="auto",
+            rich_help_panel=_DRAFTING,
         ),
     ] = None,
-    gamma: Annotated[int, typer.Option(help="Tokens drafted a step.", rich_help_panel=_DRAFTING)] = 3,
+    gamma: Annotated[
+        int | None,
+        typer.Option(help="Tokens drafted a step.", show_default="what pays", rich_help_panel=_DRAFTING),
+    ] = None,
     rule: Annotated[
-        Rule, typer.Option(help="Acceptance rule; both are exact.", rich_help_panel=_DRAFTING)
-    ] = "block",
+        Rule | None,
+        typer.Option(
+            help="Acceptance rule; all are exact.",
+            show_default="match with --seed or at temperature 0, else block",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Print what each step knew, chose and got, to stderr.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = False,
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
     ] = 256,
@@ -130,7 +149,11 @@ def run_command(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(show_default="random", help="Same seed, same text.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            show_default="random",
+            help="Same seed, same text, whatever is drafted.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=_OUTPUT)
@@ -150,7 +173,7 @@ def run_command(
             "--chat and --raw": chat and raw,
             "--system and --raw": system is not None and raw,
             "--pair and --target or --draft": pair is not None and bool(target or draft),
-            "--draft and --drafter none": draft is not None and drafter == "none",
+            f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
             "--json and --show-draft": json and show_draft,
         }
     )
@@ -168,8 +191,7 @@ def run_command(
     )
     limit = None if n_predict == -1 else n_predict
     check_options(gamma=gamma, n_predict=limit, stop=stop or [], seed=seed, rule=rule)
-    if gamma == 0:
-        drafter = "none"
+    drafter = "none" if gamma == 0 else drafter or "auto"
     if show_draft and not out.is_terminal:
         err.print("edgespec: --show-draft has an effect only in a terminal", markup=False)
     text = _read_prompt(prompt, file)
@@ -177,14 +199,14 @@ def run_command(
     if pair is not None:
         named = load_registry().pair(pair)
         target, draft = named.target, named.draft
-    target, draft = choose_models(target, draft, drafter or "model")
+    target, draft = choose_models(target, draft, drafter)
     pull_shown([found for name in (target, draft) if name and isinstance(found := locate(name), Entry)])
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
                 target,
                 draft,
-                drafter=drafter or "model",
+                drafter=drafter,
                 n_ctx=ctx,
                 n_threads=threads,
                 kernels=kernels,
@@ -202,6 +224,7 @@ def run_command(
                 stop=stop or [],
                 system=system,
                 chat=True if chat else False if raw else None,
+                on_step=ExplainedSteps().print if explain else None,
             )
             return _show(stream, json=json, stats=stats, show_draft=show_draft)
 

@@ -1,6 +1,8 @@
-"""Everything that proposes tokens: one file a drafter, one protocol for all (`base.py`)."""
+"""Everything that proposes tokens: sources, and the drafter that chains them (`chain.py`)."""
 
-from edgespec.drafters.base import Draft, Drafter
-from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.base import Draft, Drafter, Outcome
+from edgespec.drafters.chain import Chain, ChainStep
+from edgespec.drafters.model import DraftModel
+from edgespec.drafters.suffix import SuffixDrafts
 
-__all__ = ["Draft", "Drafter", "ModelDrafter"]
+__all__ = ["Chain", "ChainStep", "Draft", "DraftModel", "Drafter", "Outcome", "SuffixDrafts"]

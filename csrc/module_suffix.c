@@ -1,0 +1,141 @@
+/* The Python binding of suffix.h. */
+#include "module.h"
+
+#include "suffix.h"
+
+typedef struct suffix_object {
+    PyObject_HEAD
+    es_suffix *store;
+    bool busy;
+} suffix_object;
+
+static int enter(suffix_object *self) { return take_turn(&self->busy, "SuffixStore"); }
+
+static PyObject *suffix_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"capacity", NULL};
+    Py_ssize_t capacity;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n:SuffixStore", keywords, &capacity)) return NULL;
+    if (capacity < 1 || capacity > ES_SUFFIX_LARGEST)
+        return PyErr_Format(PyExc_ValueError, "capacity must be 1..%d", ES_SUFFIX_LARGEST);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    suffix_object *self = (suffix_object *)allocate(type, 0);
+    if (!self) return NULL;
+    self->busy = false;
+    self->store = es_suffix_new((size_t)capacity);
+    if (!self->store) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void suffix_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    es_suffix_free(((suffix_object *)object)->store);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *suffix_extend(PyObject *object, PyObject *tokens_object) {
+    suffix_object *self = (suffix_object *)object;
+    Py_buffer tokens;
+    if (get_buffer(tokens_object, &tokens, 'i', "tokens", 0) < 0) return NULL;
+    bool extended = false;
+    const bool entered = enter(self) == 0;
+    if (entered) {
+        Py_BEGIN_ALLOW_THREADS
+        extended = es_suffix_extend(self->store, tokens.buf, n_elements(&tokens));
+        Py_END_ALLOW_THREADS
+        self->busy = false;
+    }
+    PyBuffer_Release(&tokens);
+    if (!entered) return NULL;
+    if (!extended) return PyErr_Format(PyExc_ValueError, "tokens: one is below %d", ES_SUFFIX_END);
+    Py_RETURN_NONE;
+}
+
+/* Keeps the GIL: a proposal takes less time than giving it away could cost. */
+static PyObject *suffix_propose(PyObject *object, PyObject *args) {
+    suffix_object *self = (suffix_object *)object;
+    PyObject *tail_object;
+    Py_ssize_t max;
+    if (!PyArg_ParseTuple(args, "On:propose", &tail_object, &max)) return NULL;
+    if (max < 0 || max > ES_SUFFIX_LONGEST)
+        return PyErr_Format(PyExc_ValueError, "max must be 0..%d", ES_SUFFIX_LONGEST);
+    Py_buffer tail;
+    if (get_buffer(tail_object, &tail, 'i', "tail", 0) < 0) return NULL;
+    const bool entered = enter(self) == 0;
+    int32_t tokens[ES_SUFFIX_LONGEST];
+    float probs[ES_SUFFIX_LONGEST];
+    size_t n = 0;
+    if (entered) {
+        n = es_suffix_propose(self->store, tail.buf, n_elements(&tail), (size_t)max, tokens, probs);
+        self->busy = false;
+    }
+    PyBuffer_Release(&tail);
+    if (!entered) return NULL;
+
+    PyObject *ids = PyList_New((Py_ssize_t)n);
+    double wide[ES_SUFFIX_LONGEST];
+    for (size_t i = 0; ids && i < n; i++) {
+        wide[i] = (double)probs[i];
+        PyObject *id = PyLong_FromLong(tokens[i]);
+        if (!id || PyList_SetItem(ids, (Py_ssize_t)i, id) < 0) Py_CLEAR(ids);
+    }
+    return ids ? Py_BuildValue("NN", ids, list_of(wide, n)) : NULL;
+}
+
+static PyObject *suffix_check(PyObject *object, PyObject *args) {
+    (void)args;
+    suffix_object *self = (suffix_object *)object;
+    if (enter(self) < 0) return NULL;
+    bool whole;
+    Py_BEGIN_ALLOW_THREADS
+    whole = es_suffix_check(self->store);
+    Py_END_ALLOW_THREADS
+    self->busy = false;
+    return PyBool_FromLong(whole);
+}
+
+static Py_ssize_t suffix_length(PyObject *object) {
+    suffix_object *self = (suffix_object *)object;
+    if (enter(self) < 0) return -1; /* extend() is changing it */
+    const size_t size = es_suffix_size(self->store);
+    self->busy = false;
+    return (Py_ssize_t)size;
+}
+
+static PyObject *suffix_n_bytes(PyObject *object, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(es_suffix_bytes(((suffix_object *)object)->store));
+}
+
+static PyMethodDef suffix_methods[] = {
+    {"extend", suffix_extend, METH_O, "extend(tokens): append them; -1 ends a document."},
+    {"propose", suffix_propose, METH_VARARGS,
+     "propose(tail, max) -> (tokens, probs): the likeliest continuation of tail."},
+    {"check", suffix_check, METH_NOARGS, "check() -> whether every invariant of the store holds."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef suffix_getset[] = {
+    {"n_bytes", suffix_n_bytes, NULL, "Memory that the store takes; it never changes.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot suffix_slots[] = {
+    {Py_tp_doc, "Remembers a stream of tokens and proposes continuations. See _core.pyi."},
+    {Py_tp_new, suffix_new},
+    {Py_tp_dealloc, suffix_dealloc},
+    {Py_tp_methods, suffix_methods},
+    {Py_tp_getset, suffix_getset},
+    {Py_sq_length, suffix_length},
+    {0, NULL},
+};
+
+PyType_Spec es_suffix_spec = {
+    .name = "edgespec._core.SuffixStore",
+    .basicsize = sizeof(suffix_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = suffix_slots,
+};

@@ -1,0 +1,136 @@
+"""What a pass of a model costs on this machine: measured curves, or guesses, corrected as real passes come.
+
+A curve is T(n): the seconds of one pass over n tokens with all their logits, at two lengths of context;
+between them it is interpolated, beyond them extended. A run starts from the stored curve (profiles.py) or
+from a guess out of the file's size, and `OnlineCurve` moves it with every pass that is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+N_MAX = 33
+"""Longest pass in a curve: the longest draft and the token before it."""
+
+CONTEXTS = (128, 2048)
+"""Tokens already in the cache, for which curves are made."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """T(n) of one model on one machine, with its kernels and threads; in seconds, or in joules."""
+
+    passes: tuple[tuple[float, ...], tuple[float, ...]]
+    """Element [i][n - 1]: one pass over n = 1 .. N_MAX tokens at context CONTEXTS[i]."""
+    read: float
+    """A token where many are read at once without logits, as of a prompt."""
+
+    def at(self, n_past: int) -> list[float]:
+        """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
+        near, far = self.passes
+        share = (n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
+        share = max(share, -CONTEXTS[0] / CONTEXTS[1])
+        return [0.0, *(max(a + (b - a) * share, a * 0.5) for a, b in zip(near, far, strict=True))]
+
+
+# T(n) / T(1) of edgespec's kernels and of llama.cpp's, read off docs/kernels.md (1.5B Q4_K_M, context 128),
+# for the first steps on a machine that was never measured.
+_SHAPES = {
+    True: {1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7},
+    False: {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0},
+}
+_GUESSED_BYTES_PER_S = 40e9
+_GUESSED_LONG = 1.13  # T(1) at the longer context over T(1) at the shorter one
+
+
+def guessed_curve(file_bytes: int, *, own_kernels: bool) -> Curve:
+    """Return what to expect of a model of that size before any of its passes was timed.
+
+    Decoding one token reads every weight once, so T(1) follows the file's size; the first real step
+    corrects the scale of the whole curve.
+    """
+    one = file_bytes / _GUESSED_BYTES_PER_S
+    shape = interpolated(_SHAPES[own_kernels])
+    near = tuple(one * factor for factor in shape)
+    return Curve((near, tuple(_GUESSED_LONG * s for s in near)), read=near[-1] / N_MAX)
+
+
+def interpolated(known: dict[int, float]) -> list[float]:
+    """Return values for n = 1 .. N_MAX, linear between the `known` n; 1 and N_MAX must be known."""
+    points = sorted(known.items())
+    values = []
+    for n in range(1, N_MAX + 1):
+        left, right = next(pair for pair in itertools.pairwise(points) if pair[1][0] >= n)
+        share = (n - left[0]) / (right[0] - left[0])
+        values.append(left[1] + (right[1] - left[1]) * share)
+    return values
+
+
+class OnlineCurve:
+    """A curve that follows the passes timed while a program runs.
+
+    The logarithm of (observed / expected) moves a factor of the whole curve fast, since a machine that
+    slows down does so for every n, and a factor of that n slowly, which corrects the curve's shape.
+    """
+
+    _COMMON, _OWN, _READ = 0.1, 0.05, 0.3
+    _MOST = math.log(2.0)  # one pass beside a busy process must not spoil the curve
+    _SPAN = 128  # tokens of context over which `at` is not computed anew
+
+    def __init__(self, curve: Curve, *, guessed: bool = False) -> None:
+        """Start from `curve`; a `guessed` one takes its scale from the first pass."""
+        self._curve = curve
+        self._common = 0.0
+        self._own = [0.0] * (N_MAX + 1)
+        self._read_log = 0.0
+        self._unscaled = self._unread = guessed
+        self._base: list[float] = []
+        self._base_at = -1
+        self._table: list[float] = []
+        self.n_observed = 0
+
+    def at(self, n_past: int) -> list[float]:
+        """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. The list is not to be changed."""
+        if n_past // self._SPAN != self._base_at:
+            self._base_at = n_past // self._SPAN
+            self._base = self._curve.at(n_past)
+            self._tabulate()
+        return self._table
+
+    def read(self, n_tokens: int, n_past: int) -> float:
+        """Return the seconds in which `n_tokens` are read into a cache of `n_past`, their logits unwanted."""
+        if n_tokens < N_MAX:
+            return self.at(n_past)[n_tokens]
+        return n_tokens * self._curve.read * math.exp(self._read_log)
+
+    def observe(self, n: int, n_past: int, seconds: float) -> None:
+        """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`."""
+        error = math.log(max(seconds, 1e-9) / self.at(n_past)[n])
+        self.n_observed += 1
+        if self._unscaled:
+            self._unscaled = False
+            self._common += error
+        else:
+            error = min(self._MOST, max(-self._MOST, error))
+            self._common += self._COMMON * error
+            self._own[n] += self._OWN * error
+        if self.n_observed % 8 == 1:  # a table for each pass would cost more than it is worth
+            self._tabulate()
+
+    def observe_read(self, n_tokens: int, seconds: float) -> None:
+        """Learn that a prompt of `n_tokens` was read in `seconds`."""
+        if n_tokens >= N_MAX:
+            error = math.log(max(seconds, 1e-9) / (n_tokens * self._curve.read)) - self._read_log
+            self._read_log += error if self._unread else self._READ * error
+            self._unread = False
+
+    def curve(self) -> Curve:
+        """Return the curve as it is known now."""
+        factors = [math.exp(self._common + own) for own in self._own[1:]]
+        near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in self._curve.passes)
+        return Curve((near, far), self._curve.read * math.exp(self._read_log))
+
+    def _tabulate(self) -> None:
+        self._table = [s * math.exp(self._common + own) for s, own in zip(self._base, self._own, strict=True)]

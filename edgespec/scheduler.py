@@ -1,0 +1,289 @@
+"""How much to draft now, and from which source: one rule, at every step anew.
+
+With `rate` the tokens a second (or a joule) that generation makes now, a further token is drafted when
+
+    P(it and all before it are accepted)  >=  rate * (what it adds to the time of draft and verification)
+
+since that time would otherwise bring `rate` tokens each second: Dinkelbach's rule for the best ratio of
+tokens to time. P comes from the acceptance predictor, the times from the cost curves. A look ahead finds
+the length at which the sum of P - rate * cost is largest, for T(n) has steps and the first token may not
+pay alone. Not to draft is a normal answer.
+
+Exactness: what is asked here depends on tokens already drafted and on the distribution at the next
+position, never on the token sampled from it (docs/statistics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgespec.costs import N_MAX, OnlineCurve
+from edgespec.predictor import DEPTH_OF, Predictor
+
+MAX_GAMMA = N_MAX - 1
+"""Longest draft of a step."""
+
+ASLEEP = 24
+"""Unread tokens from which reading them is an investment of its own, decided by `worth_reading`."""
+
+_STEPS = 32.0  # over which the rate is an average
+_LOOK_AHEAD = 8  # passes of the draft model
+_FADE_EVERY = 16
+_WINDOW_SHARE = 0.05  # of the answer's expected time that reading the prompt may take the draft
+_SHORTEST_WINDOW = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a user leaves to the scheduler: which sources may propose, and whether the length is fixed."""
+
+    suffix: bool = True
+    """The suffix store may propose to the target."""
+    model: bool = True
+    """The draft model may propose to the target."""
+    staged: bool = True
+    """The suffix store may propose to the draft model."""
+    gamma: int | None = None
+    """Tokens drafted a step; None: the scheduler's choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSuffix:
+    """Take the first `n` tokens that the suffix store offers."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """Run the draft model over what it has not read and the first `n_guesses` tokens offered."""
+
+    n_guesses: int
+
+
+Choice = TakeSuffix | RunModel | None
+"""None: verify now."""
+
+
+class Scheduler:
+    """Decides from costs and acceptance; one for an engine, told of every generation and step."""
+
+    def __init__(
+        self,
+        target: OnlineCurve,
+        draft: OnlineCurve | None,
+        predictor: Predictor,
+        *,
+        answer_tokens: float = 128.0,
+        in_joules: bool = False,
+    ) -> None:
+        """Decide with the curves of the target and of the draft model (None: there is none).
+
+        `answer_tokens` is how long answers were before, on average. `in_joules`: the curves are of
+        energy, and the rate is in tokens a joule.
+        """
+        self._in_joules = in_joules
+        self.target = target
+        self.draft = draft
+        self.predictor = predictor
+        self.answer_tokens = answer_tokens
+        self.policy = Policy()
+        self._n_predict: int | None = None
+        self._n_emitted = 0
+        self._tokens = self._cost = 0.0
+        self._idle_steps = 0
+        self._verify: list[float] = []
+        self._passes: list[float] = []
+        self.rate = 0.0
+
+    def begin(self, n_past: int, n_predict: int | None) -> None:
+        """Start on a generation of at most `n_predict` tokens after `n_past`, under `policy`."""
+        self._n_predict = n_predict
+        self._n_emitted = 1
+        self._verify = self.target.at(n_past)
+        self._tokens, self._cost = _STEPS / 4, _STEPS / 4 * self._verify[1]
+        self.rate = 1.0 / self._verify[1]
+
+    def start_step(self, n_past: int) -> None:
+        """Look up the costs at this length of context."""
+        self._verify = self.target.at(n_past)
+        if self.draft:
+            self._passes = self.draft.at(n_past)
+        self.rate = max(self._tokens / self._cost, 1.0 / self._verify[1])
+
+    def next(self, path: float, depth: int, unread: int, offered: Sequence[float], bucket: int) -> Choice:
+        """Say what follows `depth` drafted tokens, all accepted with probability `path`.
+
+        `unread` tokens are yet to be read by the draft model (more than `ASLEEP`, or no model: it cannot
+        run now), `offered` are the estimated acceptances of the suffix store's tokens, each given the one
+        before, and `bucket` is that of the table `next`.
+        """
+        policy = self.policy
+        awake = policy.model and 0 < unread <= ASLEEP
+        if policy.gamma is not None:
+            return self._fixed(depth, awake, offered)
+        n, gain, after = self._best_prefix(path, depth, offered) if policy.suffix else (0, 0.0, path)
+        if not awake:
+            return TakeSuffix(n) if n else None
+        n_guesses = self._n_guesses(unread, offered) if policy.staged else 0
+        with_model = self._model_gain(path, depth, unread, bucket, offered[:n_guesses])
+        if n and gain + max(0.0, self._model_gain(after, depth + n, unread + n, bucket, ())) >= with_model:
+            return TakeSuffix(n)
+        return RunModel(n_guesses) if with_model > 0.0 else None
+
+    def _fixed(self, depth: int, awake: bool, offered: Sequence[float]) -> Choice:
+        """A length was asked for: only the source is left to choose."""
+        policy = self.policy
+        room = (policy.gamma or 0) - depth
+        if room <= 0:
+            return None
+        if policy.suffix and offered and (not awake or offered[0] >= 0.5):
+            return TakeSuffix(min(room, len(offered)))
+        if not awake:
+            return None
+        return RunModel(min(room - 1, len(offered)) if policy.staged else 0)
+
+    def keeps(self, path: float, depth: int) -> bool:
+        """Say whether a token of the model, with which the draft is accepted with `path`, is verified.
+
+        `path` comes from the distribution at the position; the model has run, so only the verification
+        is left to pay.
+        """
+        if self.policy.gamma is not None:
+            return depth < self.policy.gamma
+        return path >= self.rate * (self._verify[depth + 2] - self._verify[depth + 1])
+
+    def _best_prefix(self, path: float, depth: int, offered: Sequence[float]) -> tuple[int, float, float]:
+        """Return how many of the offered tokens to take, what that gains in tokens, and P after them."""
+        verify, rate = self._verify, self.rate
+        best, best_gain, best_path, gain = 0, 0.0, path, 0.0
+        for i, probability in enumerate(offered, depth + 1):
+            path *= probability
+            gain += path - rate * (verify[i + 1] - verify[i])
+            if gain > best_gain:
+                best, best_gain, best_path = i - depth, gain, path
+        return best, best_gain, best_path
+
+    def _n_guesses(self, unread: int, offered: Sequence[float]) -> int:
+        """Return how many guesses the draft model is to check: a right one saves it a pass."""
+        passes = self._passes
+        chance = 1.0
+        for i, probability in enumerate(offered):
+            chance *= probability
+            if unread + i + 1 > MAX_GAMMA or chance * passes[1] < passes[unread + i + 1] - passes[unread + i]:
+                return i
+        return len(offered)
+
+    def _model_gain(
+        self, path: float, depth: int, unread: int, bucket: int, guesses: Sequence[float]
+    ) -> float:
+        """Return what running the draft model gains, in tokens, it going on while that pays."""
+        verify, rate, passes = self._verify, self.rate, self._passes
+        if unread > ASLEEP or depth + 1 > MAX_GAMMA:
+            return 0.0
+        estimates = self.predictor.next.estimates
+        gain = -rate * passes[min(unread + len(guesses), N_MAX)]
+        chance = 1.0  # that the pass comes so far
+        for i in range(len(guesses) + 1):
+            path *= estimates[DEPTH_OF[depth]][bucket]
+            gain += chance * (path - rate * (verify[depth + 2] - verify[depth + 1]))
+            depth += 1
+            bucket = _LIKELY
+            if depth >= MAX_GAMMA:
+                return gain
+            if i < len(guesses):
+                chance *= guesses[i]
+        best = gain
+        for _ in range(_LOOK_AHEAD):
+            path *= estimates[DEPTH_OF[depth]][bucket]
+            gain += chance * (path - rate * (passes[1] + verify[depth + 2] - verify[depth + 1]))
+            if gain <= best:
+                break
+            best = gain
+            depth += 1
+            if depth >= MAX_GAMMA:
+                break
+        return best
+
+    def worth_reading(self, unread: int, n_past: int) -> int:
+        """Return how many of the `unread` tokens the draft model is to read now; 0: it stays asleep.
+
+        Reading is an investment: it pays when what drafting would save over the rest of the answer is
+        more. Of a long prompt only the recent part is read, at some cost in acceptance.
+        """
+        if self.draft is None or not self.policy.model:
+            return 0
+        if self.policy.gamma is not None or not self.policy.suffix:
+            return unread  # the model was asked for
+        remaining = self.expected_tokens()
+        best = self._best_model_rate()
+        if best <= self.rate:
+            return 0
+        answer = remaining / self.rate
+        window = int(_WINDOW_SHARE * answer / (self.draft.read(512, 0) / 512))
+        window = min(unread, max(_SHORTEST_WINDOW, window))
+        saved = answer - remaining / best
+        return window if saved > self.draft.read(window, 0) else 0
+
+    def expected_tokens(self) -> float:
+        """Return how many tokens of the answer are still to come, as far as one can tell."""
+        expected = max(self.answer_tokens - self._n_emitted, 0.5 * self._n_emitted)
+        return expected if self._n_predict is None else min(expected, self._n_predict - self._n_emitted)
+
+    def _best_model_rate(self) -> float:
+        """Return the rate of the best fixed length with the draft model alone."""
+        estimates = self.predictor.next.estimates
+        passes = self.draft.at(0) if self.draft else []
+        best, tokens, path, bucket = 0.0, 1.0, 1.0, self.predictor.history
+        for depth in range(_LOOK_AHEAD):
+            path *= estimates[DEPTH_OF[depth]][bucket]
+            bucket = _LIKELY
+            tokens += path
+            best = max(best, tokens / ((depth + 1) * passes[1] + self._verify[depth + 2]))
+        return best
+
+    def learn(
+        self, n_emitted: int, seconds: float, n_drafted: int, passes: Sequence[tuple[int, int]]
+    ) -> None:
+        """Count a step of `seconds` that verified `n_drafted` tokens and emitted `n_emitted`.
+
+        `passes` are those of the draft model, by the tokens each read.
+        """
+        cost = seconds
+        if self._in_joules:
+            cost = self._verify[n_drafted + 1] + sum(self._passes[min(n, N_MAX)] for n, _ in passes)
+        keep = 1.0 - 1.0 / _STEPS
+        self._tokens = keep * self._tokens + n_emitted
+        self._cost = keep * self._cost + cost
+        self._n_emitted += n_emitted
+        self._idle_steps = 0 if passes else self._idle_steps + 1
+        if self._idle_steps == _FADE_EVERY:  # so that what was given up is tried again
+            self._idle_steps = 0
+            self.predictor.next.fade(0.93)
+
+    def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
+        """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
+        unit = "tokens/J" if self._in_joules else "tokens/s"
+        plain = f"{1.0 / self._verify[1]:.1f} {unit} expected without" if self._verify else ""
+        if self.policy.gamma is not None:
+            return f"drafting {self.policy.gamma} tokens a step was asked for ({plain})"
+        model = ""
+        if self.policy.model and self.draft and self._passes:
+            chance = self.predictor.next.estimates[0][self.predictor.history]
+            price = f"{self._passes[1]:.2g} J" if self._in_joules else f"{1e3 * self._passes[1]:.1f} ms"
+            model = f"a token of the draft model costs {price} and is accepted with {chance:.0%}"
+        if not sources:
+            return f"drafting was off: {model or 'nothing said before was worth repeating'} ({plain})"
+        parts = [f"{accepted} of {drafted} from {name}" for name, (drafted, accepted) in sources.items()]
+        sleeping = f"; the draft model was left asleep: {model}" if asleep and model else ""
+        return (
+            f"drafting was on, {self.rate:.1f} {unit} lately ({plain}): {', '.join(parts)} accepted{sleeping}"
+        )
+
+    def end(self, n_tokens: int) -> None:
+        """Learn how long an answer became that ended by itself."""
+        self.answer_tokens += 0.1 * (n_tokens - self.answer_tokens)
+
+
+_LIKELY = 7  # the bucket of a confident token: the look ahead goes on only after such

@@ -1,0 +1,226 @@
+"""Every drafter, chain and decision is exact: the real loop over toy models, sequences counted.
+
+Generation, Chain, Scheduler, DraftModel, the suffix store and the C core are the real ones; only the
+models are functions of the prefix. The target's distribution over sequences is known exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+from test_lossless import ToyModel, chi_square_p_value
+from toy_sessions import Clock, ToySession
+
+from edgespec.costs import OnlineCurve, guessed_curve
+from edgespec.drafters import Chain, Draft, DraftModel, SuffixDrafts
+from edgespec.generate import Generation
+from edgespec.predictor import Predictor
+from edgespec.sampling import Coins, SamplingParams
+from edgespec.scheduler import Policy, RunModel, Scheduler, TakeSuffix
+
+V, LENGTH = 3, 5
+PROMPT = (0, 1, 2, 0, 1)
+WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+POLICIES = {
+    "auto": Policy(),
+    "model": Policy(suffix=False, staged=False),
+    "suffix": Policy(model=False, staged=False),
+    "staged": Policy(suffix=False),
+    "auto, gamma 3": Policy(gamma=3),
+    "staged, gamma 2": Policy(suffix=False, gamma=2),
+}
+
+
+class RandomScheduler(Scheduler):
+    """Switches at random, from draft to draft and within one; knows what it may know."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.random = random.Random(1)
+
+    def next(self, path, depth, unread, offered, bucket):
+        kind = self.random.choice(["suffix", "model", "model", "stop"])
+        if kind == "suffix" and offered:
+            return TakeSuffix(self.random.randint(1, len(offered)))
+        if kind == "model":
+            return RunModel(self.random.randint(0, len(offered)))
+        return None
+
+    def keeps(self, path, depth):
+        return self.random.random() < 0.7
+
+    def worth_reading(self, unread, n_past):
+        return unread
+
+
+class DropsUnlikely(Chain):
+    """The trap: a sampled token is taken back because of its own probability (as other engines do)."""
+
+    def draft(self, tokens, room, sampler, recent, coins):
+        draft = super().draft(tokens, room, sampler, recent, coins)
+        kept, probs = [], np.empty(V, np.float32)
+        for slot, token in enumerate(draft.tokens):
+            sampler.probs(slot, probs)
+            if probs[token] < 0.4:
+                break
+            kept.append(token)
+        del self._now.proposed[len(kept) :]
+        return Draft(kept)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time as the toy sessions spend it: 50 ms for a pass of the target, 1 ms for one of the draft model."""
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    return clock
+
+
+def curves():
+    target = OnlineCurve(guessed_curve(2_000_000_000, own_kernels=True))
+    return target, OnlineCurve(guessed_curve(100_000_000, own_kernels=True))
+
+
+def counts_of(clock, target, draft, params, rule, n_runs, policy, *, scheduler=Scheduler, chain=Chain):
+    """Count the sequences of LENGTH tokens that the real loop emits after PROMPT."""
+    clocks = curves()
+    chosen = scheduler(*clocks, Predictor())
+    chosen.policy = policy
+    suffix = SuffixDrafts(1024)
+    target_session = ToySession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
+    model = DraftModel(ToySession(cache(draft.logits), V, clock=clock, cost=lambda n: 0.001), n_vocab=V)
+    counts = np.zeros((V,) * LENGTH)
+    totals = {}
+    for seed in range(n_runs):
+        drafter = chain(chosen, suffix=suffix, model=model, is_eog=lambda token: False, clocks=clocks)
+        run = Generation(
+            target_session, drafter, PROMPT, params=params, coins=Coins(seed), rule=rule, n_predict=LENGTH
+        )
+        for _ in run.events():
+            pass
+        counts[tuple(run.tokens[len(PROMPT) :])] += 1
+        for source, (drafted, accepted) in drafter.sources().items():
+            before = totals.get(source, (0, 0))
+            totals[source] = (before[0] + drafted, before[1] + accepted)
+    return counts, totals
+
+
+def expected(target, params):
+    total = np.zeros((V,) * LENGTH)
+    for sequence in itertools.product(range(V), repeat=LENGTH):
+        chance = 1.0
+        for i, token in enumerate(sequence):
+            chance *= target.probs((*PROMPT, *sequence[:i]), params)[token]
+        total[sequence] = chance
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain", "match"])
+@pytest.mark.parametrize("name", [*POLICIES, "random"])
+def test_every_policy_is_exact(clock, name, rule):
+    n = 12_000
+    target, draft = ToyModel(1), ToyModel(101)
+    scheduler = RandomScheduler if name == "random" else Scheduler
+    policy = POLICIES.get(name, Policy())
+    counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=scheduler)
+    assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
+    assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("policy", [Policy(suffix=False, staged=False, gamma=3), Policy(suffix=False)])
+def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy, rule):
+    """Even with p = q, for a fixed length and for lengths that the data decides."""
+    n = 8_000
+    target = ToyModel(1)
+    counts, _ = counts_of(clock, target, target, WARM, rule, n, policy, chain=DropsUnlikely)
+    assert chi_square_p_value(counts, n * expected(target, WARM)) < 1e-6
+
+
+def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
+    """Whatever is drafted, the text is plain decoding's, also where coins decide it."""
+    target, draft = ToyModel(7), ToyModel(107)
+    clocks = curves()
+    suffix = SuffixDrafts(1024)
+
+    def text(seed, policy, scheduler=Scheduler):
+        drafter = None
+        if policy:
+            chosen = scheduler(*clocks, Predictor())
+            chosen.policy = policy
+            model = DraftModel(ToySession(cache(draft.logits), V), n_vocab=V)
+            drafter = Chain(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
+        session = ToySession(cache(target.logits), V, is_eog=lambda t: t == 2)
+        run = Generation(session, drafter, (0, 1), params=WARM, coins=Coins(seed), rule="match", n_predict=30)
+        list(run.events())
+        return run.tokens, run.stop_reason
+
+    for seed in range(60):
+        plain = text(seed, None)
+        for policy in POLICIES.values():
+            assert text(seed, policy) == plain
+        assert text(seed, Policy(), RandomScheduler) == plain
+
+
+def test_the_draft_model_checks_guesses_in_one_pass():
+    """Staged: what the suffix store repeats costs the draft model a pass, not a pass a token."""
+    period = (4, 1, 3, 0, 2, 5, 7, 6)
+
+    def logits(prefix):
+        row = np.zeros(8)
+        row[period[(period.index(prefix[-1]) + 1) % 8]] = 9.0
+        return row
+
+    clocks = curves()
+    chosen = Scheduler(*clocks, Predictor())
+    chosen.policy = Policy(suffix=False, staged=True, gamma=7)
+    session = ToySession(logits, 8)
+    drafter = Chain(
+        chosen,
+        suffix=SuffixDrafts(256),
+        model=DraftModel(session, n_vocab=8),
+        is_eog=lambda t: False,
+        clocks=clocks,
+    )
+    prompt = period * 3
+    run = Generation(
+        ToySession(logits, 8), drafter, prompt, params=WARM, coins=Coins(1), rule="match", n_predict=64
+    )
+    list(run.events())
+    drafted, accepted = drafter.sources()["model"]
+    assert accepted > 40
+    assert len(session.passes) - 1 < drafted / 4
+
+
+def test_nothing_is_drafted_after_an_end_of_generation_token():
+    sequence = (5, 1, 2, 3, 4)  # 3 ends
+
+    def logits(prefix):
+        row = np.zeros(6)
+        row[sequence[(sequence.index(prefix[-1]) + 1) % 5]] = 20.0
+        return row
+
+    for policy in POLICIES.values():
+        clocks = curves()
+        chosen = Scheduler(*clocks, Predictor())
+        chosen.policy = policy
+        suffix = SuffixDrafts(256)
+        suffix.begin(sequence * 4)
+        drafter = Chain(
+            chosen,
+            suffix=suffix,
+            model=DraftModel(ToySession(logits, 6), n_vocab=6),
+            is_eog=lambda t: t == 3,
+            clocks=clocks,
+        )
+        session = ToySession(logits, 6, is_eog=lambda t: t == 3)
+        params = SamplingParams(temperature=0.0)
+        run = Generation(session, drafter, (5,), params=params, coins=Coins(1), rule="match")
+        list(run.events())
+        assert run.tokens == [5, 1, 2, 3]
+        assert run.stop_reason == "eog"

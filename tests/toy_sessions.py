@@ -1,0 +1,61 @@
+"""Stand-ins for sessions: language models that are functions of the prefix, on a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+
+class Clock:
+    """A clock that moves only when a pass is paid for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ToySession:
+    """What Generation and DraftModel need of a Session. `logits(prefix)` is the model."""
+
+    def __init__(
+        self,
+        logits: Callable[[tuple[int, ...]], np.ndarray],
+        n_vocab: int,
+        *,
+        clock: Clock | None = None,
+        cost: Callable[[int], float] = lambda n: 0.0,
+        is_eog: Callable[[int], bool] = lambda token: False,
+        n_ctx: int = 1 << 20,
+    ) -> None:
+        self.model = SimpleNamespace(n_vocab=n_vocab, is_eog=is_eog, path="toy", name="toy")
+        self.n_ctx = n_ctx
+        self.tokens: list[int] = []
+        self.passes: list[int] = []
+        self._logits, self._clock, self._cost = logits, clock, cost
+
+    @property
+    def n_past(self) -> int:
+        return len(self.tokens)
+
+    def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> np.ndarray:
+        self.tokens += tokens
+        self.passes.append(len(tokens))
+        if self._clock:
+            self._clock.now += self._cost(len(tokens))
+        n = len(self.tokens)
+        rows = [self._logits(tuple(self.tokens[:i])) for i in range(n - n_logits + 1, n + 1)]
+        return np.array(rows, np.float32).reshape(n_logits, self.model.n_vocab)
+
+    def rewind(self, n_keep: int) -> None:
+        assert 0 <= n_keep <= len(self.tokens)
+        del self.tokens[n_keep:]
+
+    def clear(self) -> None:
+        self.tokens.clear()
+
+    def close(self) -> None:
+        pass

@@ -10,8 +10,8 @@ The tables:
     suffix    bucket: the probability that the suffix store gives the token
     sampled   bucket: the draft model's confidence; its token was sampled from its distribution
     argmax    the same; its token was the likeliest one, a point mass
-    next      the draft model's next token before the model has run: the bucket is the confidence in the
-              token before it in this draft, at depth 0 the last outcomes (a branch history register)
+    next      the draft model's next token before the model has run; the bucket is the confidence in the
+              token before it in this draft, 0 at depth 0
     guess     bucket as `suffix`: will the draft model itself say what the suffix store proposes?
 """
 
@@ -33,9 +33,6 @@ DEPTH_OF = tuple(min(4, depth.bit_length()) for depth in range(65))
 """Depth (tokens drafted before this one) to the row of a table: 0, 1, 2-3, 4-7, 8 and more."""
 N_DEPTHS = 5
 
-N_HISTORY = 8
-"""Buckets of the history register: the last three outcomes."""
-
 
 def bucket_of(confidence: float) -> int:
     """Return the bucket of a probability in [0, 1]."""
@@ -45,43 +42,62 @@ def bucket_of(confidence: float) -> int:
 class Table:
     """Acceptance by (depth, bucket); `estimates[DEPTH_OF[depth]][bucket]` is always up to date."""
 
-    _LEAN, _PRIOR = 6.0, 6.0  # outcomes that the guess, and the bucket over all depths, count for
-    _KEEP = 0.98  # of a count at each outcome: the last 50 or so matter
+    _LEAN, _PRIOR = 5.0, 5.0  # outcomes that what a cell leans on, and the guess, count for
+    _KEEP = 0.985  # of a count at each outcome: the last 70 or so matter
+    _FAST = 0.2  # weight of an outcome in the short memory
+    _BROKEN = 0.45  # a short memory that far from the long one: the world has changed
     _STORED = 12.0  # outcomes that a stored cell counts for at most: another prompt may be another world
 
-    def __init__(self, prior: Callable[[int, int], float]) -> None:
-        """Start from `prior(depth row, bucket)`."""
+    def __init__(self, prior: Callable[[int, int], float], *, alike: bool = False) -> None:
+        """Start from `prior(depth row, bucket)`; `alike`: cells differ little, so all lean on all."""
         self._prior = [[prior(d, b) for b in range(N_BUCKETS)] for d in range(N_DEPTHS)]
+        self._alike = alike
         self._hits = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]  # the last row: all depths
         self._tested = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
+        self._recent = [[-1.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
         self.estimates = [list(row) for row in self._prior]
+        self.overall = self._prior[0][0]
+        """Where cells are alike: the acceptance over all of them."""
 
     def learn(self, depth: int, bucket: int, outcome: float) -> None:
         """Count one judged token; `outcome` is 1, 0, or the probability with which it was accepted."""
-        row = DEPTH_OF[depth]
-        keep = self._KEEP
-        for hits, tested in (
-            (self._hits[row], self._tested[row]),
-            (self._hits[N_DEPTHS], self._tested[N_DEPTHS]),
-        ):
-            hits[bucket] = keep * hits[bucket] + outcome
-            tested[bucket] = keep * tested[bucket] + 1.0
-        self._estimate(bucket)
+        common = 0 if self._alike else bucket
+        self._count(DEPTH_OF[depth], bucket, outcome)
+        self._count(N_DEPTHS, common, outcome)
+        for b in range(N_BUCKETS) if self._alike else (bucket,):
+            self._estimate(b)
+
+    def _count(self, row: int, bucket: int, outcome: float) -> None:
+        hits, tested, recent = self._hits[row], self._tested[row], self._recent[row]
+        hits[bucket] = self._KEEP * hits[bucket] + outcome
+        tested[bucket] = self._KEEP * tested[bucket] + 1.0
+        before = recent[bucket] if recent[bucket] >= 0.0 else outcome
+        now = recent[bucket] = before + self._FAST * (outcome - before)
+        if tested[bucket] > 12.0 and abs(now - hits[bucket] / tested[bucket]) > self._BROKEN:
+            tested[bucket], hits[bucket] = 8.0, 8.0 * now
+
+    def _estimate(self, bucket: int) -> None:
+        common = 0 if self._alike else bucket
+        all_hits, all_tested = self._hits[N_DEPTHS][common], self._tested[N_DEPTHS][common]
+        for d in range(N_DEPTHS):
+            guess = self._prior[d][bucket]
+            if self._alike:
+                # What is known of all cells, moved as this cell was thought to differ from the first.
+                first = self._prior[0][0]
+                self.overall = (all_hits + self._PRIOR * first) / (all_tested + self._PRIOR)
+                leant = min(0.98, guess / first * self.overall)
+            else:
+                leant = (all_hits + self._PRIOR * guess) / (all_tested + self._PRIOR)
+            hits, tested = self._hits[d][bucket], self._tested[d][bucket]
+            self.estimates[d][bucket] = (hits + self._LEAN * leant) / (tested + self._LEAN)
 
     def fade(self, keep: float) -> None:
-        """Forget a little of everything: what was not tried for long is again what one would guess."""
+        """Forget a little of every cell, so that those not visited are again what they lean on."""
         for rows in (self._hits, self._tested):
-            for row in rows:
+            for row in rows[:N_DEPTHS]:
                 row[:] = [keep * count for count in row]
         for bucket in range(N_BUCKETS):
             self._estimate(bucket)
-
-    def _estimate(self, bucket: int) -> None:
-        all_hits, all_tested = self._hits[N_DEPTHS][bucket], self._tested[N_DEPTHS][bucket]
-        for d in range(N_DEPTHS):
-            common = (all_hits + self._PRIOR * self._prior[d][bucket]) / (all_tested + self._PRIOR)
-            hits, tested = self._hits[d][bucket], self._tested[d][bucket]
-            self.estimates[d][bucket] = (hits + self._LEAN * common) / (tested + self._LEAN)
 
     def as_dict(self) -> dict[str, list[list[float]]]:
         """Return the counts, for a file."""
@@ -117,15 +133,14 @@ def _is_grid(value: Any) -> bool:  # noqa: ANN401
 
 
 class Predictor:
-    """The five tables, and the history register of the draft model's last outcomes."""
+    """The five tables."""
 
     def __init__(self) -> None:
         self.suffix = Table(lambda _d, b: 0.9 * _CENTRES[b])
         self.sampled = Table(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
         self.argmax = Table(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
-        self.next = Table(lambda d, b: 0.75 if d == 0 else 0.3 + 0.6 * _CENTRES[b])
+        self.next = Table(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
         self.guess = Table(lambda _d, b: 0.9 * _CENTRES[b])
-        self.history = N_HISTORY - 1
 
     @property
     def _tables(self) -> dict[TableName, Table]:
@@ -136,10 +151,6 @@ class Predictor:
             "next": self.next,
             "guess": self.guess,
         }
-
-    def remember(self, accepted: bool) -> None:
-        """Shift an outcome of the draft model's first token into the history register."""
-        self.history = (2 * self.history + accepted) % N_HISTORY
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, for a file."""

@@ -28,10 +28,12 @@ ASLEEP = 24
 """Unread tokens from which reading them is an investment of its own, decided by `worth_reading`."""
 
 _STEPS = 32.0  # over which the rate is an average
-_LOOK_AHEAD = 8  # passes of the draft model
-_FADE_EVERY = 16
+_LOOK_AHEAD = 8  # tokens
+_FADE_EVERY = 32  # steps
+_EXPLORED = 0.01  # of the time may go into looking whether an idle draft model has become useful
 _WINDOW_SHARE = 0.05  # of the answer's expected time that reading the prompt may take the draft
 _SHORTEST_WINDOW = 128
+_SHORTEST_TEST, _LONGEST_TEST = 24, 96  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class Scheduler:
         self._n_predict: int | None = None
         self._n_emitted = 0
         self._tokens = self._cost = 0.0
-        self._idle_steps = 0
+        self._savings = 0.0
+        self._n_steps = 0
         self._verify: list[float] = []
         self._passes: list[float] = []
         self.rate = 0.0
@@ -144,15 +147,16 @@ class Scheduler:
             return None
         return RunModel(min(room - 1, len(offered)) if policy.staged else 0)
 
-    def keeps(self, path: float, depth: int) -> bool:
+    def keeps(self, path: float, depth: int, bucket: int) -> bool:
         """Say whether a token of the model, with which the draft is accepted with `path`, is verified.
 
-        `path` comes from the distribution at the position; the model has run, so only the verification
-        is left to pay.
+        `path` and `bucket` come from the distribution at the position. The model has run, so only the
+        verification is left to pay, by this token or together with those that may follow.
         """
         if self.policy.gamma is not None:
             return depth < self.policy.gamma
-        return path >= self.rate * (self._verify[depth + 2] - self._verify[depth + 1])
+        gain = path - self.rate * (self._verify[depth + 2] - self._verify[depth + 1])
+        return gain >= 0.0 or gain + self._model_gain(path, depth + 1, 1, bucket, ()) > 0.0
 
     def _best_prefix(self, path: float, depth: int, offered: Sequence[float]) -> tuple[int, float, float]:
         """Return how many of the offered tokens to take, what that gains in tokens, and P after them."""
@@ -182,28 +186,24 @@ class Scheduler:
         verify, rate, passes = self._verify, self.rate, self._passes
         if unread > ASLEEP or depth + 1 > MAX_GAMMA:
             return 0.0
-        estimates = self.predictor.next.estimates
+        table = self.predictor.next
         gain = -rate * passes[min(unread + len(guesses), N_MAX)]
         chance = 1.0  # that the pass comes so far
+        path *= table.estimates[DEPTH_OF[depth]][bucket]
         for i in range(len(guesses) + 1):
-            path *= estimates[DEPTH_OF[depth]][bucket]
             gain += chance * (path - rate * (verify[depth + 2] - verify[depth + 1]))
             depth += 1
-            bucket = _LIKELY
             if depth >= MAX_GAMMA:
                 return gain
+            path *= table.overall
             if i < len(guesses):
                 chance *= guesses[i]
-        best = gain
-        for _ in range(_LOOK_AHEAD):
-            path *= estimates[DEPTH_OF[depth]][bucket]
-            gain += chance * (path - rate * (passes[1] + verify[depth + 2] - verify[depth + 1]))
-            if gain <= best:
-                break
-            best = gain
+        best, least = gain, rate * passes[1]
+        while depth < MAX_GAMMA and path >= least:  # else not even if verification were free
+            gain += chance * (path - least - rate * (verify[depth + 2] - verify[depth + 1]))
+            best = max(best, gain)
+            path *= table.overall
             depth += 1
-            if depth >= MAX_GAMMA:
-                break
         return best
 
     def worth_reading(self, unread: int, n_past: int) -> int:
@@ -214,7 +214,7 @@ class Scheduler:
         """
         if self.draft is None or not self.policy.model:
             return 0
-        if self.policy.gamma is not None or not self.policy.suffix:
+        if self.policy.gamma is not None or (self._n_emitted <= 1 and not self.policy.suffix):
             return unread  # the model was asked for
         remaining = self.expected_tokens()
         best = self._best_model_rate()
@@ -226,6 +226,22 @@ class Scheduler:
         saved = answer - remaining / best
         return window if saved > self.draft.read(window, 0) else 0
 
+    def may_explore(self, unread: int) -> int:
+        """Return how many recent tokens an idle draft model may be tested on, of `unread`; 0: not now.
+
+        One pass over them tells for each whether it would have been accepted. The tests live on a small
+        share of the time, saved up for one or two of them: what they can lose is bounded.
+        """
+        if self.policy.gamma is not None or self.draft is None or unread < _SHORTEST_TEST:
+            return 0
+        n = min(unread, _LONGEST_TEST)
+        cost = self.draft.read(n, 0)
+        self._savings = min(self._savings, 2.0 * cost)
+        if cost > self._savings:
+            return 0
+        self._savings -= cost
+        return n
+
     def expected_tokens(self) -> float:
         """Return how many tokens of the answer are still to come, as far as one can tell."""
         expected = max(self.answer_tokens - self._n_emitted, 0.5 * self._n_emitted)
@@ -233,12 +249,10 @@ class Scheduler:
 
     def _best_model_rate(self) -> float:
         """Return the rate of the best fixed length with the draft model alone."""
-        estimates = self.predictor.next.estimates
         passes = self.draft.at(0) if self.draft else []
-        best, tokens, path, bucket = 0.0, 1.0, 1.0, self.predictor.history
+        best, tokens, path = 0.0, 1.0, 1.0
         for depth in range(_LOOK_AHEAD):
-            path *= estimates[DEPTH_OF[depth]][bucket]
-            bucket = _LIKELY
+            path *= self.predictor.next.overall
             tokens += path
             best = max(best, tokens / ((depth + 1) * passes[1] + self._verify[depth + 2]))
         return best
@@ -257,10 +271,10 @@ class Scheduler:
         self._tokens = keep * self._tokens + n_emitted
         self._cost = keep * self._cost + cost
         self._n_emitted += n_emitted
-        self._idle_steps = 0 if passes else self._idle_steps + 1
-        if self._idle_steps == _FADE_EVERY:  # so that what was given up is tried again
-            self._idle_steps = 0
-            self.predictor.next.fade(0.93)
+        self._savings += _EXPLORED * cost
+        self._n_steps += 1
+        if self._n_steps % _FADE_EVERY == 0:  # what was given up is again what all cells say
+            self.predictor.next.fade(0.9)
 
     def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
         """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
@@ -270,7 +284,7 @@ class Scheduler:
             return f"drafting {self.policy.gamma} tokens a step was asked for ({plain})"
         model = ""
         if self.policy.model and self.draft and self._passes:
-            chance = self.predictor.next.estimates[0][self.predictor.history]
+            chance = self.predictor.next.estimates[0][0]
             price = f"{self._passes[1]:.2g} J" if self._in_joules else f"{1e3 * self._passes[1]:.1f} ms"
             model = f"a token of the draft model costs {price} and is accepted with {chance:.0%}"
         if not sources:
@@ -284,6 +298,3 @@ class Scheduler:
     def end(self, n_tokens: int) -> None:
         """Learn how long an answer became that ended by itself."""
         self.answer_tokens += 0.1 * (n_tokens - self.answer_tokens)
-
-
-_LIKELY = 7  # the bucket of a confident token: the look ahead goes on only after such

@@ -50,7 +50,7 @@ class RandomScheduler(Scheduler):
             return RunModel(self.random.randint(0, len(offered)))
         return None
 
-    def keeps(self, path, depth):
+    def keeps(self, path, depth, bucket):
         return self.random.random() < 0.7
 
     def worth_reading(self, unread, n_past):

@@ -27,6 +27,7 @@ from edgespec.predictor import DEPTH_OF, bucket_of
 from edgespec.scheduler import ASLEEP, MAX_GAMMA, RunModel, Scheduler, TakeSuffix
 
 _OFFERED = 16  # tokens asked of the suffix store at once
+_TESTED = 24  # tokens of the timeline that an idle draft model is tested on at most
 _WAKE_EVERY = 8  # steps between two looks at whether a sleeping draft model is worth waking
 
 Source = Literal["suffix", "sampled", "argmax"]
@@ -144,10 +145,11 @@ class Chain:
             room = min(room, model.n_ctx // 2 - 1)
             model.make_room(len(tokens) + max(room, 0))
             self._wake(tokens)
+            self._explore(model, tokens, sampler)
             now.n_unread = model.n_unread(len(tokens))
         drafted: list[int] = []
         path = 1.0
-        bucket = scheduler.predictor.history
+        bucket = 0
         offer = self._offer(drafted, room)
         now.offered = offer.chances
         while len(drafted) < room:
@@ -238,7 +240,7 @@ class Chain:
             as_argmax = predictor.argmax.estimates[DEPTH_OF[depth]][bucket]
             sampled = self._sampled and as_sampled > as_argmax
             chance = as_sampled if sampled else as_argmax
-            if depth >= room or not self._scheduler.keeps(path * chance, depth):
+            if depth >= room or not self._scheduler.keeps(path * chance, depth, bucket):
                 break
             coin = coins(1)[0] if sampled else 0.0
             token = sampler.sample(row, recent(drafted), coin, depth)
@@ -303,8 +305,6 @@ class Chain:
             if proposed.source == "suffix":
                 continue
             label = float(depth < n_accepted)
-            if depth == 0:
-                predictor.remember(depth < n_accepted)
             if depth < len(outcome.judged):
                 p, q = outcome.judged[depth]
                 label = min(1.0, p / q)
@@ -332,6 +332,24 @@ class Chain:
         if self._model:
             self._model.close()
 
+    def _explore(self, model: DraftModel, tokens: Sequence[int], sampler: _core.Sampler) -> None:
+        """Let an idle draft model read what was emitted meanwhile, and see what it would have drafted."""
+        n_read = self._scheduler.may_explore(model.n_unread(len(tokens)))
+        if not n_read:
+            return
+        started = time.perf_counter()
+        first = len(tokens) - 1 - min(n_read - 2, _TESTED)
+        model.skip(len(tokens), n_read)
+        rows = model.run(tokens[:first], tokens[first:-1])
+        predictor = self._scheduler.predictor
+        for row, token in zip(rows, tokens[first:], strict=True):
+            right = int(row.argmax()) == token
+            predictor.argmax.learn(0, bucket_of(sampler.confidence(row)), right)
+            predictor.next.learn(0, 0, right)
+        if self._draft_clock:
+            self._draft_clock.observe_read(n_read, time.perf_counter() - started)
+        self._now.n_woken = n_read
+
     def _wake(self, tokens: Sequence[int]) -> None:
         """Let the draft model read what it has not, if that is much and will pay."""
         model = self._model
@@ -344,7 +362,8 @@ class Chain:
         n = min(self._scheduler.worth_reading(n_unread, len(tokens)), model.n_ctx // 2)
         if n:
             started = time.perf_counter()
-            model.read(tokens, n)
+            model.skip(len(tokens), n)
+            model.read(tokens)
             if self._draft_clock:
                 self._draft_clock.observe_read(n, time.perf_counter() - started)
             self._now.n_woken = n

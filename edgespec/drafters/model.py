@@ -42,15 +42,15 @@ class DraftModel:
         """Return how many of a timeline of `n_tokens` it has not read."""
         return n_tokens - self._offset - self._session.n_past
 
-    def read(self, tokens: Sequence[int], n_recent: int) -> None:
-        """Read what of `tokens` it has not, but for the last, which rides with the next pass.
-
-        Of more than `n_recent` unread tokens only the most recent are read, as if nothing had been before.
-        """
+    def skip(self, n_tokens: int, n_recent: int) -> None:
+        """If more than `n_recent` of a timeline of `n_tokens` are unread, leave the others out for good."""
         n_recent = min(n_recent, self._session.n_ctx // 2)
-        if self.n_unread(len(tokens)) > n_recent and len(tokens) > n_recent:
+        if self.n_unread(n_tokens) > n_recent:
             self._session.clear()
-            self._offset = len(tokens) - n_recent
+            self._offset = n_tokens - n_recent
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read what of `tokens` it has not, but for the last, which rides with the next pass."""
         self._eval(tokens[self._offset + self._session.n_past : -1], n_logits=0)
 
     def make_room(self, n_tokens: int) -> None:

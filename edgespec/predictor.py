@@ -43,7 +43,7 @@ class Table:
     """Acceptance by (depth, bucket); `estimates[DEPTH_OF[depth]][bucket]` is always up to date."""
 
     _LEAN, _PRIOR = 5.0, 5.0  # outcomes that what a cell leans on, and the guess, count for
-    _KEEP = 0.985  # of a count at each outcome: the last 70 or so matter
+    _KEEP = 0.99  # of a count at each outcome: the last 100 or so matter
     _FAST = 0.2  # weight of an outcome in the short memory
     _BROKEN = 0.45  # a short memory that far from the long one: the world has changed
     _STORED = 12.0  # outcomes that a stored cell counts for at most: another prompt may be another world

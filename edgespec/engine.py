@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
 from edgespec.closing import Closing
-from edgespec.costs import OnlineCurve, guessed_curve
 from edgespec.drafters.chain import Chain, ChainStep
 from edgespec.drafters.model import DraftModel
-from edgespec.drafters.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import Generation
 from edgespec.gguf_header import check_model_file
 from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
+from edgespec.knowledge import Knowledge, Objective, Recollection
 from edgespec.memory import fits_in_memory
 from edgespec.models import load_registry
-from edgespec.predictor import Predictor
 from edgespec.pull import locate, resolve
 from edgespec.records import Result
 from edgespec.sampling import Coins, SamplingParams
-from edgespec.scheduler import MAX_GAMMA, Policy, Scheduler
+from edgespec.scheduler import MAX_GAMMA, Policy
 from edgespec.session import Session
 from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
@@ -45,9 +43,6 @@ _POLICIES: dict[DrafterName, Policy] = {
 
 MAX_DRAFT_CTX = 2048
 """Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
-
-_SUFFIX_TOKENS = 1 << 16
-"""Tokens of this engine's own timelines that drafts are looked for in."""
 
 _CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
@@ -87,6 +82,9 @@ class Engine(Closing):
         n_ctx: int | None = None,
         n_threads: int | None = None,
         kernels: KernelsChoice = "auto",
+        objective: Objective = "latency",
+        profile: bool = True,
+        history: bool = False,
         signals: SignalPipe | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -96,7 +94,10 @@ class Engine(Closing):
         seen before) and "staged" (the model, with the suffix store's guesses) force one, "none" decodes
         plainly. With "suffix" and "none" no draft model is loaded. `n_ctx`: context in tokens, by default as
         much as a generation needs. `n_threads`: by default one a physical core. `kernels`: "auto" uses
-        edgespec's own where they can be used, "off" llama.cpp's. `signals`: lets Ctrl-C end a pass
+        edgespec's own where they can be used, "off" llama.cpp's. `objective`: what drafting is to save,
+        time or joules. `profile`: begin with what is stored of this pair on this machine, and store what
+        was learnt when closed. `history`: draft from earlier prompts and answers on disk, and add those
+        of this engine (docs/cache.md). `signals`: lets Ctrl-C end a pass
         under way. `on_message` takes lines that the user should know. Raises
         UsageError or EdgespecError: a model cannot be had, is not usable, does not fit in memory,
         or the draft's vocabulary is another one.
@@ -105,6 +106,8 @@ class Engine(Closing):
             raise UsageError(f"--drafter {drafter}: must be one of {', '.join(get_args(DrafterName))}")
         if kernels not in get_args(KernelsChoice):
             raise UsageError(f"--kernels {kernels}: must be one of {', '.join(get_args(KernelsChoice))}")
+        if objective not in get_args(Objective):
+            raise UsageError(f"--objective {objective}: must be one of {', '.join(get_args(Objective))}")
         if n_ctx is not None and n_ctx < 1:
             raise UsageError(f"--ctx {n_ctx}: must be 1 or more")
         if n_threads is not None and n_threads < 1:
@@ -126,6 +129,10 @@ class Engine(Closing):
         fits_in_memory([(header, min(header.n_ctx_train, n_ctx or 2048)) for header in headers])
         self._models: list[Model] = []
         self._closed = False
+        self._on_message = on_message
+        self._recollection = Recollection(
+            headers[0], kept=history and drafter != "none", on_message=on_message
+        )
         try:
             loaded = load_kernels() if kernels == "auto" else None
             if loaded and not loaded.available and not loaded.declined:
@@ -138,25 +145,25 @@ class Engine(Closing):
             self.draft = self._models[1] if len(self._models) > 1 else None
             if self.draft is not None:
                 self._check_draft(self.draft, on_message)
-            self._suffix = SuffixDrafts(_SUFFIX_TOKENS)
-            self._schedulers = self._make_schedulers()
+            self._knowledge = Knowledge(
+                self.target,
+                self.draft,
+                kernels=self.kernels,
+                n_threads=self.n_threads,
+                objective=objective,
+                kept=profile and drafter != "none",
+                on_message=on_message,
+            )
         except BaseException:
-            self.close()
+            self._free()
             raise
 
-    def _make_schedulers(self) -> dict[bool, Scheduler]:
-        """Return a scheduler for greedy generations and one for sampled ones: their acceptance differs."""
-        self._clocks = (
-            _guessed_clock(self.target),
-            _guessed_clock(self.draft) if self.draft else None,
-        )
-        return {greedy: Scheduler(*self._clocks, Predictor()) for greedy in (True, False)}
-
     def forget(self, *, tables: bool = False) -> None:
-        """Forget the text of earlier generations; with `tables` also what they taught of acceptance."""
-        self._suffix.forget()
+        """Forget the text of earlier generations and of the history; with `tables` also what was learnt."""
+        self._end_stream(keep=False)
+        self._recollection.ready().forget()
         if tables:
-            self._schedulers = self._make_schedulers()
+            self._knowledge.forget()
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
         match = compare_vocabularies(self.target, draft)
@@ -221,8 +228,7 @@ class Engine(Closing):
         stop = [stop] if isinstance(stop, str) else stop
         check_options(gamma=gamma, n_predict=n_predict, stop=stop, seed=seed, rule=rule)
         params = params or SamplingParams()
-        if self._stream:
-            self._stream.close()
+        self._end_stream()
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )
@@ -283,16 +289,29 @@ class Engine(Closing):
         greedy: bool,
         on_step: Callable[[ChainStep], None] | None,
     ) -> Chain:
-        scheduler = self._schedulers[greedy]
+        scheduler = self._knowledge.scheduler(greedy=greedy)
         scheduler.policy = policy
+        clocks = self._knowledge.clocks
         return Chain(
             scheduler,
-            suffix=self._suffix,
+            suffix=self._recollection.ready(),
             model=model,
             is_eog=self.target.is_eog,
-            clocks=self._clocks,
+            clocks=(clocks.target, clocks.draft),
             on_step=on_step,
         )
+
+    def _end_stream(self, *, keep: bool = True) -> None:
+        """End the generation under way; keep what it wrote, unless it was kept before."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        stream.close()
+        result = stream.result
+        if result.stop_reason in ("eog", "stop"):
+            self._knowledge.answered(len(result.token_ids))
+        if keep:
+            self._recollection.keep(stream.timeline)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Result:
         """Continue `prompt` to the end and return the Result; arguments as for `stream`."""
@@ -343,10 +362,14 @@ class Engine(Closing):
         )
 
     def close(self) -> None:
-        """Free models and sessions; a second call does nothing."""
-        self._closed = True
-        if self._stream:
-            self._stream.close()
+        """Keep what was learnt and free models and sessions; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._end_stream()
+            self._knowledge.store(self._on_message)
+            self._free()
+
+    def _free(self) -> None:
         for model in self._models:
             model.close()
 
@@ -389,10 +412,6 @@ def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     """Return the smallest context that holds a generation; room for 4,096 tokens if it has no limit."""
     n_tokens = n_prompt + (n_predict or 4096) + 1
     return min(n_ctx_train, -(-n_tokens // _CTX_STEP) * _CTX_STEP)
-
-
-def _guessed_clock(model: Model) -> OnlineCurve:
-    return OnlineCurve(guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels), guessed=True)
 
 
 def default_threads() -> int:

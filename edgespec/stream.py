@@ -58,6 +58,11 @@ class Stream:
         self._tokens.close()
 
     @property
+    def timeline(self) -> list[int]:
+        """The prompt and what was emitted."""
+        return self._generation.tokens
+
+    @property
     def result(self) -> Result:
         """The Result of the tokens so far; its stop_reason is "interrupted" until the end is known."""
         return Result(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +16,17 @@ from tiny_gguf import write_tiny_gguf
 from edgespec import kernels as kernels_room
 from edgespec.backend import quantize
 from edgespec.errors import EdgespecError
+from edgespec.store import Store
 from edgespec.weights import Model
 
 if not kernels_room.plugin_path().exists():
     # Each engine would say so; the tests of the guards ask for that themselves.
     os.environ["EDGESPEC_KERNELS"] = "off"
+
+# What runs learn and what is measured goes to a cache of the tests' own; the 1.6 GB of models do not.
+os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="edgespec-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 

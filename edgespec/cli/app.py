@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from edgespec.cli.cache import cache_app
 from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.doctor import doctor_command
 from edgespec.cli.models import models_app
+from edgespec.cli.profile import profile_command
 from edgespec.cli.quantize import quantize_command
 from edgespec.cli.run import run_command
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -69,7 +71,9 @@ app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a qui
 )
 app.command("quantize")(quantize_command)
 app.command("doctor", epilog="Example: edgespec doctor --retest my-model.gguf")(doctor_command)
+app.command("profile", epilog="Example: edgespec profile --target my-model.gguf --threads 4")(profile_command)
 app.add_typer(models_app, name="models")
+app.add_typer(cache_app, name="cache")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from edgespec.cli.render import ExplainedSteps, TextWriter, as_json, print_stats
 from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.kernels import KernelsChoice
+from edgespec.knowledge import Objective
 from edgespec.models import Entry, load_registry
 from edgespec.pull import locate
 from edgespec.sampling import SamplingParams
@@ -66,6 +67,17 @@ def run_command(
             rich_help_panel=_DRAFTING,
         ),
     ] = None,
+    objective: Annotated[
+        Objective, typer.Option(help="What drafting is to save.", rich_help_panel=_DRAFTING)
+    ] = "latency",
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Draft from earlier prompts and answers, and keep this one (see `edgespec cache`).",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = True,
     explain: Annotated[
         bool,
         typer.Option(
@@ -210,6 +222,8 @@ def run_command(
                 n_ctx=ctx,
                 n_threads=threads,
                 kernels=kernels,
+                objective=objective,
+                history=cache,
                 signals=signals,
                 on_message=lambda line: err.print(f"edgespec: {line}", markup=False),
             )

@@ -1,0 +1,218 @@
+"""`edgespec profile`: measure what passes cost on this machine, and keep it for later runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import TracebackType
+from typing import Annotated, Self
+
+import typer
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from edgespec.cli.console import err, out, print_table
+from edgespec.cli.progress import pull_shown
+from edgespec.costs import CONTEXTS, Curve
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.kernels import KernelsChoice
+from edgespec.measure import Measurement, Progress, measure
+from edgespec.models import Entry, load_registry
+from edgespec.profiles import Key, Profile, as_text, profile_path, update
+from edgespec.pull import locate
+from edgespec.signals import SignalPipe
+
+_BUDGET_S = 80.0  # with the loading of the models it is to be over in 90
+_SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def profile_command(
+    *,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="The model that decides: a GGUF file, a registry name, or hf:...",
+            show_default="the default pair's",
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            "-d",
+            help="The model that drafts.",
+            show_default="the registry's for this target; where it knows none, the target alone",
+        ),
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", "-p", help="Both by name: a pair of `edgespec models list`.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
+    ] = None,
+    kernels: Annotated[
+        KernelsChoice,
+        typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
+    ] = "auto",
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the profile as JSON instead of a table.")
+    ] = False,
+) -> int:
+    """Measure what passes of the models cost on this machine, in about a minute, and keep it.
+
+    Run it once, on a quiet machine: later runs with these models, threads and kernels begin with what
+    was measured instead of a guess. What earlier runs learnt of acceptance is kept.
+    """
+    if pair is not None and (target or draft):
+        raise UsageError("--pair and --target or --draft contradict each other: choose one")
+    registry = load_registry()
+    if pair is not None:
+        named = registry.pair(pair)
+        target, draft = named.target, named.draft
+    target, draft = registry.complete(target, draft)
+    pull_shown([found for name in (target, draft) if name and isinstance(found := locate(name), Entry)])
+    with SignalPipe() as signals:
+        with err.status("loading the models"):
+            engine = Engine(
+                target,
+                draft,
+                drafter="model" if draft else "none",
+                n_threads=threads,
+                kernels=kernels,
+                signals=signals,
+                on_message=_message,
+            )
+        with engine:
+            key = Key.of(
+                engine.target.header,
+                engine.draft.header if engine.draft else None,
+                kernels=engine.kernels,
+                threads=engine.n_threads,
+            )
+            with _Display() as display:
+                measured = measure(
+                    engine.target,
+                    engine.draft,
+                    n_threads=engine.n_threads,
+                    budget_s=_BUDGET_S,
+                    on_progress=display.on_progress,
+                    signals=signals,
+                )
+    return _keep(key, measured, json=json)
+
+
+def _message(line: str) -> None:
+    err.print(f"edgespec: {line}", markup=False)
+
+
+def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
+    """Store the profile, print it, and return the exit code."""
+    profile = _profile(key, measured, None)
+
+    def change(stored: Profile | None) -> Profile:
+        nonlocal profile
+        profile = _profile(key, measured, stored)
+        return profile
+
+    file = update(key, change, on_message=_message)
+    if json:
+        out.print(as_text(profile), markup=False, end="")
+    else:
+        _print(profile, measured)
+        if file:
+            out.print(str(file), markup=False)
+    for line in measured.warnings:
+        _message(line)
+    if file is None:
+        raise EdgespecError(f"{profile_path(key)}: the profile could not be kept there")
+    return 0
+
+
+def _profile(key: Key, measured: Measurement, stored: Profile | None) -> Profile:
+    fresh = Profile(
+        key=key,
+        target=measured.target,
+        draft=measured.draft,
+        target_joules=measured.target_joules,
+        draft_joules=measured.draft_joules,
+        measured=datetime.now().astimezone().isoformat(timespec="seconds"),
+        spread=measured.spread,
+        reliable=measured.reliable,
+    )
+    return fresh if stored is None else fresh.with_learnt_of(stored)
+
+
+# ---- display ----
+
+
+class _Display:
+    """A bar with the time left in a terminal; elsewhere a line when something else begins."""
+
+    def __init__(self) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+        )
+        self._task = self._bars.add_task("", total=None)
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if err.is_terminal:
+            self._bars.stop()
+
+    def on_progress(self, progress: Progress) -> None:
+        if err.is_terminal:
+            self._bars.update(
+                self._task,
+                description=progress.what,
+                completed=progress.done_s,
+                total=progress.total_s,
+            )
+        elif progress.what != self._last and progress.done_s < progress.total_s:
+            err.print(progress.what, markup=False)
+        self._last = progress.what
+
+
+def _print(profile: Profile, measured: Measurement) -> None:
+    key = profile.key
+    models = f"{key.target_name}, drafted by {key.draft_name}" if key.draft_name else key.target_name
+    out.print(models, markup=False)
+    out.print(
+        f"{key.kernels}, {key.threads} threads; ms a pass over n tokens, after so many tokens of context",
+        markup=False,
+    )
+    columns: list[tuple[str, Curve]] = [("target", profile.target)]
+    if profile.draft:
+        columns.append(("draft", profile.draft))
+    table = Table("n", box=None, pad_edge=False)
+    table.columns[0].justify = "right"
+    for name, _ in columns:
+        for context in CONTEXTS:
+            table.add_column(f"{name} {context}", justify="right")
+    for n in _SHOWN:
+        row = [side[n - 1] for _, curve in columns for side in curve.passes]
+        table.add_row(str(n), *(f"{1e3 * seconds:.1f}" for seconds in row))
+    print_table(table)
+    rates = ", ".join(f"{name} {1 / curve.read:.0f}" for name, curve in columns)
+    out.print(f"reading, tokens/s: {rates}", markup=False)
+    if profile.target_joules:
+        out.print(f"energy: target {profile.target_joules.passes[0][0]:.2f} J a token", markup=False)
+    out.print(
+        f"{measured.sweeps} repeats, which differ by {profile.spread:.1%}"
+        + ("" if profile.reliable else ": not reliable"),
+        markup=False,
+    )

@@ -598,16 +598,22 @@ def test_a_reader_sets_nothing_aside_while_another_process_writes(history):
     whole = history.path.read_bytes()
     history.path.write_bytes(b"damaged")
 
+    begin, go = os.pipe()
+
     def child():
+        os.read(begin, 1)
         assert history.load().tolist() == [1, -1]
 
+    pid = in_child(child)  # before the lock is taken: a forked process shares what is open
     with history._locked():
-        pid = in_child(child)
+        os.write(go, b"!")
         time.sleep(0.2)
         assert set_aside_names(history) == []
         history.path.write_bytes(whole)
     assert exit_code(pid) == 0
     assert set_aside_names(history) == []
+    os.close(begin)
+    os.close(go)
 
 
 # --- Forgetting -----------------------------------------------------------------------------------

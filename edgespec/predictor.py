@@ -33,6 +33,8 @@ DEPTH_OF = tuple(min(4, depth.bit_length()) for depth in range(65))
 """Depth (tokens drafted before this one) to the row of a table: 0, 1, 2-3, 4-7, 8 and more."""
 N_DEPTHS = 5
 
+_USUAL = 0.1  # of a generation's acceptance in the mean over generations
+
 
 def bucket_of(confidence: float) -> int:
     """Return the bucket of a probability in [0, 1]."""
@@ -56,8 +58,23 @@ class Table:
         self._tested = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
         self._recent = [[-1.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
         self.estimates = [list(row) for row in self._prior]
-        self.overall = self._prior[0][0]
-        """Where cells are alike: the acceptance over all of them."""
+        self.usual = self._prior[0][0]
+        """Where cells are alike: the acceptance over all of them, a mean over generations."""
+        self.overall = self.usual
+        """The same in this generation."""
+
+    def begin(self) -> None:
+        """Start on another text: where cells are alike, what the last one was like says little of it."""
+        if not self._alike:
+            return
+        tested = self._tested[N_DEPTHS][0]
+        if tested > 5.0:
+            self.usual += _USUAL * (self._hits[N_DEPTHS][0] / tested - self.usual)
+        for rows in (self._hits, self._tested, self._recent):
+            for row in rows:
+                row[:] = [-1.0 if rows is self._recent else 0.0] * N_BUCKETS
+        for bucket in range(N_BUCKETS):
+            self._estimate(bucket)
 
     def learn(self, depth: int, bucket: int, outcome: float) -> None:
         """Count one judged token; `outcome` is 1, 0, or the probability with which it was accepted."""
@@ -83,9 +100,8 @@ class Table:
             guess = self._prior[d][bucket]
             if self._alike:
                 # What is known of all cells, moved as this cell was thought to differ from the first.
-                first = self._prior[0][0]
-                self.overall = (all_hits + self._PRIOR * first) / (all_tested + self._PRIOR)
-                leant = min(0.98, guess / first * self.overall)
+                self.overall = (all_hits + self._PRIOR * self.usual) / (all_tested + self._PRIOR)
+                leant = min(0.98, guess / self._prior[0][0] * self.overall)
             else:
                 leant = (all_hits + self._PRIOR * guess) / (all_tested + self._PRIOR)
             hits, tested = self._hits[d][bucket], self._tested[d][bucket]
@@ -99,8 +115,11 @@ class Table:
         for bucket in range(N_BUCKETS):
             self._estimate(bucket)
 
-    def as_dict(self) -> dict[str, list[list[float]]]:
-        """Return the counts, for a file."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is to be kept, for a file."""
+        if self._alike:
+            self.begin()
+            return {"usual": round(self.usual, 4)}
         return {
             name: [[round(count, 2) for count in row] for row in rows]
             for name, rows in (("accepted", self._hits), ("tested", self._tested))
@@ -109,6 +128,12 @@ class Table:
     def restore(self, stored: Any) -> None:  # noqa: ANN401 - whatever a file holds
         """Take up counts that `as_dict` gave; anything else is left alone."""
         if not isinstance(stored, Mapping):
+            return
+        if self._alike:
+            usual = stored.get("usual")
+            if isinstance(usual, int | float) and 0.0 <= usual <= 1.0:
+                self.usual = float(usual)
+                self.begin()
             return
         hits, tested = stored.get("accepted"), stored.get("tested")
         if hits is None or tested is None or not (_is_grid(hits) and _is_grid(tested)):

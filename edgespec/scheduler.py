@@ -27,7 +27,10 @@ MAX_GAMMA = N_MAX - 1
 ASLEEP = 24
 """Unread tokens from which reading them is an investment of its own, decided by `worth_reading`."""
 
-_STEPS = 32.0  # over which the rate is an average
+_STEPS = 32.0  # over which a rate is an average
+_FIRST_STEPS = 4.0  # steps of new text that a generation seems to have had when it begins
+_FOLLOW = 0.1  # weight of an outcome in the mean of what follows a model's tokens
+_COPYING = 0.5  # chance of the first token offered, from which text counts as copied
 _LOOK_AHEAD = 8  # tokens
 _FADE_EVERY = 32  # steps
 _EXPLORED = 0.01  # of the time may go into looking whether an idle draft model has become useful
@@ -64,6 +67,32 @@ class RunModel:
     n_guesses: int
 
 
+class _Pace:
+    """Tokens and time of the last steps of a kind."""
+
+    def __init__(self) -> None:
+        self.tokens = self.cost = 1.0
+
+    def begin(self, cost: float, n_steps: float) -> None:
+        """Start as after `n_steps` of a token at `cost`."""
+        self.tokens, self.cost = n_steps, n_steps * cost
+
+    def fade(self) -> None:
+        """Let an older step count less."""
+        self.tokens *= 1.0 - 1.0 / _STEPS
+        self.cost *= 1.0 - 1.0 / _STEPS
+
+    def learn(self, n_tokens: int, cost: float) -> None:
+        """Count a step."""
+        self.tokens += n_tokens
+        self.cost += cost
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.cost
+
+
 Choice = TakeSuffix | RunModel | None
 """None: verify now."""
 
@@ -93,7 +122,10 @@ class Scheduler:
         self.policy = Policy()
         self._n_predict: int | None = None
         self._n_emitted = 0
-        self._tokens = self._cost = 0.0
+        self._pace = {True: _Pace(), False: _Pace()}
+        self._lately = (_Pace(), _Pace())  # new text, copied text: of the same steps
+        self._follow = 0.0
+        self._copying = False
         self._savings = 0.0
         self._n_steps = 0
         self._verify: list[float] = []
@@ -105,28 +137,49 @@ class Scheduler:
         self._n_predict = n_predict
         self._n_emitted = 1
         self._verify = self.target.at(n_past)
-        self._tokens, self._cost = _STEPS / 4, _STEPS / 4 * self._verify[1]
+        for pace in self._pace.values():
+            pace.begin(self._verify[1], _STEPS / 4)
+        for pace, n_steps in zip(self._lately, (_FIRST_STEPS, 0.01), strict=True):
+            pace.begin(self._verify[1], n_steps)
+        self.predictor.next.begin()
         self.rate = 1.0 / self._verify[1]
 
-    def start_step(self, n_past: int) -> None:
-        """Look up the costs at this length of context."""
+    def start_step(self, n_past: int, offered: Sequence[float] = ()) -> None:
+        """Look up the costs at this length of context, and the pace where the suffix store offers this.
+
+        A token that is drafted saves the time which it would take otherwise, and that differs between
+        text that is being copied and text that is new: each has a rate of its own.
+        """
+        self._copying = bool(offered) and offered[0] >= _COPYING
         self._verify = self.target.at(n_past)
         if self.draft:
             self._passes = self.draft.at(n_past)
-        self.rate = max(self._tokens / self._cost, 1.0 / self._verify[1])
+        self.rate = max(self._pace[self._copying].rate, 1.0 / self._verify[1])
 
-    def next(self, path: float, depth: int, unread: int, offered: Sequence[float], bucket: int) -> Choice:
+    def next(
+        self,
+        path: float,
+        depth: int,
+        unread: int,
+        offered: Sequence[float],
+        bucket: int,
+        *,
+        after_model: bool = False,
+    ) -> Choice:
         """Say what follows `depth` drafted tokens, all accepted with probability `path`.
 
         `unread` tokens are yet to be read by the draft model (more than `ASLEEP`, or no model: it cannot
         run now), `offered` are the estimated acceptances of the suffix store's tokens, each given the one
-        before, and `bucket` is that of the table `next`.
+        before, and `bucket` is that of the table `next`. `after_model`: the last token is the draft
+        model's, and what is offered is what follows it.
         """
         policy = self.policy
         awake = policy.model and 0 < unread <= ASLEEP
         if policy.gamma is not None:
             return self._fixed(depth, awake, offered)
         n, gain, after = self._best_prefix(path, depth, offered) if policy.suffix else (0, 0.0, path)
+        if after_model and path > 0.0:
+            self._follow += _FOLLOW * (gain / path - self._follow)
         if not awake:
             return TakeSuffix(n) if n else None
         n_guesses = self._n_guesses(unread, offered) if policy.staged else 0
@@ -195,9 +248,11 @@ class Scheduler:
             depth += 1
             if depth >= MAX_GAMMA:
                 return gain
-            path *= table.overall
             if i < len(guesses):
+                path *= table.overall
                 chance *= guesses[i]
+        gain += chance * path * self._follow
+        path *= table.overall
         best, least = gain, rate * passes[1]
         while depth < MAX_GAMMA and path >= least:  # else not even if verification were free
             gain += chance * (path - least - rate * (verify[depth + 2] - verify[depth + 1]))
@@ -206,7 +261,7 @@ class Scheduler:
             depth += 1
         return best
 
-    def worth_reading(self, unread: int, n_past: int) -> int:
+    def worth_reading(self, unread: int) -> int:
         """Return how many of the `unread` tokens the draft model is to read now; 0: it stays asleep.
 
         Reading is an investment: it pays when what drafting would save over the rest of the answer is
@@ -216,14 +271,15 @@ class Scheduler:
             return 0
         if self.policy.gamma is not None or (self._n_emitted <= 1 and not self.policy.suffix):
             return unread  # the model was asked for
-        remaining = self.expected_tokens()
-        best = self._best_model_rate()
-        if best <= self.rate:
-            return 0
-        answer = remaining / self.rate
-        window = int(_WINDOW_SHARE * answer / (self.draft.read(512, 0) / 512))
-        window = min(unread, max(_SHORTEST_WINDOW, window))
-        saved = answer - remaining / best
+        new, copied = self._lately
+        n_tokens = self.expected_tokens()
+        new_s = n_tokens * new.cost / (new.tokens + copied.tokens)
+        plain = max(self._pace[False].rate, 1.0 / self._verify[1])
+        saved = new_s * (1.0 - plain / max(plain, self._best_model_rate()))
+        # What is copied meanwhile has to be read as well, to be of use after it.
+        read_s = self.draft.read(512, 0) / 512
+        saved -= n_tokens * copied.tokens / (new.tokens + copied.tokens) * read_s
+        window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * new_s / read_s)))
         return window if saved > self.draft.read(window, 0) else 0
 
     def may_explore(self, unread: int) -> int:
@@ -267,9 +323,11 @@ class Scheduler:
         cost = seconds
         if self._in_joules:
             cost = self._verify[n_drafted + 1] + sum(self._passes[min(n, N_MAX)] for n, _ in passes)
-        keep = 1.0 - 1.0 / _STEPS
-        self._tokens = keep * self._tokens + n_emitted
-        self._cost = keep * self._cost + cost
+        self._pace[self._copying].fade()
+        self._pace[self._copying].learn(n_emitted, cost)
+        for pace in self._lately:
+            pace.fade()
+        self._lately[self._copying].learn(n_emitted, cost)
         self._n_emitted += n_emitted
         self._savings += _EXPLORED * cost
         self._n_steps += 1

@@ -42,7 +42,7 @@ class RandomScheduler(Scheduler):
         super().__init__(*args)
         self.random = random.Random(1)
 
-    def next(self, path, depth, unread, offered, bucket):
+    def next(self, path, depth, unread, offered, bucket, *, after_model=False):
         kind = self.random.choice(["suffix", "model", "model", "stop"])
         if kind == "suffix" and offered:
             return TakeSuffix(self.random.randint(1, len(offered)))
@@ -53,7 +53,7 @@ class RandomScheduler(Scheduler):
     def keeps(self, path, depth, bucket):
         return self.random.random() < 0.7
 
-    def worth_reading(self, unread, n_past):
+    def worth_reading(self, unread):
         return unread
 
 

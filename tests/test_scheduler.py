@@ -154,15 +154,15 @@ def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
     scheduler = Scheduler(target, draft, Predictor())
     scheduler.begin(2000, 20)
     scheduler.start_step(2000)
-    assert scheduler.worth_reading(2000, 2000) == 0  # 20 tokens do not pay for reading
+    assert scheduler.worth_reading(2000) == 0  # 20 tokens do not pay for reading
     scheduler.begin(2000, 2000)
     scheduler.answer_tokens = 2000.0
     scheduler.start_step(2000)
-    assert scheduler.worth_reading(2000, 2000) == 2000 or scheduler.worth_reading(2000, 2000) >= 128
+    assert scheduler.worth_reading(2000) == 2000 or scheduler.worth_reading(2000) >= 128
     scheduler.begin(2000, 200)
     scheduler.answer_tokens = 200.0
     scheduler.start_step(2000)
-    assert 128 <= scheduler.worth_reading(2000, 2000) < 2000  # a recent window
+    assert 128 <= scheduler.worth_reading(2000) < 2000  # a recent window
 
 
 def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen

@@ -28,6 +28,7 @@ from edgespec.scheduler import ASLEEP, MAX_GAMMA, RunModel, Scheduler, TakeSuffi
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _TESTED = 24  # tokens of the timeline that an idle draft model is tested on at most
+_WAKE_AFTER = 6  # steps
 _WAKE_EVERY = 8  # steps between two looks at whether a sleeping draft model is worth waking
 
 Source = Literal["suffix", "sampled", "argmax"]
@@ -61,7 +62,7 @@ class _Proposed:
 class ChainStep:
     """What a step knew, chose and got; `--explain` prints it."""
 
-    rate: float
+    rate: float = 0.0
     """Tokens a second that the decision was made with."""
     offered: list[float] = field(default_factory=list)
     """Estimated acceptances of what the suffix store offered first."""
@@ -106,9 +107,9 @@ class Chain:
         self.n_max = MAX_GAMMA if policy.gamma is None else policy.gamma
         self._sampled = False
         self._steps_to_wake = 0
-        self._n_timeline = 0
+        self._n_timeline = self._n_prompt = 0
         self._draft_s = 0.0
-        self._now = ChainStep(0.0)
+        self._now = ChainStep()
         self._offers: list[_Offer] = []
         self._totals: dict[Source, tuple[int, int]] = {}
         self._n_passes = 0
@@ -116,13 +117,15 @@ class Chain:
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
         """Start on a new timeline."""
         self._sampled = sampled
+        self._n_prompt = len(tokens) - 1
         self._scheduler.begin(len(tokens), n_predict)
         if self._suffix:
             self._suffix.begin(tokens)
         if self._model:
             self._model.begin()
-        self._steps_to_wake = 0
-        self._now = ChainStep(0.0)
+        # Whether the draft model is worth waking shows in the first steps; asked for, it is woken at once.
+        self._steps_to_wake = _WAKE_AFTER if self._suffix else 0
+        self._now = ChainStep()
         self._wake(tokens)
 
     def draft(
@@ -136,25 +139,30 @@ class Chain:
         """Propose up to `room` tokens, none after an end-of-generation token."""
         started = time.perf_counter()
         scheduler, model = self._scheduler, self._model
-        scheduler.start_step(len(tokens))
         self._n_timeline = len(tokens)
-        self._now = now = ChainStep(scheduler.rate)
+        self._now = now = ChainStep()
         self._offers = []
         room = min(room, self.n_max)
         if model:
             room = min(room, model.n_ctx // 2 - 1)
-            model.make_room(len(tokens) + max(room, 0))
-            self._wake(tokens)
-            self._explore(model, tokens, sampler)
-            now.n_unread = model.n_unread(len(tokens))
         drafted: list[int] = []
-        path = 1.0
-        bucket = 0
         offer = self._offer(drafted, room)
         now.offered = offer.chances
+        scheduler.start_step(len(tokens), offer.chances)
+        now.rate = scheduler.rate
+        if model:
+            model.make_room(len(tokens) + max(room, 0))
+            self._wake(tokens, sampler)
+            now.n_unread = model.n_unread(len(tokens))
+        path = 1.0
+        bucket = 0
+        after_model = False
         while len(drafted) < room:
             n_unread = model.n_unread(len(tokens) + len(drafted)) if model else 0
-            choice = scheduler.next(path, len(drafted), n_unread, offer.chances, bucket)
+            choice = scheduler.next(
+                path, len(drafted), n_unread, offer.chances, bucket, after_model=after_model
+            )
+            after_model = False
             n_before = len(drafted)
             if isinstance(choice, TakeSuffix):
                 path = self._take(offer, choice.n, drafted, path, sampler)
@@ -175,6 +183,7 @@ class Chain:
                     coins=coins,
                 )
                 offer = self._offer(drafted, room - len(drafted))
+                after_model = True
             if len(drafted) == n_before or self._is_eog(drafted[-1]):
                 break
             bucket = now.proposed[-1].bucket
@@ -332,38 +341,37 @@ class Chain:
         if self._model:
             self._model.close()
 
-    def _explore(self, model: DraftModel, tokens: Sequence[int], sampler: _core.Sampler) -> None:
-        """Let an idle draft model read what was emitted meanwhile, and see what it would have drafted."""
-        n_read = self._scheduler.may_explore(model.n_unread(len(tokens)))
+    def _wake(self, tokens: Sequence[int], sampler: _core.Sampler | None = None) -> None:
+        """Let a draft model that has much unread catch up, if that will pay or is due as a test."""
+        model, scheduler = self._model, self._scheduler
+        if model is None:
+            return
+        n_unread = model.n_unread(len(tokens))
+        n_read = 0
+        self._steps_to_wake -= 1
+        if self._steps_to_wake <= 0 and n_unread > ASLEEP:
+            self._steps_to_wake = _WAKE_EVERY
+            n_read = scheduler.worth_reading(n_unread)
+        n_read = min(n_read or scheduler.may_explore(n_unread), model.n_ctx // 2)
         if not n_read:
             return
         started = time.perf_counter()
-        first = len(tokens) - 1 - min(n_read - 2, _TESTED)
         model.skip(len(tokens), n_read)
-        rows = model.run(tokens[:first], tokens[first:-1])
-        predictor = self._scheduler.predictor
-        for row, token in zip(rows, tokens[first:], strict=True):
-            right = int(row.argmax()) == token
-            predictor.argmax.learn(0, bucket_of(sampler.confidence(row)), right)
-            predictor.next.learn(0, 0, right)
+        n_read = min(n_read, n_unread)
+        n_tested = min(n_read - 2, len(tokens) - self._n_prompt, _TESTED) if sampler else 0
+        if sampler and n_tested > 0:
+            self._test(model, tokens, n_tested, sampler)
+        else:
+            model.read(tokens)
         if self._draft_clock:
             self._draft_clock.observe_read(n_read, time.perf_counter() - started)
         self._now.n_woken = n_read
 
-    def _wake(self, tokens: Sequence[int]) -> None:
-        """Let the draft model read what it has not, if that is much and will pay."""
-        model = self._model
-        if model is None:
-            return
-        self._steps_to_wake -= 1
-        if self._steps_to_wake > 0 or (n_unread := model.n_unread(len(tokens))) <= ASLEEP:
-            return
-        self._steps_to_wake = _WAKE_EVERY
-        n = min(self._scheduler.worth_reading(n_unread, len(tokens)), model.n_ctx // 2)
-        if n:
-            started = time.perf_counter()
-            model.skip(len(tokens), n)
-            model.read(tokens)
-            if self._draft_clock:
-                self._draft_clock.observe_read(n, time.perf_counter() - started)
-            self._now.n_woken = n
+    def _test(self, model: DraftModel, tokens: Sequence[int], n_tested: int, sampler: _core.Sampler) -> None:
+        """Read what is unread but for the last token, and see which of the last it would have drafted."""
+        first = len(tokens) - n_tested
+        predictor = self._scheduler.predictor
+        for row, token in zip(model.run(tokens[:first], tokens[first:-1]), tokens[first:], strict=True):
+            right = int(row.argmax()) == token
+            predictor.argmax.learn(0, bucket_of(sampler.confidence(row)), right)
+            predictor.next.learn(0, 0, right)

@@ -66,13 +66,34 @@ def failed(process, code, *words):
 # ---- what it prints ----
 
 
+MODEL = ("--drafter", "model", "--gamma", 3)
+"""Drafts whatever a pass costs; tiny models are so quick that the scheduler may draft nothing."""
+
+
 def test_text_on_stdout_and_statistics_on_stderr(run):
-    process = run("abc", "-n", 20, "--seed", 1)
+    process = run("abc", "-n", 20, "--seed", 1, *MODEL)
     assert process.returncode == 0
     assert process.stdout.endswith(b"\n")
-    for word in ("tokens/s", "tau", "alpha", "drafted accepted", "by position", "verify", "GiB", "seed 1"):
+    for word in (
+        "tokens/s",
+        "tau",
+        "alpha",
+        "drafted accepted",
+        "by position",
+        "why",
+        "verify",
+        "began after",
+        "GiB",
+        "seed 1",
+    ):
         assert word in process.stderr.decode()
     assert b"\x1b[" not in process.stdout + process.stderr, "piped output is plain"
+
+
+def test_statistics_say_why_nothing_was_drafted(run, tiny_path):
+    process = run("abc", "-n", 20, models=("--target", tiny_path, "--drafter", "none"))
+    assert "why      nothing was drafted" in process.stderr.decode()
+    assert "drafting " not in process.stderr.decode()
 
 
 def test_no_stats(run):
@@ -135,29 +156,15 @@ def test_prompts_from_everywhere(run, tmp_path):
     assert outputs[0].stdout.strip()
 
 
-def test_show_draft_colours_only_in_a_terminal(run, tiny_path, tiny_draft_path, child_environment):
-    plain = run("abc", "-n", 30, "--seed", 2, "--show-draft", "--no-stats")
-    assert b"\x1b[" not in plain.stdout
+def in_terminal(environment, *options):
+    """Return what `run` shows in a terminal."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        [
-            *COMMAND,
-            "run",
-            "-t",
-            tiny_path,
-            "-d",
-            tiny_draft_path,
-            "abc",
-            "-n",
-            "30",
-            "--seed",
-            "2",
-            "--show-draft",
-        ],
+        [*COMMAND, "run", *map(str, options)],
         stdout=terminal,
         stderr=terminal,
         stdin=subprocess.DEVNULL,
-        env={**child_environment, "TERM": "xterm-256color"},
+        env={**environment, "TERM": "xterm-256color"},
     )
     os.close(terminal)
     shown = b""
@@ -171,8 +178,25 @@ def test_show_draft_colours_only_in_a_terminal(run, tiny_path, tiny_draft_path, 
         shown += chunk
     os.close(controller)
     assert process.wait(timeout=60) == 0
+    return shown
+
+
+def test_show_draft_colours_only_in_a_terminal(run, tiny_path, tiny_draft_path, child_environment):
+    plain = run("abc", "-n", 30, "--seed", 2, "--show-draft", "--no-stats")
+    assert b"\x1b[" not in plain.stdout
+    options = ("-n", 30, "--seed", 2, "--show-draft", "--drafter", "model", "--gamma", 3)
+    shown = in_terminal(child_environment, "-t", tiny_path, "-d", tiny_draft_path, "abc", *options)
     assert b"\x1b[32m" in shown
     assert b"\x1b[31m" in shown
+
+
+def test_explain_does_not_cut_the_text_into_pieces(tiny_path, child_environment):
+    """In a terminal, where both are seen, the text comes after the lines about the steps."""
+    options = ("--drafter", "suffix", "--gamma", 3, "-n", 30, "--seed", 2, "--explain", "--no-stats")
+    shown = in_terminal(child_environment, "-t", tiny_path, "abc", *options)
+    last_line = shown.rindex(b"emitted, draft")
+    assert shown.count(b"emitted, draft") > 5
+    assert len(shown[last_line:]) > len("emitted, draft 0.0 ms, verify 0.0 ms") + 30
 
 
 def test_control_characters_do_not_reach_a_terminal():
@@ -182,13 +206,158 @@ def test_control_characters_do_not_reach_a_terminal():
     assert _printable("a\n\tb€") == "a\n\tb€"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["models"], ["models", "pull"], ["quantize"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["models"], ["models", "pull"], ["quantize"], ["profile"], ["cache"], ["cache", "import"]],
+)
 def test_every_help_shows_an_example(command, child_environment):
     process = subprocess.run(
         [*COMMAND, *command, "--help"], capture_output=True, env=child_environment, check=False, timeout=60
     )
     assert process.returncode == 0
     assert "Example: edgespec" in process.stdout.decode()
+
+
+# ---- drafting ----
+
+
+RANDOM = ("--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0)
+
+
+@pytest.fixture
+def own_cache(tmp_path):
+    """The environment of a user who never ran edgespec."""
+    return {"XDG_CACHE_HOME": str(tmp_path / "own cache"), "EDGESPEC_KERNELS": "off"}
+
+
+def documents(environment):
+    """The number of documents in the histories of that environment's cache."""
+    from edgespec.history import find_histories
+
+    root = Path(environment["XDG_CACHE_HOME"]) / "edgespec" / "history"
+    return sum(history.info().documents for history in find_histories(root))
+
+
+def test_explain_prints_a_line_a_step_to_stderr(run):
+    options = ("abc", "-n", 20, "--seed", 1, "--no-stats", *MODEL)
+    process = run(*options, "--explain")
+    lines = process.stderr.decode().splitlines()
+    assert process.stdout == run(*options).stdout
+    assert [line.split(":")[0] for line in lines] == [f"step {i}" for i in range(1, len(lines) + 1)]
+    for line in lines:
+        assert re.fullmatch(
+            r"step \d+: [\d.]+ tokens/s; draft model has \d+ unread -> .* -> "
+            r"\d+ of \d+ accepted, \d+ emitted, draft [\d.]+ ms, verify [\d.]+ ms",
+            line,
+        ), line
+    emitted = sum(int(re.search(r"(\d+) emitted", line)[1]) for line in lines)
+    assert emitted == 19, "all but the first token, which the prompt gives"
+
+
+def test_explain_beside_json(run):
+    process = run("abc", "-n", 20, "--json", "--explain", *MODEL)
+    assert len(process.stderr.splitlines()) == json.loads(process.stdout)["stats"]["steps"]
+    assert all(line.startswith(b"step ") for line in process.stderr.splitlines())
+
+
+def test_explain_says_what_the_suffix_store_offered(run, tiny_path):
+    options = ("--drafter", "suffix", "--gamma", 4, "--temp", 0, "-n", 60, "--no-stats", "--explain")
+    shown = run("abc " * 20, *options, models=("--target", tiny_path)).stderr.decode()
+    assert re.search(r"; suffix offers 0\.\d\d.* -> suffix 0\.\d\d", shown), shown
+
+
+def test_the_suffix_store_needs_no_draft_model(run, tiny_path):
+    options = ("--drafter", "suffix", "--gamma", 4, "--temp", 0, "-n", 60, "--json", "--no-cache")
+    process = run("abc " * 20, *options, models=("--target", tiny_path))
+    result = json.loads(process.stdout)
+    assert process.returncode == 0, process.stderr
+    assert result["draft"] is None
+    assert set(result["sources"]) == {"suffix"}
+    assert result["sources"]["suffix"]["drafted"] == result["stats"]["n_drafted"] > 0
+    assert result["sources"]["suffix"]["accepted"] == result["stats"]["n_accepted"]
+
+
+def test_energy_without_measured_joules_is_one_line(run, own_cache):
+    process = run("abc", "--objective", "energy", env=own_cache)
+    failed(process, 2, "--objective energy", "edgespec profile")
+
+
+def test_a_seed_gives_one_text_whatever_is_drafted(run, tiny_path):
+    """The match rule: also where coins decide, and where the clock decides what is drafted."""
+    options = ("abc", "-n", 60, "--seed", 11, "--no-stats", *RANDOM)
+    drafted = [
+        [],
+        ["--gamma", 1],
+        ["--gamma", 8],
+        ["--drafter", "model"],
+        ["--drafter", "model", "--gamma", 3],
+        ["--drafter", "staged", "--gamma", 4],
+    ]
+    texts = {run(*options, *more).stdout for more in drafted}
+    for more in (["--drafter", "suffix"], ["--drafter", "suffix", "--gamma", 4], ["--drafter", "none"]):
+        texts.add(run(*options, *more, models=("--target", tiny_path)).stdout)
+    assert len(texts) == 1
+    other = run("abc", "-n", 60, "--seed", 12, "--no-stats", *RANDOM).stdout
+    assert other not in texts, "the seed decides nothing here: this test would prove nothing"
+
+
+def test_json_says_what_was_drafted_and_why(run):
+    result = json.loads(run("abc", "-n", 30, "--json", "--seed", 3, *MODEL).stdout)
+    assert result["seed"] == 3
+    assert result["note"].startswith("drafting 3 tokens a step was asked for (")
+    assert "\n" not in result["note"]
+    stats = result["stats"]
+    assert result["sources"] == {"model": {"drafted": stats["n_drafted"], "accepted": stats["n_accepted"]}}
+    plain = json.loads(run("abc", "-n", 5, "--json", "--gamma", 0).stdout)
+    assert plain["sources"] == {}
+    assert "nothing was drafted" in plain["note"]
+
+
+def test_a_seed_is_named_only_where_it_gives_the_text_again(run):
+    """Drafting that follows the clock leaves a trace in the text, unless the match rule takes it away."""
+
+    def seed(*options):
+        return json.loads(run("abc", "-n", 10, "--json", *options).stdout)["seed"]
+
+    assert seed("--temp", 1) is None
+    assert seed("--temp", 1, "--seed", 4) == 4
+    assert seed("--temp", 1, "--rule", "block", "--seed", 4) is None
+    assert isinstance(seed("--temp", 1, "--rule", "match"), int)
+    assert isinstance(seed("--temp", 1, "--gamma", 0), int)
+    assert isinstance(seed("--temp", 0), int)
+    told = run("abc", "-n", 10, "--temp", 1).stderr.decode()
+    assert "no seed: another run may write another text" in told
+
+
+# ---- what is kept between runs ----
+
+
+def test_a_history_is_written_unless_no_cache(run, own_cache):
+    options = ("abc", "-n", 10, "--temp", 0, "--no-stats")
+    first = run(*options, "--no-cache", env=own_cache)
+    assert (first.returncode, first.stderr, documents(own_cache)) == (0, b"", 0)
+    assert run(*options, env=own_cache).stdout == first.stdout
+    assert documents(own_cache) == 1
+    assert run(*options, "--no-cache", env=own_cache).stdout == first.stdout
+    assert documents(own_cache) == 1
+
+
+def test_a_second_run_drafts_from_the_first(run, own_cache, tiny_path):
+    options = ("abc", "-n", 40, "--temp", 0, "--drafter", "suffix", "--gamma", 4, "--json")
+    first, second, alone = (
+        json.loads(run(*options, *more, models=("--target", tiny_path), env=own_cache).stdout)
+        for more in ([], [], ["--no-cache"])
+    )
+    assert first["text"] == second["text"] == alone["text"]
+    assert second["sources"]["suffix"]["drafted"] > 0
+    # The whole answer is there to be copied: 5 tokens a step.
+    assert second["stats"]["steps"] <= 10
+    assert alone["stats"]["steps"] == first["stats"]["steps"] > 10
+
+
+def test_plain_decoding_keeps_nothing(run, own_cache, tiny_path):
+    run("abc", "-n", 10, models=("--target", tiny_path, "--drafter", "none"), env=own_cache)
+    assert documents(own_cache) == 0
 
 
 # ---- bad input ----
@@ -252,8 +421,15 @@ def test_an_unknown_pair(run):
     failed(run("x", models=("--pair", "qwen3")), 2, "qwen3-8b")
 
 
-def test_a_target_without_a_known_draft(run, tiny_path):
-    failed(run("x", models=("--target", tiny_path)), 2, "--draft")
+@pytest.mark.parametrize("drafter", ["model", "staged"])
+def test_a_target_without_a_known_draft(run, tiny_path, drafter):
+    failed(run("x", models=("--target", tiny_path, "--drafter", drafter)), 2, "--draft")
+
+
+def test_a_target_without_a_known_draft_can_still_repeat_text(run, tiny_path):
+    process = run("abc", "-n", 5, "--json", models=("--target", tiny_path))
+    assert process.returncode == 0
+    assert json.loads(process.stdout)["draft"] is None
 
 
 def test_a_prompt_longer_than_the_context(run):
@@ -286,12 +462,14 @@ def test_a_prompt_longer_than_the_context(run):
         (["--seed", "-5"], ["--seed"]),
         (["--logit-bias", "x"], ["--logit-bias"]),
         (["--logit-bias", "123456789=1"], ["--logit-bias"]),
-        (["--drafter", "magic"], ["--drafter", "model", "none"]),
+        (["--drafter", "magic"], ["--drafter", "auto", "model", "suffix", "staged", "none"]),
+        (["--objective", "speed"], ["--objective", "latency", "energy"]),
         (["--rule", "magic"], ["--rule"]),
         (["--no-such-option"], ["--no-such-option"]),
         (["--chat", "--raw"], ["--chat", "--raw"]),
         (["--raw", "--system", "x"], ["--system", "--raw"]),
         (["--drafter", "none"], ["--draft", "--drafter none"]),
+        (["--drafter", "suffix"], ["--draft", "--drafter suffix"]),
         (["--json", "--show-draft"], ["--json", "--show-draft"]),
         (["--pair", "default"], ["--pair", "--target"]),
         (["-f", "file"], ["PROMPT", "--file"]),

@@ -227,7 +227,7 @@ def test_tokens_the_draft_does_not_have(tiny_path, tmp_path):
         prompt = [*PROMPT, beyond, *PROMPT]
         pushed = SamplingParams(temperature=0.0, logit_bias={beyond: 14.0}, repeat_penalty=3.0)
         want = plain.generate(prompt, params=pushed, n_predict=40)
-        got = engine.generate(prompt, params=pushed, n_predict=40)
+        got = engine.generate(prompt, params=pushed, n_predict=40, drafter="model", gamma=3)
         assert got.token_ids == want.token_ids
         assert beyond in got.token_ids
         assert got.stats.n_drafted > 0
@@ -435,3 +435,79 @@ def test_an_engine_with_bad_values(tiny_path, tiny_draft_path, wrong):
 def test_a_context_beyond_the_training_is_refused(tiny_path):
     with pytest.raises(UsageError, match="--ctx"):
         Engine(tiny_path, drafter="none", n_ctx=1 << 20)
+
+
+# ---- what may draft ----
+
+
+def total(result):
+    """Tokens drafted and accepted, over all sources."""
+    return tuple(map(sum, zip(*result.sources.values(), strict=True))) if result.sources else (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sources"),
+    [("auto", {"suffix", "model"}), ("model", {"model"}), ("suffix", {"suffix"}), ("staged", {"model"})],
+)
+def test_a_drafter_for_one_generation(engine, drafter, sources):
+    plain = engine.generate("abc abc", params=GREEDY, n_predict=60, drafter="none")
+    assert (plain.sources, plain.draft, plain.stats.n_drafted) == ({}, None, 0)
+    result = engine.generate("abc abc", params=GREEDY, n_predict=60, drafter=drafter, gamma=3)
+    assert result.token_ids == plain.token_ids
+    assert set(result.sources) <= sources
+    assert total(result) == (result.stats.n_drafted, result.stats.n_accepted)
+    assert result.stats.n_drafted > 0
+    assert (result.draft is None) == (drafter == "suffix")
+
+
+def test_a_drafter_without_its_model(tiny_path):
+    with Engine(tiny_path, drafter="suffix") as engine:
+        for drafter in ("model", "staged"):
+            with pytest.raises(UsageError, match="no draft model was loaded"):
+                engine.generate("abc", drafter=drafter)
+        assert engine.generate("abc", drafter="auto", n_predict=5).draft is None  # what there is
+        with pytest.raises(UsageError, match="--drafter magic"):
+            engine.generate("abc", drafter="magic")
+
+
+def test_on_step_is_told_of_every_step(engine):
+    steps = []
+    result = engine.generate("abc", params=WARM, n_predict=40, gamma=3, on_step=steps.append)
+    assert len(steps) == result.stats.steps
+    assert sum(len(step.proposed) for step in steps) == result.stats.n_drafted
+    assert sum(step.n_accepted for step in steps) == result.stats.n_accepted
+    assert sum(step.n_emitted for step in steps) == len(result.token_ids) - 1 + (result.stop_reason == "eog")
+    assert all(step.rate > 0 and step.verify_s > 0 for step in steps)
+    engine.generate("abc", n_predict=5, drafter="none", on_step=steps.append)
+    assert len(steps) == result.stats.steps
+
+
+def test_with_a_seed_the_text_is_plain_decodings_own(engine):
+    for seed in range(5):
+        plain = engine.generate("abc", params=WARM, seed=seed, n_predict=40, drafter="none")
+        for options in ({}, {"gamma": 5}, {"drafter": "suffix"}, {"drafter": "staged", "gamma": 4}):
+            result = engine.generate("abc", params=WARM, seed=seed, n_predict=40, **options)
+            assert (result.token_ids, result.seed) == (plain.token_ids, seed)
+
+
+def test_a_seed_of_its_own_is_none_where_the_clock_has_a_say(engine):
+    assert engine.generate("abc", params=WARM, n_predict=10).seed is None
+    assert engine.generate("abc", params=WARM, n_predict=10, rule="chain", seed=1).seed is None
+    found = engine.generate("abc", params=WARM, n_predict=30, rule="match")
+    again = engine.generate("abc", params=WARM, n_predict=30, seed=found.seed)
+    assert again.token_ids == found.token_ids
+
+
+def test_what_was_said_before_is_copied_from_the_store(engine):
+    """The same request twice in one engine: the second answer is offered whole by the suffix store."""
+    options = {"params": GREEDY, "n_predict": 40, "drafter": "suffix", "gamma": 4}
+    first, second = (engine.generate("abc", **options) for _ in range(2))
+    assert second.token_ids == first.token_ids
+    assert second.stats.tau > 4
+
+
+def test_the_note_is_one_sentence(engine):
+    for options in ({}, {"gamma": 2}, {"drafter": "none"}, {"drafter": "suffix"}, {"drafter": "model"}):
+        note = engine.generate("abc", n_predict=20, **options).note
+        assert "draft" in note
+        assert "\n" not in note

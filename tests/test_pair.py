@@ -70,7 +70,9 @@ def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_ses
 def test_the_target_as_its_own_draft_accepts_all_but_near_ties(pair):
     with Engine(pair[0], pair[0]) as engine:
         for params in (GREEDY, SamplingParams(temperature=0.8, top_k=40, top_p=0.95)):
-            result = engine.generate(PROMPTS[0], params=params, n_predict=64, seed=1)
+            result = engine.generate(
+                PROMPTS[0], params=params, n_predict=64, seed=1, drafter="model", gamma=3
+            )
             print(f"{result.stats.n_accepted} of {result.stats.n_drafted} accepted")
             assert result.stats.alpha > 0.9
 

@@ -28,12 +28,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class TextWriter:
     """Writes tokens to stdout as they come; colours only in a terminal."""
 
-    def __init__(self, *, show_draft: bool) -> None:
+    def __init__(self, *, show_draft: bool, explain: bool = False) -> None:
         self._coloured = show_draft and out.is_terminal
+        # Lines about the steps would cut the text into pieces where both are seen at once.
+        self._held: list[Token] | None = [] if explain and out.is_terminal else None
         self._n_written = 0
 
     def write(self, token: Token) -> None:
         """Write the text that became certain with `token`."""
+        if self._held is not None:
+            self._held.append(token)
+            return
         self._write(token.text, COLOURS[token.origin] if self._coloured else "")
 
     def _write(self, text: str, colour: str) -> None:
@@ -47,7 +52,10 @@ class TextWriter:
         sys.stdout.flush()
 
     def finish(self, text: str) -> None:
-        """Write what of `text` was held back when the generation was interrupted, and end the line."""
+        """Write what of `text` was held back, as when the generation was interrupted, and end the line."""
+        held, self._held = self._held or [], None
+        for token in held:
+            self.write(token)
         self._write(text[self._n_written :], "")
         if not text.endswith("\n"):
             sys.stdout.write("\n")

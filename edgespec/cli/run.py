@@ -82,7 +82,7 @@ def run_command(
         bool,
         typer.Option(
             "--explain",
-            help="Print what each step knew, chose and got, to stderr.",
+            help="Print what each step knew, chose and got, to stderr; in a terminal the text follows.",
             rich_help_panel=_DRAFTING,
         ),
     ] = False,
@@ -240,11 +240,11 @@ def run_command(
                 chat=True if chat else False if raw else None,
                 on_step=ExplainedSteps().print if explain else None,
             )
-            return _show(stream, json=json, stats=stats, show_draft=show_draft)
+            return _show(stream, json=json, stats=stats, show_draft=show_draft, explain=explain)
 
 
-def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool) -> int:
-    writer = None if json else TextWriter(show_draft=show_draft)
+def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool, explain: bool) -> int:
+    writer = None if json else TextWriter(show_draft=show_draft, explain=explain)
     code = 0
     try:
         for token in stream:

@@ -5,6 +5,8 @@ distributions q from `sample` to `verify`. It raises ArithmeticError when logits
 ValueError for a length or index it was not made for, RuntimeError when two threads use it at once.
 """
 
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 
@@ -80,10 +82,10 @@ class SuffixStore:
     """
 
     def __new__(cls, capacity: int) -> SuffixStore: ...
-    def extend(self, tokens: _Ints) -> None:
+    def extend(self, tokens: _Ints | array[int]) -> None:
         """Append `tokens` (int32); with one below -1 raise ValueError and append none."""
 
-    def propose(self, tail: _Ints, max: int) -> tuple[list[int], list[float]]:
+    def propose(self, tail: _Ints | array[int], max: int) -> tuple[list[int], list[float]]:
         """Return the likeliest continuation of `tail` (int32), at most `max` (0 to 32) tokens.
 
         Beside them stands the probability of each, given those before it: between 0 and 1. `tail` may be

@@ -42,7 +42,7 @@ def bucket_of(confidence: float) -> int:
 
 
 class Table:
-    """Acceptance by (depth, bucket); `estimates[DEPTH_OF[depth]][bucket]` is always up to date."""
+    """Acceptance by (depth, bucket)."""
 
     _LEAN, _PRIOR = 5.0, 5.0  # outcomes that what a cell leans on, and the guess, count for
     _KEEP = 0.99  # of a count at each outcome: the last 100 or so matter
@@ -57,7 +57,7 @@ class Table:
         self._hits = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]  # the last row: all depths
         self._tested = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
         self._recent = [[-1.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
-        self.estimates = [list(row) for row in self._prior]
+        self._chances: list[list[float | None]] = [[None] * N_BUCKETS for _ in range(N_DEPTHS)]
         self.usual = self._prior[0][0]
         """Where cells are alike: the acceptance over all of them, a mean over generations."""
         self.overall = self.usual
@@ -73,16 +73,22 @@ class Table:
         for rows in (self._hits, self._tested, self._recent):
             for row in rows:
                 row[:] = [-1.0 if rows is self._recent else 0.0] * N_BUCKETS
-        for bucket in range(N_BUCKETS):
-            self._estimate(bucket)
+        self._refresh()
+
+    def chance(self, depth: int, bucket: int) -> float:
+        """Return the estimated acceptance of a token, those before it being accepted."""
+        row = DEPTH_OF[depth]
+        found = self._chances[row][bucket]
+        if found is None:
+            found = self._chances[row][bucket] = self._estimate(row, bucket)
+        return found
 
     def learn(self, depth: int, bucket: int, outcome: float) -> None:
         """Count one judged token; `outcome` is 1, 0, or the probability with which it was accepted."""
         common = 0 if self._alike else bucket
         self._count(DEPTH_OF[depth], bucket, outcome)
         self._count(N_DEPTHS, common, outcome)
-        for b in range(N_BUCKETS) if self._alike else (bucket,):
-            self._estimate(b)
+        self._refresh(bucket)
 
     def _count(self, row: int, bucket: int, outcome: float) -> None:
         hits, tested, recent = self._hits[row], self._tested[row], self._recent[row]
@@ -93,27 +99,34 @@ class Table:
         if tested[bucket] > 12.0 and abs(now - hits[bucket] / tested[bucket]) > self._BROKEN:
             tested[bucket], hits[bucket] = 8.0, 8.0 * now
 
-    def _estimate(self, bucket: int) -> None:
-        common = 0 if self._alike else bucket
-        all_hits, all_tested = self._hits[N_DEPTHS][common], self._tested[N_DEPTHS][common]
-        for d in range(N_DEPTHS):
-            guess = self._prior[d][bucket]
-            if self._alike:
-                # What is known of all cells, moved as this cell was thought to differ from the first.
-                self.overall = (all_hits + self._PRIOR * self.usual) / (all_tested + self._PRIOR)
-                leant = min(0.98, guess / self._prior[0][0] * self.overall)
+    def _refresh(self, bucket: int | None = None) -> None:
+        """Compute anew, when next asked for, what leans on that bucket (None: on any)."""
+        if self._alike:
+            # What is known of all cells; each is moved from it as it was thought to differ from the first.
+            hits, tested = self._hits[N_DEPTHS][0], self._tested[N_DEPTHS][0]
+            self.overall = (hits + self._PRIOR * self.usual) / (tested + self._PRIOR)
+        for row in self._chances:
+            if self._alike or bucket is None:
+                row[:] = [None] * N_BUCKETS
             else:
-                leant = (all_hits + self._PRIOR * guess) / (all_tested + self._PRIOR)
-            hits, tested = self._hits[d][bucket], self._tested[d][bucket]
-            self.estimates[d][bucket] = (hits + self._LEAN * leant) / (tested + self._LEAN)
+                row[bucket] = None
+
+    def _estimate(self, row: int, bucket: int) -> float:
+        guess = self._prior[row][bucket]
+        if self._alike:
+            leant = min(0.98, guess / self._prior[0][0] * self.overall)
+        else:
+            hits, tested = self._hits[N_DEPTHS][bucket], self._tested[N_DEPTHS][bucket]
+            leant = (hits + self._PRIOR * guess) / (tested + self._PRIOR)
+        hits, tested = self._hits[row][bucket], self._tested[row][bucket]
+        return (hits + self._LEAN * leant) / (tested + self._LEAN)
 
     def fade(self, keep: float) -> None:
         """Forget a little of every cell, so that those not visited are again what they lean on."""
         for rows in (self._hits, self._tested):
             for row in rows[:N_DEPTHS]:
                 row[:] = [keep * count for count in row]
-        for bucket in range(N_BUCKETS):
-            self._estimate(bucket)
+        self._refresh()
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is to be kept, for a file."""
@@ -144,8 +157,7 @@ class Table:
                 share = min(1.0, max(0.0, float(hits[d][b]) / n)) if n > 0 else 0.0
                 self._tested[d][b] = min(n, self._STORED)
                 self._hits[d][b] = share * self._tested[d][b]
-        for b in range(N_BUCKETS):
-            self._estimate(b)
+        self._refresh()
 
 
 def _is_grid(value: Any) -> bool:  # noqa: ANN401

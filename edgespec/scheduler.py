@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.costs import N_MAX, OnlineCurve
-from edgespec.predictor import DEPTH_OF, Predictor
+from edgespec.predictor import Predictor
 
 MAX_GAMMA = N_MAX - 1
 """Longest draft of a step."""
@@ -242,7 +242,7 @@ class Scheduler:
         table = self.predictor.next
         gain = -rate * passes[min(unread + len(guesses), N_MAX)]
         chance = 1.0  # that the pass comes so far
-        path *= table.estimates[DEPTH_OF[depth]][bucket]
+        path *= table.chance(depth, bucket)
         for i in range(len(guesses) + 1):
             gain += chance * (path - rate * (verify[depth + 2] - verify[depth + 1]))
             depth += 1
@@ -342,7 +342,7 @@ class Scheduler:
             return f"drafting {self.policy.gamma} tokens a step was asked for ({plain})"
         model = ""
         if self.policy.model and self.draft and self._passes:
-            chance = self.predictor.next.estimates[0][0]
+            chance = self.predictor.next.chance(0, 0)
             price = f"{self._passes[1]:.2g} J" if self._in_joules else f"{1e3 * self._passes[1]:.1f} ms"
             model = f"a token of the draft model costs {price} and is accepted with {chance:.0%}"
         if not sources:

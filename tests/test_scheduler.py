@@ -17,7 +17,7 @@ from toy_sessions import Clock, ToySession
 from edgespec.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
 from edgespec.drafters import Chain, DraftModel, SuffixDrafts
 from edgespec.generate import Generation
-from edgespec.predictor import Predictor, bucket_of
+from edgespec.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.scheduler import MAX_GAMMA, Policy, RunModel, Scheduler, TakeSuffix
 
@@ -232,18 +232,22 @@ def test_energy_decides_by_joules():
 # ---- the predictor ----
 
 
+def all_chances(table):
+    return [table.chance(depth, bucket) for depth in range(MAX_GAMMA) for bucket in range(N_BUCKETS)]
+
+
 def test_tables_learn_forget_and_come_back_from_a_file():
     predictor = Predictor()
     bucket = bucket_of(0.7)
-    before = predictor.argmax.estimates[0][bucket]
+    before = predictor.argmax.chance(0, bucket)
     for _ in range(100):
         predictor.argmax.learn(0, bucket, 0.0)
-    assert predictor.argmax.estimates[0][bucket] < 0.1
-    assert predictor.argmax.estimates[3][bucket] < before  # other depths lean on it
+    assert predictor.argmax.chance(0, bucket) < 0.1
+    assert predictor.argmax.chance(4, bucket) < before  # other depths lean on it
     stored = predictor.as_dict()
     again = Predictor()
     again.restore(stored)
-    assert again.argmax.estimates[0][bucket] == pytest.approx(predictor.argmax.estimates[0][bucket], abs=0.15)
+    assert again.argmax.chance(0, bucket) == pytest.approx(predictor.argmax.chance(0, bucket), abs=0.15)
 
 
 def test_cells_not_visited_come_to_say_what_all_say():
@@ -252,11 +256,11 @@ def test_cells_not_visited_come_to_say_what_all_say():
         table.learn(1, 5, 0.0)
         table.learn(0, 0, 1.0)
         table.learn(0, 0, 1.0)
-    low = table.estimates[1][5]
+    low = table.chance(1, 5)
     for _ in range(50):
         table.fade(0.9)
     assert low < 0.4
-    assert table.estimates[1][5] > 0.6
+    assert table.chance(1, 5) > 0.6
 
 
 @pytest.mark.parametrize(
@@ -266,9 +270,9 @@ def test_cells_not_visited_come_to_say_what_all_say():
 )
 def test_a_table_that_makes_no_sense_is_left_alone(damage):
     predictor = Predictor()
-    before = [row[:] for row in predictor.suffix.estimates]
+    before = all_chances(predictor.suffix)
     predictor.restore(damage)
-    assert predictor.suffix.estimates == before
+    assert all_chances(predictor.suffix) == before
 
 
 def test_nan_in_a_table_is_left_alone():
@@ -276,7 +280,7 @@ def test_nan_in_a_table_is_left_alone():
     stored["suffix"]["accepted"][0][0] = float("nan")
     predictor = Predictor()
     predictor.restore(stored)
-    assert all(0 <= x <= 1 for row in predictor.suffix.estimates for x in row)
+    assert all(0 <= x <= 1 for x in all_chances(predictor.suffix))
 
 
 # ---- cost curves ----

@@ -23,7 +23,7 @@ from edgespec.costs import OnlineCurve
 from edgespec.drafters.base import Draft, Outcome, Tokens
 from edgespec.drafters.model import DraftModel
 from edgespec.drafters.suffix import SuffixDrafts
-from edgespec.predictor import DEPTH_OF, bucket_of
+from edgespec.predictor import bucket_of
 from edgespec.scheduler import ASLEEP, MAX_GAMMA, RunModel, Scheduler, TakeSuffix
 
 _OFFERED = 16  # tokens asked of the suffix store at once
@@ -196,8 +196,8 @@ class Chain:
             return _Offer(len(drafted), [], [], [])
         tokens, probabilities = self._suffix.offer(drafted, min(room, _OFFERED))
         buckets = [bucket_of(p) for p in probabilities]
-        rows = self._scheduler.predictor.suffix.estimates
-        chances = [rows[DEPTH_OF[depth]][bucket] for depth, bucket in enumerate(buckets, len(drafted))]
+        chance = self._scheduler.predictor.suffix.chance
+        chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
         offer = _Offer(len(drafted), tokens, buckets, chances)
         self._offers.append(offer)
         return offer
@@ -245,8 +245,8 @@ class Chain:
         for i, row in enumerate(rows):
             depth = len(drafted)
             bucket = bucket_of(sampler.confidence(row))
-            as_sampled = predictor.sampled.estimates[DEPTH_OF[depth]][bucket]
-            as_argmax = predictor.argmax.estimates[DEPTH_OF[depth]][bucket]
+            as_sampled = predictor.sampled.chance(depth, bucket)
+            as_argmax = predictor.argmax.chance(depth, bucket)
             sampled = self._sampled and as_sampled > as_argmax
             chance = as_sampled if sampled else as_argmax
             if depth >= room or not self._scheduler.keeps(path * chance, depth, bucket):

@@ -48,7 +48,7 @@ class Table:
     _KEEP = 0.99  # of a count at each outcome: the last 100 or so matter
     _FAST = 0.2  # weight of an outcome in the short memory
     _BROKEN = 0.45  # a short memory that far from the long one: the world has changed
-    _STORED = 12.0  # outcomes that a stored cell counts for at most: another prompt may be another world
+    _CARRIED = 6.0  # outcomes that a cell counts for at most in another text: it may be another world
 
     def __init__(self, prior: Callable[[int, int], float], *, alike: bool = False) -> None:
         """Start from `prior(depth row, bucket)`; `alike`: cells differ little, so all lean on all."""
@@ -64,8 +64,14 @@ class Table:
         """The same in this generation."""
 
     def begin(self) -> None:
-        """Start on another text: where cells are alike, what the last one was like says little of it."""
+        """Start on another text: what the last one was like says little of it."""
         if not self._alike:
+            for accepted, counts in zip(self._hits, self._tested, strict=True):
+                for bucket, n in enumerate(counts):
+                    if n > self._CARRIED:
+                        accepted[bucket] *= self._CARRIED / n
+                        counts[bucket] = self._CARRIED
+            self._refresh()
             return
         tested = self._tested[N_DEPTHS][0]
         if tested > 5.0:
@@ -155,9 +161,8 @@ class Table:
             for b in range(N_BUCKETS):
                 n = float(tested[d][b])
                 share = min(1.0, max(0.0, float(hits[d][b]) / n)) if n > 0 else 0.0
-                self._tested[d][b] = min(n, self._STORED)
-                self._hits[d][b] = share * self._tested[d][b]
-        self._refresh()
+                self._tested[d][b], self._hits[d][b] = n, share * n
+        self.begin()
 
 
 def _is_grid(value: Any) -> bool:  # noqa: ANN401
@@ -188,6 +193,11 @@ class Predictor:
             "next": self.next,
             "guess": self.guess,
         }
+
+    def begin(self) -> None:
+        """Start on another text."""
+        for table in self._tables.values():
+            table.begin()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, for a file."""

@@ -141,7 +141,7 @@ class Scheduler:
             pace.begin(self._verify[1], _STEPS / 4)
         for pace, n_steps in zip(self._lately, (_FIRST_STEPS, 0.01), strict=True):
             pace.begin(self._verify[1], n_steps)
-        self.predictor.next.begin()
+        self.predictor.begin()
         self.rate = 1.0 / self._verify[1]
 
     def start_step(self, n_past: int, offered: Sequence[float] = ()) -> None:

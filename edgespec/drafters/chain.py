@@ -29,7 +29,7 @@ from edgespec.scheduler import ASLEEP, MAX_GAMMA, RunModel, Scheduler, TakeSuffi
 _OFFERED = 16  # tokens asked of the suffix store at once
 _TESTED = 24  # tokens of the timeline that an idle draft model is tested on at most
 _WAKE_AFTER = 6  # steps
-_WAKE_EVERY = 8  # steps between two looks at whether a sleeping draft model is worth waking
+_WAKE_EVERY = 3  # steps between two looks at whether a sleeping draft model is worth waking
 
 Source = Literal["suffix", "sampled", "argmax"]
 

@@ -395,9 +395,9 @@ def chosen_prompts(args: argparse.Namespace) -> list[Prompt]:
     for file in args.prompts:
         prompts += prompt_sets.load(file, per_category or 4)
     known = {prompt.category for prompt in prompts}
-    if unknown := set(args.categories or ()) - known:
-        raise SystemExit(f"--categories {','.join(sorted(unknown))}: must be of {', '.join(sorted(known))}")
-    prompts = [prompt for prompt in prompts if not args.categories or prompt.category in args.categories]
+    if unknown := set(args.category or ()) - known:
+        raise SystemExit(f"--category {next(iter(unknown))}: must be of {', '.join(sorted(known))}")
+    prompts = [prompt for prompt in prompts if not args.category or prompt.category in args.category]
     return list({(prompt.category, prompt.id): prompt for prompt in prompts}.values())
 
 
@@ -410,7 +410,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--per-category", type=int, metavar="N", help="prompts of each; default: 4 of a file's, all of ours"
     )
-    parser.add_argument("--categories", type=lambda text: text.split(","), metavar="A,B", help="only these")
+    parser.add_argument("--category", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temp", type=numbers, default=[0.0, 0.8], metavar="T,T")
     parser.add_argument("-n", "--n-predict", type=int, default=192)

@@ -499,6 +499,9 @@ def main() -> None:
     if args.save:
         name = "second-run" if args.second_run else "never-slower"
         name += "-sweep" if args.sweep else ""
+        name += "-temp" + "-".join(f"{temperature:g}" for temperature in args.temp)
+        if args.category and len(args.category) == 1:
+            name += "-" + args.category[0].replace(" ", "-")
         save(name + ("-stock" if kernels == STOCK else ""), outcome, loads)
 
 

@@ -198,7 +198,7 @@ def test_chosen_prompts_and_ways(tmp_path):
     file = tmp_path / "qa.jsonl"
     rows = [f'{{"question_id": {i}, "category": "qa", "turns": ["t{i}"]}}\n' for i in range(9)]
     file.write_text("".join(rows))
-    args = never_slower.arguments([str(file), "--categories", "qa,hot", "--sweep", "--temp", "0,0.8"])
+    args = never_slower.arguments([str(file), "--category", "qa", "--category", "hot", "--sweep", "--temp", "0,0.8"])
     assert [prompt.category for prompt in never_slower.chosen_prompts(args)] == ["hot"] * 4 + ["qa"] * 4
     names = [one.name for one in never_slower.chosen_ways(args, has_draft=True)]
     assert names[:4] == ["plain", "auto", "model-3", "model-1"]
@@ -206,7 +206,7 @@ def test_chosen_prompts_and_ways(tmp_path):
     without = never_slower.chosen_ways(args, has_draft=False)
     assert {one.drafter for one in without} == {"none", "auto", "suffix"}
     with pytest.raises(SystemExit, match="prose"):
-        never_slower.chosen_prompts(never_slower.arguments(["--categories", "prose"]))
+        never_slower.chosen_prompts(never_slower.arguments(["--category", "prose"]))
 
 
 @pytest.fixture

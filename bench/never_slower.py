@@ -5,8 +5,10 @@ once on each prompt, one right after the other, in an order that shifts from pro
 round to round. Times are whole generations, the prompt's reading by both models included, loading not.
 Ratios are taken within a round and prompt; then the median over the rounds and the geometric mean over a
 category's prompts. Before each generation the engine forgets the texts it has seen (`Engine.forget`), or
-every way would copy the answer of the way before it; the acceptance tables stay, as they do for a user,
-and learn from all ways; `--cold` empties them as well.
+every way would copy the answer of the way before it. What auto learns of acceptance and of the length of
+answers it keeps from prompt to prompt, as it does for a user, and so from one round to the next; what it
+could learn from the other ways on the same prompt is undone. `--cold`: it begins each time with the stored
+profile (`edgespec profile`). The benchmark works on a copy of the user's profiles and leaves them alone.
 
 Answers of different lengths: at temperature 0 all ways write the same text. Above it no seed is given, as
 by default, and two ways write two texts. Forbidding the end of the text would make the lengths equal, but
@@ -23,19 +25,26 @@ decides. model-3 is llama.cpp's default. Prompts: our own sets, beside them Huma
 Spec-Bench's format (bench/prompts.py). A prompt with a temperature of its own runs at that one only.
 
 `--second-run` measures something else: what a request gains from a similar one before it. The second of
-each pair of bench/prompt_sets/again.jsonl, by plain, by auto that forgot everything ("unseen"), and by
-auto that has just answered the first ("seen").
+each pair of bench/prompt_sets/again.jsonl, by plain, by auto with an empty history ("unseen"), and by auto
+whose history on disk holds the first request and its answer ("seen"). Each in an engine of its own, as with
+`edgespec run`; its loading is not counted, nor is the history's, which goes on beside the prompt's reading.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import json
+import os
+import shutil
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +52,7 @@ import prompts as prompt_sets
 from edgespec import Engine, SamplingParams
 from edgespec.kernels import STOCK
 from edgespec.records import Result
+from edgespec.store import Store, cache_root
 from machine import facts, other_load, save, spread
 from prompts import Prompt
 
@@ -312,10 +322,17 @@ class Bench:
         options: dict[str, Any] = {"drafter": how.drafter, "gamma": how.gamma}
         options["params"] = SamplingParams(temperature=temperature)
         options["seed"] = turn if self.one_text(temperature) else None
-        return self._engine.generate(text, n_predict=n_predict or self._n_predict, **options)
+        schedulers = [self._engine._knowledge.scheduler(greedy=greedy) for greedy in (True, False)]
+        known = copy.deepcopy([(one.predictor, one.answer_tokens) for one in schedulers])
+        result = self._engine.generate(text, n_predict=n_predict or self._n_predict, **options)
+        if how.name != AUTO:
+            self._engine.forget()  # which ends the generation: then the length of its answer is learnt
+            for scheduler, (predictor, answer_tokens) in zip(schedulers, known, strict=True):
+                scheduler.predictor, scheduler.answer_tokens = predictor, answer_tokens
+        return result
 
     def forget(self) -> None:
-        """Make the engine forget the texts it saw, and with `cold` what it learnt."""
+        """Make the engine forget the texts it saw, and with `cold` what it learnt since it was opened."""
         self._engine.forget(tables=self._cold)
 
     def warm_up(self, prompts: Sequence[Prompt], ways: Sequence[Way]) -> None:
@@ -350,24 +367,57 @@ class Bench:
         print(file=sys.stderr)
         return in_order(runs, [how.name for how in ways])
 
-    def second_run(
-        self, families: Mapping[str, tuple[str, str]], rounds: int, temperature: float
-    ) -> list[Run]:
-        """Run the second request of each family: plainly, by itself, and after the first."""
-        names = [PLAIN, UNSEEN, SEEN]
-        runs = []
-        for turn in range(rounds):
-            for shift, (family, (first, second)) in enumerate(families.items()):
-                for i in range(len(names)):
-                    name = names[(i + turn + shift) % len(names)]
-                    self.forget()
+
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """Work on a copy of the user's cache, without history: what is learnt here ends here."""
+    os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        if cache_root().is_dir():
+            ignored = shutil.ignore_patterns("models", "history")
+            shutil.copytree(cache_root(), Path(folder) / cache_root().name, ignore=ignored)
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def second_run(
+    open_engine: Callable[[], Engine],
+    families: Mapping[str, tuple[str, str]],
+    rounds: int,
+    temperature: float,
+    *,
+    n_predict: int,
+    seeded: bool = False,
+) -> list[Run]:
+    """Run the second request of each family: plainly, by itself, and after the first."""
+    names = [PLAIN, UNSEEN, SEEN]
+    runs = []
+    for turn in range(rounds):
+        for shift, (family, (first, second)) in enumerate(families.items()):
+            for i in range(len(names)):
+                name = names[(i + turn + shift) % len(names)]
+                with own_cache():
                     if name == SEEN:
-                        self.ask(first, way(AUTO), turn, temperature)
-                    result = self.ask(second, way(PLAIN if name == PLAIN else AUTO), turn, temperature)
-                    runs.append(finished(result, turn, temperature, (family, "second"), name))
-                print(".", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-        return in_order(runs, names)
+                        with open_engine() as engine:
+                            Bench(engine, n_predict=n_predict, seeded=seeded).ask(
+                                first, way(AUTO), turn, temperature
+                            )
+                    with open_engine() as engine:
+                        how = way(PLAIN if name == PLAIN else AUTO)
+                        result = Bench(engine, n_predict=n_predict, seeded=seeded).ask(
+                            second, how, turn, temperature
+                        )
+                runs.append(finished(result, turn, temperature, (family, "second"), name))
+            print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return in_order(runs, names)
 
 
 def in_order(runs: list[Run], names: list[str]) -> list[Run]:
@@ -448,16 +498,12 @@ def main() -> None:
     own = sorted({p.temperature for p in prompts if p.temperature is not None})
     loads = [other_load()]
     runs: dict[float, list[Run]] = {}
-    with Engine(args.target, args.draft, n_threads=args.threads, kernels=args.kernels) as engine:
+    open_engine = partial(Engine, args.target, args.draft, n_threads=args.threads, kernels=args.kernels)
+    with own_cache(), open_engine() as engine:
         bench = Bench(engine, n_predict=args.n_predict, cold=args.cold, seeded=args.seeded)
         models = {"target": engine.target_name, "draft": engine.draft_name}
         n_threads, kernels = engine.n_threads, engine.kernels
-        if args.second_run:
-            ways = [way(PLAIN), way(AUTO)]
-            both = [Prompt(family, "", text) for family, texts in families.items() for text in texts]
-            bench.warm_up(both, ways)
-            runs = {t: bench.second_run(families, args.rounds, t) for t in dict.fromkeys(args.temp)}
-        else:
+        if not args.second_run:
             ways = chosen_ways(args, has_draft=engine.draft is not None)
             bench.warm_up(prompts, ways)
             for temperature in dict.fromkeys([*args.temp, *own]):
@@ -467,6 +513,12 @@ def main() -> None:
                 ]
                 if some:
                     runs[temperature] = bench.compare(some, ways, args.rounds, temperature)
+    if args.second_run:
+        with_history = partial(open_engine, history=True)
+        for temperature in dict.fromkeys(args.temp):
+            runs[temperature] = second_run(
+                with_history, families, args.rounds, temperature, n_predict=args.n_predict, seeded=args.seeded
+            )
     loads.append(other_load())
     machine = facts(loads)
 
@@ -500,8 +552,10 @@ def main() -> None:
         name = "second-run" if args.second_run else "never-slower"
         name += "-sweep" if args.sweep else ""
         name += "-temp" + "-".join(f"{temperature:g}" for temperature in args.temp)
-        if args.category and len(args.category) == 1:
-            name += "-" + args.category[0].replace(" ", "-")
+        name += "-cold" * args.cold + "-seeded" * args.seeded
+        name += "".join(
+            f"-{category.replace(', ', ' ').replace(' ', '-')}" for category in args.category or ()
+        )
         save(name + ("-stock" if kernels == STOCK else ""), outcome, loads)
 
 

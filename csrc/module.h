@@ -23,7 +23,7 @@ static inline int get_buffer(PyObject *object, Py_buffer *view, char kind, const
         PyBuffer_Release(view);
         return -1;
     }
-    if ((uintptr_t)view->buf % 4) { /* a packed record's field, or bytes from an odd offset */
+    if (view->len && (uintptr_t)view->buf % 4) { /* a packed record's field, or bytes from an odd offset */
         PyErr_Format(PyExc_TypeError, "%s: the elements are not aligned in memory", name);
         PyBuffer_Release(view);
         return -1;

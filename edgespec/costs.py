@@ -75,7 +75,7 @@ class OnlineCurve:
     slows down does so for every n, and a factor of that n slowly, which corrects the curve's shape.
     """
 
-    _COMMON, _OWN, _READ = 0.1, 0.05, 0.3
+    _COMMON, _RARE, _OWN, _READ = 0.1, 0.5, 0.05, 0.3
     _MOST = math.log(2.0)  # one pass beside a busy process must not spoil the curve
     _SPAN = 128  # tokens of context over which `at` is not computed anew
 
@@ -105,8 +105,11 @@ class OnlineCurve:
             return self.at(n_past)[n_tokens]
         return n_tokens * self._curve.read * math.exp(self._read_log)
 
-    def observe(self, n: int, n_past: int, seconds: float) -> None:
-        """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`."""
+    def observe(self, n: int, n_past: int, seconds: float, *, rare: bool = False) -> None:
+        """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`.
+
+        `rare`: few others will be timed, so this one counts for more.
+        """
         error = math.log(max(seconds, 1e-9) / self.at(n_past)[n])
         self.n_observed += 1
         if self._unscaled:
@@ -114,9 +117,9 @@ class OnlineCurve:
             self._common += error
         else:
             error = min(self._MOST, max(-self._MOST, error))
-            self._common += self._COMMON * error
+            self._common += (self._RARE if rare else self._COMMON) * error
             self._own[n] += self._OWN * error
-        if self.n_observed % 8 == 1:  # a table for each pass would cost more than it is worth
+        if self.n_observed % 8 == 1 or rare:  # a table for each pass would cost more than it is worth
             self._tabulate()
 
     def observe_read(self, n_tokens: int, seconds: float) -> None:

@@ -108,6 +108,8 @@ class Engine(Closing):
             raise UsageError(f"--kernels {kernels}: must be one of {', '.join(get_args(KernelsChoice))}")
         if objective not in get_args(Objective):
             raise UsageError(f"--objective {objective}: must be one of {', '.join(get_args(Objective))}")
+        if objective == "energy" and not profile:
+            raise UsageError("objective energy takes joules from the profile: leave out profile=False")
         if n_ctx is not None and n_ctx < 1:
             raise UsageError(f"--ctx {n_ctx}: must be 1 or more")
         if n_threads is not None and n_threads < 1:
@@ -119,6 +121,7 @@ class Engine(Closing):
         self._target_session: Session | None = None
         self._drafter_name = drafter
         self._draft_model: DraftModel | None = None
+        self._draft_is_stuck = False
         self.target_name, self.draft_name = choose_models(target, draft, drafter)
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         headers = [check_model_file(resolve(name)) for name in names]
@@ -150,7 +153,7 @@ class Engine(Closing):
                 self.draft,
                 kernels=self.kernels,
                 n_threads=self.n_threads,
-                objective=objective,
+                objective=objective if drafter != "none" else "latency",
                 kept=profile and drafter != "none",
                 on_message=on_message,
             )
@@ -174,10 +177,12 @@ class Engine(Closing):
             )
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
-            on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): decoding plainly")
+            what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
+            on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): {what}")
             draft.close()
             self._models.remove(draft)
             self.draft_name = self.draft = None
+            self._draft_is_stuck = True
 
     def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template where it has one.
@@ -260,8 +265,9 @@ class Engine(Closing):
             self.target,
             chain,
             stop=stop,
-            # With the other rules the text depends on what was drafted, and that on the clock.
-            seed=seed if rule == "match" or not policy or policy.gamma is not None else None,
+            # With the other rules the text depends on what was drafted, and that on the clock and on what
+            # earlier runs learnt.
+            seed=seed if rule == "match" or not policy else None,
             called=called,
             names=(self.target_name, self.draft_name if policy and policy.model else None),
             kernels=self.kernels,
@@ -276,6 +282,8 @@ class Engine(Closing):
             return None
         policy = replace(_POLICIES[drafter], gamma=gamma)
         if policy.model and self.draft is None:
+            if self._draft_is_stuck and not policy.suffix:
+                return None
             if not policy.suffix:
                 raise UsageError(f"--drafter {drafter}: no draft model was loaded")
             policy = replace(policy, model=False, staged=False)
@@ -335,6 +343,7 @@ class Engine(Closing):
         if self._target_session is None or self._target_session.n_ctx < n_ctx:
             if self._target_session:
                 self._target_session.close()
+                self._target_session = None
             self._target_session = self._open(self.target, n_ctx)
         return self._target_session
 
@@ -346,6 +355,7 @@ class Engine(Closing):
         if self._draft_model is None or self._draft_model.n_ctx < n_ctx:
             if self._draft_model:
                 self._draft_model.close()
+                self._draft_model = None
             self._draft_model = DraftModel(self._open(self.draft, n_ctx), n_vocab=self.target.n_vocab)
         return self._draft_model
 

@@ -377,7 +377,7 @@ class History:
             finally:
                 os.close(file)
             new.replace(self.path)
-        except OSError:
+        except BaseException:  # Ctrl-C too: it is a copy of prompts
             new.unlink(missing_ok=True)
             raise
 

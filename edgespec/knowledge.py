@@ -67,10 +67,10 @@ class Knowledge:
         )
         self._profile = load(self._key, on_message=on_message) if self._key else None
         self._objective = objective
-        self._answers: list[int] = []
         self._begin()
 
     def _begin(self) -> None:
+        self._answers: list[int] = []
         profile = self._profile
         target, draft = self._models
         self.clocks = Clocks(

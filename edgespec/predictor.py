@@ -12,17 +12,15 @@ The tables:
     argmax    the same; its token was the likeliest one, a point mass
     next      the draft model's next token before the model has run; the bucket is the confidence in the
               token before it in this draft, 0 at depth 0
-    guess     bucket as `suffix`: will the draft model itself say what the suffix store proposes?
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-TableName = Literal["suffix", "sampled", "argmax", "next", "guess"]
+TableName = Literal["suffix", "sampled", "argmax", "next"]
 
 _EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 N_BUCKETS = len(_EDGES) + 1
@@ -170,19 +168,18 @@ def _is_grid(value: Any) -> bool:  # noqa: ANN401
         isinstance(value, Sequence)
         and len(value) == N_DEPTHS + 1
         and all(isinstance(row, Sequence) and len(row) == N_BUCKETS for row in value)
-        and all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for row in value for x in row)
+        and all(isinstance(x, int | float) and 0 <= x <= 1e9 for row in value for x in row)
     )
 
 
 class Predictor:
-    """The five tables."""
+    """The four tables."""
 
     def __init__(self) -> None:
         self.suffix = Table(lambda _d, b: 0.9 * _CENTRES[b])
         self.sampled = Table(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
         self.argmax = Table(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
         self.next = Table(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
-        self.guess = Table(lambda _d, b: 0.9 * _CENTRES[b])
 
     @property
     def _tables(self) -> dict[TableName, Table]:
@@ -191,7 +188,6 @@ class Predictor:
             "sampled": self.sampled,
             "argmax": self.argmax,
             "next": self.next,
-            "guess": self.guess,
         }
 
     def begin(self) -> None:

@@ -168,7 +168,7 @@ def load(key: Key, *, on_message: MessageFn = _silent) -> Profile | None:
     except _Newer as error:
         on_message(str(error))
         return None
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
         return None
     except OSError as error:
         on_message(f"{describe_os_error(error)}; the profile is not used")
@@ -204,16 +204,24 @@ def update(
     Done under a lock, so what two processes store at a time is stored one after the other.
     """
     try:
-        file = profile_path(key)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.parent):
-            profile = change(_read_or_set_aside(file, key, on_message))
-            _write(file, as_text(profile))
-    except _Newer as error:
-        on_message(str(error))
-        return None
+        return store(key, change, on_message=on_message)
     except (OSError, UsageError):  # a cache that cannot be written only means to learn it again
         return None
+
+
+def store(
+    key: Key, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = _silent
+) -> Path | None:
+    """As `update`, but raises OSError or UsageError where nothing can be written."""
+    file = profile_path(key)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(file.parent):
+        try:
+            profile = change(_read_or_set_aside(file, key, on_message))
+        except _Newer as error:
+            on_message(str(error))
+            return None
+        _write(file, as_text(profile))
     return file
 
 

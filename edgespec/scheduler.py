@@ -33,7 +33,7 @@ _FOLLOW = 0.1  # weight of an outcome in the mean of what follows a model's toke
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied
 _LOOK_AHEAD = 8  # tokens
 _FADE_EVERY = 32  # steps
-_EXPLORED = 0.01  # of the time may go into looking whether an idle draft model has become useful
+_EXPLORED = 0.0075  # of the time may go into looking whether an idle draft model has become useful
 _WINDOW_SHARE = 0.05  # of the answer's expected time that reading the prompt may take the draft
 _SHORTEST_WINDOW = 128
 _SHORTEST_TEST, _LONGEST_TEST = 24, 96  # tokens
@@ -115,6 +115,7 @@ class Scheduler:
         energy, and the rate is in tokens a joule.
         """
         self._in_joules = in_joules
+        self.unit = "tokens/J" if in_joules else "tokens/s"
         self.target = target
         self.draft = draft
         self.predictor = predictor
@@ -137,6 +138,7 @@ class Scheduler:
         self._n_predict = n_predict
         self._n_emitted = 1
         self._verify = self.target.at(n_past)
+        self._passes = self.draft.at(0) if self.draft else []
         for pace in self._pace.values():
             pace.begin(self._verify[1], _STEPS / 4)
         for pace, n_steps in zip(self._lately, (_FIRST_STEPS, 0.01), strict=True):
@@ -144,8 +146,10 @@ class Scheduler:
         self.predictor.begin()
         self.rate = 1.0 / self._verify[1]
 
-    def start_step(self, n_past: int, offered: Sequence[float] = ()) -> None:
+    def start_step(self, n_past: int, offered: Sequence[float] = (), *, n_draft: int = 0) -> None:
         """Look up the costs at this length of context, and the pace where the suffix store offers this.
+
+        `n_draft` is the context of the draft model, which may be shorter.
 
         A token that is drafted saves the time which it would take otherwise, and that differs between
         text that is being copied and text that is new: each has a rate of its own.
@@ -153,7 +157,7 @@ class Scheduler:
         self._copying = bool(offered) and offered[0] >= _COPYING
         self._verify = self.target.at(n_past)
         if self.draft:
-            self._passes = self.draft.at(n_past)
+            self._passes = self.draft.at(n_draft)
         self.rate = max(self._pace[self._copying].rate, 1.0 / self._verify[1])
 
     def next(
@@ -176,7 +180,7 @@ class Scheduler:
         policy = self.policy
         awake = policy.model and 0 < unread <= ASLEEP
         if policy.gamma is not None:
-            return self._fixed(depth, awake, offered)
+            return self._fixed(depth, unread, offered)
         n, gain, after = self._best_prefix(path, depth, offered) if policy.suffix else (0, 0.0, path)
         if after_model and path > 0.0:
             self._follow += _FOLLOW * (gain / path - self._follow)
@@ -188,9 +192,10 @@ class Scheduler:
             return TakeSuffix(n)
         return RunModel(n_guesses) if with_model > 0.0 else None
 
-    def _fixed(self, depth: int, awake: bool, offered: Sequence[float]) -> Choice:
+    def _fixed(self, depth: int, unread: int, offered: Sequence[float]) -> Choice:
         """A length was asked for: only the source is left to choose."""
         policy = self.policy
+        awake = policy.model and 0 < unread <= ASLEEP
         room = (policy.gamma or 0) - depth
         if room <= 0:
             return None
@@ -198,7 +203,7 @@ class Scheduler:
             return TakeSuffix(min(room, len(offered)))
         if not awake:
             return None
-        return RunModel(min(room - 1, len(offered)) if policy.staged else 0)
+        return RunModel(min(room - 1, len(offered), N_MAX - unread) if policy.staged else 0)
 
     def keeps(self, path: float, depth: int, bucket: int) -> bool:
         """Say whether a token of the model, with which the draft is accepted with `path`, is verified.
@@ -291,7 +296,7 @@ class Scheduler:
         if self.policy.gamma is not None or self.draft is None or unread < _SHORTEST_TEST:
             return 0
         n = min(unread, _LONGEST_TEST)
-        cost = self.draft.read(n, 0)
+        cost = self.draft.read(n, 0) + self._passes[1]
         self._savings = min(self._savings, 2.0 * cost)
         if cost > self._savings:
             return 0
@@ -305,12 +310,11 @@ class Scheduler:
 
     def _best_model_rate(self) -> float:
         """Return the rate of the best fixed length with the draft model alone."""
-        passes = self.draft.at(0) if self.draft else []
         best, tokens, path = 0.0, 1.0, 1.0
         for depth in range(_LOOK_AHEAD):
             path *= self.predictor.next.overall
             tokens += path
-            best = max(best, tokens / ((depth + 1) * passes[1] + self._verify[depth + 2]))
+            best = max(best, tokens / ((depth + 1) * self._passes[1] + self._verify[depth + 2]))
         return best
 
     def learn(
@@ -336,22 +340,20 @@ class Scheduler:
 
     def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
         """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
-        unit = "tokens/J" if self._in_joules else "tokens/s"
-        plain = f"{1.0 / self._verify[1]:.1f} {unit} expected without" if self._verify else ""
+        unit = self.unit
+        plain = f" ({1.0 / self._verify[1]:.1f} {unit} expected without)" if self._verify else ""
         if self.policy.gamma is not None:
-            return f"drafting {self.policy.gamma} tokens a step was asked for ({plain})"
+            return f"drafting {self.policy.gamma} tokens a step was asked for{plain}"
         model = ""
         if self.policy.model and self.draft and self._passes:
             chance = self.predictor.next.chance(0, 0)
             price = f"{self._passes[1]:.2g} J" if self._in_joules else f"{1e3 * self._passes[1]:.1f} ms"
             model = f"a token of the draft model costs {price} and is accepted with {chance:.0%}"
         if not sources:
-            return f"drafting was off: {model or 'nothing said before was worth repeating'} ({plain})"
+            return f"drafting was off: {model or 'nothing said before was worth repeating'}{plain}"
         parts = [f"{accepted} of {drafted} from {name}" for name, (drafted, accepted) in sources.items()]
         sleeping = f"; the draft model was left asleep: {model}" if asleep and model else ""
-        return (
-            f"drafting was on, {self.rate:.1f} {unit} lately ({plain}): {', '.join(parts)} accepted{sleeping}"
-        )
+        return f"drafting was on, {self.rate:.1f} {unit} lately{plain}: {', '.join(parts)} accepted{sleeping}"
 
     def end(self, n_tokens: int) -> None:
         """Learn how long an answer became that ended by itself."""

@@ -45,6 +45,7 @@ class Stream:
         self._called = called
         self._ended: float | None = None
         self._stop_reason: StopReason = "interrupted"
+        self._note = ""
         self._tokens = self._run()
 
     def __iter__(self) -> Iterator[Token]:
@@ -75,9 +76,14 @@ class Stream:
             draft=self._names[1],
             kernels=self._kernels,
             sources=self._chain.sources() if self._chain else {},
-            note=self._chain.note() if self._chain else "nothing was drafted: plain decoding was asked for",
+            note=self._note or self._chain_note(),
             stats=self._stats(),
         )
+
+    def _chain_note(self) -> str:
+        if self._chain is None:
+            return "nothing was drafted: no drafter was asked for, or none can be used"
+        return self._chain.note()
 
     def _stats(self) -> Stats:
         return summarise(
@@ -116,6 +122,7 @@ class Stream:
         finally:
             emitted.close()
             self._ended = time.perf_counter()
+            self._note = self._chain_note()  # now: the scheduler is the engine's, and goes on to other texts
             held = self._text.finish()
             self._parts.append(held)
         if waiting:

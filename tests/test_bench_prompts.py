@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec.store import cache_root
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
 import never_slower
 import prompts as prompt_sets
-from never_slower import Bench, Run, Table, Way, report, report_second, speedup, verdicts, way
+from never_slower import Bench, Run, Table, Way, report, report_second, second_run, speedup, verdicts, way
 from prompts import Prompt
 
 HURT = {"random words": 4, "poem": 4, "hot": 4, "other style": 4, "long prompt, short answer": 3}
@@ -198,7 +199,8 @@ def test_chosen_prompts_and_ways(tmp_path):
     file = tmp_path / "qa.jsonl"
     rows = [f'{{"question_id": {i}, "category": "qa", "turns": ["t{i}"]}}\n' for i in range(9)]
     file.write_text("".join(rows))
-    args = never_slower.arguments([str(file), "--category", "qa", "--category", "hot", "--sweep", "--temp", "0,0.8"])
+    options = ["--category", "qa", "--category", "hot", "--sweep", "--temp", "0,0.8"]
+    args = never_slower.arguments([str(file), *options])
     assert [prompt.category for prompt in never_slower.chosen_prompts(args)] == ["hot"] * 4 + ["qa"] * 4
     names = [one.name for one in never_slower.chosen_ways(args, has_draft=True)]
     assert names[:4] == ["plain", "auto", "model-3", "model-1"]
@@ -236,15 +238,18 @@ def test_compare_is_interleaved_and_forgets(engine, asked):
     bench = Bench(engine, n_predict=24)
     bench.warm_up(prompts, ways)
     runs = bench.compare(prompts, ways, 2, 0.0)
-    assert asked[::2] == ["forget"] * 20
-    drafters = [options["drafter"] for _, options in asked[1::2]]
+    assert asked[0] == "forget"
+    requests = [call for call in asked if call != "forget"]
+    drafters = [options["drafter"] for _, options in requests]
     assert drafters[:10] == [
         *("none", "auto", "model", "suffix", "staged"),
         *("auto", "model", "suffix", "staged", "none"),
     ]
-    assert [options["n_predict"] for _, options in asked[1::2]][:10] == [24] * 5 + [10] * 5
-    assert all(options["params"] == SamplingParams(temperature=0.0) for _, options in asked[1::2])
-    assert [options["seed"] for _, options in asked[1::2]] == [0] * 10 + [1] * 10
+    between = [asked[i - 1] == "forget" for i, call in enumerate(asked) if call != "forget"]
+    assert all(between), "no way copies from another"
+    assert [options["n_predict"] for _, options in requests][:10] == [24] * 5 + [10] * 5
+    assert all(options["params"] == SamplingParams(temperature=0.0) for _, options in requests)
+    assert [options["seed"] for _, options in requests] == [0] * 10 + [1] * 10
     table = Table(runs)
     assert table.ways == ["plain", "auto", "model-3", "suffix-4", "staged-2"]
     assert all(table.same_text(name) == (4, 4) for name in table.ways)
@@ -256,17 +261,34 @@ def test_no_seed_above_temperature_zero(engine, asked):
     for seeded, expected in ((False, None), (True, 0)):
         asked.clear()
         Bench(engine, n_predict=8, seeded=seeded).compare(prompts, [way("plain"), way("auto")], 1, 0.8)
-        assert [options["seed"] for _, options in asked[1::2]] == [expected] * 2
+        assert [call[1]["seed"] for call in asked if call != "forget"] == [expected] * 2
 
 
-def test_second_run(engine, asked, capsys):
-    runs = Bench(engine, n_predict=16).second_run({"family": ("the first", "the second")}, 1, 0.0)
-    told = [call if call == "forget" else (call[0], call[1]["drafter"]) for call in asked]
-    assert told == [
-        *("forget", ("the second", "none")),
-        *("forget", ("the second", "auto")),
-        *("forget", ("the first", "auto"), ("the second", "auto")),
-    ]
+def test_only_auto_teaches_auto(engine):
+    """What the other ways on the same prompt would tell of it is undone."""
+    bench = Bench(engine, n_predict=24)
+    before = engine._knowledge.scheduler(greedy=True).predictor.as_dict()
+    for name in ("model-3", "suffix-4", "staged-2", "plain"):
+        bench.ask("the cat and the hat", way(name), 0, 0.0)
+    assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() == before
+    bench.ask("the cat and the hat", way("auto"), 0, 0.0)
+    assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() != before
+
+
+def test_second_run(tiny_path, tiny_draft_path, capsys):
+    """The history is that of the first request, and nothing of it is left afterwards."""
+    seen = []
+
+    def open_engine():
+        seen.append(sum(file.stat().st_size for file in cache_root().glob("history/*.tokens")))
+        return Engine(tiny_path, tiny_draft_path, n_threads=1, history=True)
+
+    families = {"family": ("the first", "the second")}
+    runs = second_run(open_engine, families, 1, 0.0, n_predict=16)
+    plain, unseen, first, second = seen
+    assert plain == unseen == first == 0
+    assert second > 0
+    assert not list(cache_root().glob("history/*.tokens"))
     assert [one.way for one in runs] == ["plain", "unseen", "seen"]
     report_second(Table(runs))
     assert re.search(r"^family .*-\d", capsys.readouterr().out, re.M)

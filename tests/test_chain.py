@@ -57,6 +57,16 @@ class RandomScheduler(Scheduler):
         return unread
 
 
+class Wakes(Scheduler):
+    """Reads at the first step, then and again only a part."""
+
+    def worth_reading(self, unread):
+        return 7
+
+    def may_explore(self, unread):
+        return 3 if unread > 3 else 0
+
+
 class DropsUnlikely(Chain):
     """The trap: a sampled token is taken back because of its own probability (as other engines do)."""
 
@@ -85,36 +95,50 @@ def curves():
     return target, OnlineCurve(guessed_curve(100_000_000, own_kernels=True))
 
 
-def counts_of(clock, target, draft, params, rule, n_runs, policy, *, scheduler=Scheduler, chain=Chain):
-    """Count the sequences of LENGTH tokens that the real loop emits after PROMPT."""
+def counts_of(
+    clock,
+    target,
+    draft,
+    params,
+    rule,
+    n_runs,
+    policy,
+    *,
+    scheduler=Scheduler,
+    chain=Chain,
+    prompt=PROMPT,
+    n_draft_ctx=1 << 20,
+):
+    """Count the sequences of LENGTH tokens that the real loop emits after `prompt`."""
     clocks = curves()
     chosen = scheduler(*clocks, Predictor())
     chosen.policy = policy
     suffix = SuffixDrafts(1024)
     target_session = ToySession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
-    model = DraftModel(ToySession(cache(draft.logits), V, clock=clock, cost=lambda n: 0.001), n_vocab=V)
+    draft_session = ToySession(cache(draft.logits), V, clock=clock, cost=lambda n: 0.001, n_ctx=n_draft_ctx)
+    model = DraftModel(draft_session, n_vocab=V)
     counts = np.zeros((V,) * LENGTH)
     totals = {}
     for seed in range(n_runs):
         drafter = chain(chosen, suffix=suffix, model=model, is_eog=lambda token: False, clocks=clocks)
         run = Generation(
-            target_session, drafter, PROMPT, params=params, coins=Coins(seed), rule=rule, n_predict=LENGTH
+            target_session, drafter, prompt, params=params, coins=Coins(seed), rule=rule, n_predict=LENGTH
         )
         for _ in run.events():
             pass
-        counts[tuple(run.tokens[len(PROMPT) :])] += 1
-        for source, (drafted, accepted) in drafter.sources().items():
+        counts[tuple(run.tokens[len(prompt) :])] += 1
+        for source, (drafted, accepted) in drafter._totals.items():
             before = totals.get(source, (0, 0))
             totals[source] = (before[0] + drafted, before[1] + accepted)
     return counts, totals
 
 
-def expected(target, params):
+def expected(target, params, prompt=PROMPT):
     total = np.zeros((V,) * LENGTH)
     for sequence in itertools.product(range(V), repeat=LENGTH):
         chance = 1.0
         for i, token in enumerate(sequence):
-            chance *= target.probs((*PROMPT, *sequence[:i]), params)[token]
+            chance *= target.probs((*prompt, *sequence[:i]), params)[token]
         total[sequence] = chance
     return total
 
@@ -129,7 +153,23 @@ def test_every_policy_is_exact(clock, name, rule):
     policy = POLICIES.get(name, Policy())
     counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=scheduler)
     assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
+    if rule != "match" and policy.model:
+        assert totals["sampled"][1] > n / 100, "sampled tokens are what can go wrong"
     assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
+    """A prompt longer than what the draft model reads at once, in a context that is soon full."""
+    n = 12_000
+    target, draft = ToyModel(1), ToyModel(101)
+    prompt = (0, 1, 2, 0, 2, 1) * 5
+    counts, totals = counts_of(
+        clock, target, draft, WARM, rule, n, Policy(), scheduler=Wakes, prompt=prompt, n_draft_ctx=16
+    )
+    assert totals["sampled"][1] > n / 100
+    assert chi_square_p_value(counts, n * expected(target, WARM, prompt)) > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])

@@ -493,6 +493,7 @@ def test_with_a_seed_the_text_is_plain_decodings_own(engine):
 def test_a_seed_of_its_own_is_none_where_the_clock_has_a_say(engine):
     assert engine.generate("abc", params=WARM, n_predict=10).seed is None
     assert engine.generate("abc", params=WARM, n_predict=10, rule="chain", seed=1).seed is None
+    assert engine.generate("abc", params=WARM, n_predict=10, gamma=3).seed is None  # tables choose the source
     found = engine.generate("abc", params=WARM, n_predict=30, rule="match")
     again = engine.generate("abc", params=WARM, n_predict=30, seed=found.seed)
     assert again.token_ids == found.token_ids
@@ -511,3 +512,58 @@ def test_the_note_is_one_sentence(engine):
         note = engine.generate("abc", n_predict=20, **options).note
         assert "draft" in note
         assert "\n" not in note
+
+
+@pytest.mark.parametrize("drafter", ["auto", "staged"])
+@pytest.mark.parametrize("gamma", [16, 32])
+def test_long_drafts_beside_much_unread(engine, drafter, gamma):
+    """A pass over all that is unread and all guesses may be longer than any that is timed."""
+    prompt = [1, 2, 3, 4, 5, 6] * 4
+    options = {"params": GREEDY, "n_predict": 80}
+    plain = engine.generate(prompt, drafter="none", **options)
+    result = engine.generate(prompt, drafter=drafter, gamma=gamma, **options)
+    assert result.token_ids == plain.token_ids
+    assert result.stats.n_drafted > 0
+
+
+def test_a_context_that_cannot_be_made_leaves_the_engine_usable(tiny_path, tiny_draft_path, monkeypatch):
+    with Engine(tiny_path, tiny_draft_path) as engine:
+        want = engine.generate("abc", params=GREEDY, n_predict=20).token_ids
+        opened = engine._open
+
+        def full(*_):
+            raise EdgespecError("not enough memory")
+
+        monkeypatch.setattr(engine, "_open", full)
+        with pytest.raises(EdgespecError, match="not enough memory"):
+            engine.generate("abc", n_predict=1500)
+        monkeypatch.setattr(engine, "_open", opened)
+        assert engine.generate("abc", params=GREEDY, n_predict=20).token_ids == want
+
+
+def test_a_draft_model_alone_that_cannot_rewind(tiny_path, tiny_draft_path, monkeypatch):
+    from edgespec.weights import Model
+
+    real = Model.__init__
+
+    def cannot_rewind(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        self.can_rewind = self.path != tiny_draft_path
+
+    monkeypatch.setattr(Model, "__init__", cannot_rewind)
+    lines = []
+    with Engine(tiny_path, tiny_draft_path, on_message=lines.append) as engine:
+        assert len(lines) == 1
+        assert "it does not draft" in lines[0]
+        result = engine.generate("abc abc abc", params=GREEDY, n_predict=40, drafter="suffix", gamma=3)
+        assert result.stats.n_drafted > 0
+        assert engine.generate("abc", n_predict=5, drafter="model").stats.n_drafted == 0
+
+
+def test_a_result_keeps_its_own_note(engine):
+    stream = engine.stream("abc", n_predict=20)
+    list(stream)
+    before = stream.result.note
+    engine.generate("abc", n_predict=20, gamma=3)
+    assert stream.result.note == before
+    assert "()" not in engine.generate("abc", n_predict=1).note

@@ -12,7 +12,7 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.history import find_histories
-from edgespec.predictor import Predictor
+from edgespec.predictor import N_BUCKETS, N_DEPTHS, Predictor
 from edgespec.profiles import ANSWER_TOKENS
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -262,7 +262,9 @@ def test_acceptance_tables_that_make_no_sense_are_left_alone(engine, cache):
         want = drafted(one)
     (file,) = profiles(cache)
     document = json.loads(file.read_text())
-    document["acceptance"] = {"greedy": 5, "sampled": {"next": {"accepted": [[1]], "tested": "?"}}, "x": {}}
+    counts = [[10**400] * N_BUCKETS] * (N_DEPTHS + 1)  # json has no bound
+    sampled = {"next": {"accepted": [[1]], "tested": "?"}, "suffix": {"accepted": counts, "tested": counts}}
+    document["acceptance"] = {"greedy": 5, "sampled": sampled, "x": {}}
     file.write_text(json.dumps(document))
     lines = []
     with engine(lines) as two:
@@ -351,6 +353,18 @@ def test_forgetting_the_tables_goes_back_to_what_was_stored(engine, cache):
     assert stored(cache) == document, "what was forgotten is not stored"
 
 
+def test_what_was_forgotten_of_lengths_is_not_stored(engine, cache):
+    with engine() as one:
+        drafted(one)
+    before = stored(cache)["answer_tokens"]
+    with engine() as two:
+        two._knowledge.answered(3)
+        two.forget(tables=True)
+        drafted(two)  # ends by its limit, which says nothing of lengths
+    assert stored(cache)["runs"] == 2
+    assert stored(cache)["answer_tokens"] == before
+
+
 def test_forgetting_the_tables_without_a_profile(engine):
     with engine(profile=False) as one:
         drafted(one)
@@ -374,16 +388,12 @@ def test_an_unwritable_cache_costs_a_line_at_most(engine, monkeypatch):
 
 
 def test_no_home_directory_costs_a_line_at_most(engine, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-
-    def home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-this-name/x")  # a home that cannot be found
     lines = []
     with engine(lines, history=True) as one:
         assert drafted(one).token_ids
-    assert len(lines) <= 1
+    assert len(lines) == 1
+    assert "earlier answers are not used" in lines[0]
 
 
 # ---- several engines ----

@@ -54,7 +54,7 @@ cache_app = typer.Typer(
 
 _NOTE = (
     "Stored are prompts and answers as token ids, which whoever can read these files can turn into text; "
-    "`edgespec run --no-cache` stores nothing, `edgespec cache clear` deletes all of it."
+    "`edgespec run --no-cache` stores none, `edgespec cache clear` deletes all of it."
 )
 _LARGEST = 1_000_000  # bytes of a text file
 _BATCH = 32_768  # tokens written at once: small beside a history, large beside looking through it

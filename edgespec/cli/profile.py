@@ -15,15 +15,14 @@ from edgespec.cli.console import err, out, print_table
 from edgespec.cli.progress import pull_shown
 from edgespec.costs import CONTEXTS, Curve
 from edgespec.engine import Engine
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.kernels import KernelsChoice
 from edgespec.measure import Measurement, Progress, measure
 from edgespec.models import Entry, load_registry
-from edgespec.profiles import Key, Profile, as_text, profile_path, update
+from edgespec.profiles import Key, Profile, as_text, profile_path, store
 from edgespec.pull import locate
 from edgespec.signals import SignalPipe
 
-_BUDGET_S = 80.0  # with the loading of the models it is to be over in 90
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -97,7 +96,6 @@ def profile_command(
                     engine.target,
                     engine.draft,
                     n_threads=engine.n_threads,
-                    budget_s=_BUDGET_S,
                     on_progress=display.on_progress,
                     signals=signals,
                 )
@@ -117,7 +115,11 @@ def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
         profile = _profile(key, measured, stored)
         return profile
 
-    file = update(key, change, on_message=_message)
+    reason = "a newer edgespec's file is there"
+    try:
+        file = store(key, change, on_message=_message)
+    except OSError as error:
+        file, reason = None, describe_os_error(error)
     if json:
         out.print(as_text(profile), markup=False, end="")
     else:
@@ -127,7 +129,7 @@ def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
     for line in measured.warnings:
         _message(line)
     if file is None:
-        raise EdgespecError(f"{profile_path(key)}: the profile could not be kept there")
+        raise EdgespecError(f"{profile_path(key)}: the profile could not be kept there: {reason}")
     return 0
 
 

@@ -75,7 +75,7 @@ class ExplainedSteps:
     def print(self, step: ChainStep) -> None:
         """Print `step` to stderr."""
         self._n += 1
-        known = [f"{step.rate:.1f} tokens/s"]
+        known = [f"{step.rate:.1f} {step.unit}"]
         if step.offered:
             known.append("suffix offers " + " ".join(f"{chance:.2f}" for chance in step.offered))
         if step.n_unread is not None:

@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """The four verbs of a drafter, called in this order: begin, then draft and accept in turns, close.
+    """The three verbs of a drafter, called in this order: begin, then draft and accept in turns.
 
     For exactness, a drafter must sample each token from the q it leaves in the slot (a
     deterministic proposal is a point mass), and how many it proposes may depend on what came before
@@ -68,6 +68,3 @@ class Drafter(Protocol):
 
     def accept(self, tokens: Sequence[int], outcome: Outcome) -> None:
         """Learn what became of the last draft; the timeline now holds `tokens`."""
-
-    def close(self) -> None:
-        """Give back what the drafter holds."""

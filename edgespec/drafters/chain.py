@@ -27,7 +27,7 @@ from edgespec.predictor import bucket_of
 from edgespec.scheduler import ASLEEP, MAX_GAMMA, RunModel, Scheduler, TakeSuffix
 
 _OFFERED = 16  # tokens asked of the suffix store at once
-_TESTED = 24  # tokens of the timeline that an idle draft model is tested on at most
+_FEWEST_TESTED, _TESTED = 8, 24  # tokens of the answer that an idle draft model is tested on
 _WAKE_AFTER = 6  # steps
 _WAKE_EVERY = 3  # steps between two looks at whether a sleeping draft model is worth waking
 
@@ -63,7 +63,8 @@ class ChainStep:
     """What a step knew, chose and got; `--explain` prints it."""
 
     rate: float = 0.0
-    """Tokens a second that the decision was made with."""
+    """Tokens a second (or a joule) that the decision was made with."""
+    unit: str = "tokens/s"
     offered: list[float] = field(default_factory=list)
     """Estimated acceptances of what the suffix store offered first."""
     n_unread: int | None = None
@@ -124,7 +125,8 @@ class Chain:
         if self._model:
             self._model.begin()
         # Whether the draft model is worth waking shows in the first steps; asked for, it is woken at once.
-        self._steps_to_wake = _WAKE_AFTER if self._suffix else 0
+        policy = self._scheduler.policy
+        self._steps_to_wake = _WAKE_AFTER if policy.suffix and policy.gamma is None else 0
         self._now = ChainStep()
         self._wake(tokens)
 
@@ -140,7 +142,7 @@ class Chain:
         started = time.perf_counter()
         scheduler, model = self._scheduler, self._model
         self._n_timeline = len(tokens)
-        self._now = now = ChainStep()
+        self._now = now = ChainStep(unit=scheduler.unit)
         self._offers = []
         room = min(room, self.n_max)
         if model:
@@ -148,12 +150,12 @@ class Chain:
         drafted: list[int] = []
         offer = self._offer(drafted, room)
         now.offered = offer.chances
-        scheduler.start_step(len(tokens), offer.chances)
-        now.rate = scheduler.rate
         if model:
             model.make_room(len(tokens) + max(room, 0))
             self._wake(tokens, sampler)
             now.n_unread = model.n_unread(len(tokens))
+        scheduler.start_step(len(tokens), offer.chances, n_draft=model.n_past if model else 0)
+        now.rate = scheduler.rate
         path = 1.0
         bucket = 0
         after_model = False
@@ -174,7 +176,6 @@ class Chain:
                     tokens,
                     drafted,
                     guesses=guesses,
-                    guess_buckets=offer.buckets,
                     path=path,
                     next_bucket=bucket,
                     room=room,
@@ -221,7 +222,6 @@ class Chain:
         drafted: list[int],
         *,
         guesses: Sequence[int],
-        guess_buckets: Sequence[int],
         path: float,
         next_bucket: int,
         room: int,
@@ -264,9 +264,7 @@ class Chain:
             next_bucket = bucket
             if i == len(guesses):
                 break
-            right = token == guesses[i]
-            predictor.guess.learn(depth, guess_buckets[i], right)
-            if not right or self._is_eog(token):
+            if token != guesses[i] or self._is_eog(token):
                 break
             n_right += 1
         model.trim(len(timeline) + n_right)
@@ -336,11 +334,6 @@ class Chain:
         """Say in one sentence why drafting was on or off."""
         return self._scheduler.explain(self.sources(), asleep=self._model is not None and not self._n_passes)
 
-    def close(self) -> None:
-        """Free the draft model's session."""
-        if self._model:
-            self._model.close()
-
     def _wake(self, tokens: Sequence[int], sampler: _core.Sampler | None = None) -> None:
         """Let a draft model that has much unread catch up, if that will pay or is due as a test."""
         model, scheduler = self._model, self._scheduler
@@ -352,13 +345,17 @@ class Chain:
         if self._steps_to_wake <= 0 and n_unread > ASLEEP:
             self._steps_to_wake = _WAKE_EVERY
             n_read = scheduler.worth_reading(n_unread)
-        n_read = min(n_read or scheduler.may_explore(n_unread), model.n_ctx // 2)
+        tested = not n_read and sampler is not None and len(tokens) - self._n_prompt > _FEWEST_TESTED
+        if tested:
+            n_read = scheduler.may_explore(n_unread)
+        n_read = min(n_read, n_unread, model.n_ctx // 2)
         if not n_read:
             return
+        if not tested and n_unread <= min(n_read + model.n_past, model.n_ctx // 2):
+            n_read = n_unread  # rather than to forget what was read
         started = time.perf_counter()
         model.skip(len(tokens), n_read)
-        n_read = min(n_read, n_unread)
-        n_tested = min(n_read - 2, len(tokens) - self._n_prompt, _TESTED) if sampler else 0
+        n_tested = min(n_read - 2, len(tokens) - self._n_prompt, _TESTED)
         if sampler and n_tested > 0:
             self._test(model, tokens, n_tested, sampler)
         else:
@@ -366,6 +363,17 @@ class Chain:
         if self._draft_clock:
             self._draft_clock.observe_read(n_read, time.perf_counter() - started)
         self._now.n_woken = n_read
+        if tested:
+            self._time_pass(model, tokens)
+
+    def _time_pass(self, model: DraftModel, tokens: Sequence[int]) -> None:
+        """Time one pass: a cost that became too high would keep the model from ever running again."""
+        n_past = model.n_past
+        started = time.perf_counter()
+        model.run(tokens)
+        if self._draft_clock:
+            self._draft_clock.observe(1, n_past, time.perf_counter() - started, rare=True)
+        model.trim(len(tokens) - 1)
 
     def _test(self, model: DraftModel, tokens: Sequence[int], n_tested: int, sampler: _core.Sampler) -> None:
         """Read what is unread but for the last token, and see which of the last it would have drafted."""

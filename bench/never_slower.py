@@ -476,7 +476,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true", help="print the raw runs too, as JSON")
-    parser.add_argument("--save", action="store_true", help="write bench/results/never-slower-...json")
+    parser.add_argument("--save", metavar="LABEL", help="write bench/results/never-slower-LABEL-MACHINE.json")
     args = parser.parse_args(argv)
     if min(args.rounds, args.per_category or 1) < 1 or args.n_predict < FEWEST:
         parser.error(f"numbers must be at least 1, --n-predict at least {FEWEST}")
@@ -549,14 +549,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(outcome, indent=1))
     if args.save:
-        name = "second-run" if args.second_run else "never-slower"
-        name += "-sweep" if args.sweep else ""
-        name += "-temp" + "-".join(f"{temperature:g}" for temperature in args.temp)
-        name += "-cold" * args.cold + "-seeded" * args.seeded
-        name += "".join(
-            f"-{category.replace(', ', ' ').replace(' ', '-')}" for category in args.category or ()
-        )
-        save(name + ("-stock" if kernels == STOCK else ""), outcome, loads)
+        save(f"never-slower-{args.save}", outcome, loads)
 
 
 if __name__ == "__main__":

@@ -322,13 +322,15 @@ class Bench:
         options: dict[str, Any] = {"drafter": how.drafter, "gamma": how.gamma}
         options["params"] = SamplingParams(temperature=temperature)
         options["seed"] = turn if self.one_text(temperature) else None
-        schedulers = [self._engine._knowledge.scheduler(greedy=greedy) for greedy in (True, False)]
-        known = copy.deepcopy([(one.predictor, one.answer_tokens) for one in schedulers])
+        knowledge = self._engine._knowledge
+        schedulers = [knowledge.scheduler(greedy=greedy) for greedy in (True, False)]
+        known = copy.deepcopy(([one.predictor for one in schedulers], knowledge._lengths))
         result = self._engine.generate(text, n_predict=n_predict or self._n_predict, **options)
         if how.name != AUTO:
             self._engine.forget()  # which ends the generation: then the length of its answer is learnt
-            for scheduler, (predictor, answer_tokens) in zip(schedulers, known, strict=True):
-                scheduler.predictor, scheduler.answer_tokens = predictor, answer_tokens
+            predictors, knowledge._lengths = known
+            for scheduler, predictor in zip(schedulers, predictors, strict=True):
+                scheduler.predictor = predictor
         return result
 
     def forget(self) -> None:

@@ -118,6 +118,7 @@ class Engine(Closing):
         self.n_threads = n_threads or default_threads()
         self._signals = signals
         self._stream: Stream | None = None
+        self._prompt: str | Sequence[int] = ""  # of that stream
         self._target_session: Session | None = None
         self._drafter_name = drafter
         self._draft_model: DraftModel | None = None
@@ -234,6 +235,7 @@ class Engine(Closing):
         check_options(gamma=gamma, n_predict=n_predict, stop=stop, seed=seed, rule=rule)
         params = params or SamplingParams()
         self._end_stream()
+        self._prompt = prompt
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )
@@ -245,7 +247,7 @@ class Engine(Closing):
         chain = None
         if policy:
             model = self._open_draft(n_ctx, len(tokens), n_predict) if policy.model else None
-            chain = self._chain(policy, model, greedy=params.greedy, on_step=on_step)
+            chain = self._chain(policy, model, prompt, greedy=params.greedy, on_step=on_step)
         rule = rule or ("block" if chain and seed is None and not params.greedy else "match")
         seed = secrets.randbits(32) if seed is None else seed
         generation = Generation(
@@ -293,11 +295,12 @@ class Engine(Closing):
         self,
         policy: Policy,
         model: DraftModel | None,
+        prompt: str | Sequence[int],
         *,
         greedy: bool,
         on_step: Callable[[ChainStep], None] | None,
     ) -> Chain:
-        scheduler = self._knowledge.scheduler(greedy=greedy)
+        scheduler = self._knowledge.scheduler(greedy=greedy, prompt=prompt)
         scheduler.policy = policy
         clocks = self._knowledge.clocks
         return Chain(
@@ -316,8 +319,9 @@ class Engine(Closing):
             return
         stream.close()
         result = stream.result
-        if result.stop_reason in ("eog", "stop"):
-            self._knowledge.answered(len(result.token_ids))
+        if result.stop_reason in ("eog", "stop", "length"):
+            cut = result.stop_reason == "length"
+            self._knowledge.answered(self._prompt, len(result.token_ids), cut=cut)
         if keep:
             self._recollection.keep(stream.timeline)
 

@@ -9,7 +9,7 @@ Either may be missing: then there are guesses instead of a profile, and the suff
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from edgespec.drafters.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import GGUFHeader
 from edgespec.history import MAX_TOKENS, History, tokenizer_fingerprint
+from edgespec.lengths import AnswerLengths
 from edgespec.predictor import Predictor
 from edgespec.profiles import ANSWER_TOKENS, Key, Profile, load, merge_learnt
 from edgespec.scheduler import Scheduler
@@ -31,6 +32,7 @@ OWN_TOKENS = 1 << 16
 """Tokens of an engine's own timelines that drafts are looked for in."""
 
 _NAMES = {True: "greedy", False: "sampled"}
+_STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Knowledge:
 
     def _begin(self) -> None:
         self._answers: list[int] = []
+        self._lengths = AnswerLengths(profile.answer_tokens if profile else ANSWER_TOKENS)
+        self._lengths.restore(profile.acceptance.get(_STARTS) if profile else None)
         profile = self._profile
         target, draft = self._models
         self.clocks = Clocks(
@@ -87,7 +91,6 @@ class Knowledge:
                 costs.target,
                 costs.draft,
                 predictor,
-                answer_tokens=profile.answer_tokens if profile else ANSWER_TOKENS,
                 in_joules=self._objective == "energy",
             )
 
@@ -104,19 +107,21 @@ class Knowledge:
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,
         )
 
-    def scheduler(self, *, greedy: bool) -> Scheduler:
-        """Return the scheduler of greedy, or of sampled, generations."""
-        return self._schedulers[greedy]
+    def scheduler(self, *, greedy: bool, prompt: str | Sequence[int] = "") -> Scheduler:
+        """Return the scheduler of greedy, or of sampled, generations, told how long the answer may become."""
+        scheduler = self._schedulers[greedy]
+        scheduler.answer_tokens = self._lengths.expected(prompt)
+        return scheduler
 
     def forget(self) -> None:
         """Begin again with what was stored."""
         self._begin()
 
-    def answered(self, n_tokens: int) -> None:
-        """Learn the length of an answer that ended by itself."""
-        self._answers.append(n_tokens)
-        for scheduler in self._schedulers.values():
-            scheduler.end(n_tokens)
+    def answered(self, prompt: str | Sequence[int], n_tokens: int, *, cut: bool) -> None:
+        """Learn the length of the answer to `prompt`; `cut`: by a limit, not by itself."""
+        self._lengths.learn(prompt, n_tokens, cut=cut)
+        if not cut:
+            self._answers.append(n_tokens)
 
     def store(self, on_message: Callable[[str], None]) -> None:
         """Keep what was learnt, if passes were timed."""
@@ -130,7 +135,8 @@ class Knowledge:
             draft=draft.curve() if draft else None,
             draft_passes=draft.n_observed if draft else 0,
             acceptance={
-                name: self._schedulers[greedy].predictor.as_dict() for greedy, name in _NAMES.items()
+                **{name: self._schedulers[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
+                _STARTS: self._lengths.as_dict(),
             },
             answers=self._answers,
             on_message=on_message,

@@ -111,7 +111,7 @@ class Scheduler:
     ) -> None:
         """Decide with the curves of the target and of the draft model (None: there is none).
 
-        `answer_tokens` is how long answers were before, on average. `in_joules`: the curves are of
+        `answer_tokens` is how long an answer is expected to become. `in_joules`: the curves are of
         energy, and the rate is in tokens a joule.
         """
         self._in_joules = in_joules
@@ -354,7 +354,3 @@ class Scheduler:
         parts = [f"{accepted} of {drafted} from {name}" for name, (drafted, accepted) in sources.items()]
         sleeping = f"; the draft model was left asleep: {model}" if asleep and model else ""
         return f"drafting was on, {self.rate:.1f} {unit} lately{plain}: {', '.join(parts)} accepted{sleeping}"
-
-    def end(self, n_tokens: int) -> None:
-        """Learn how long an answer became that ended by itself."""
-        self.answer_tokens += 0.1 * (n_tokens - self.answer_tokens)

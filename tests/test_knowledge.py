@@ -125,12 +125,14 @@ def test_only_answers_that_end_by_themselves_tell_of_their_length(engine, cache)
         assert ended.stop_reason == "stop"
         two.forget()
         moved = two._knowledge.scheduler(greedy=True).answer_tokens
+        alike = two._knowledge.scheduler(greedy=True, prompt=PROMPT).answer_tokens
     n = len(ended.token_ids)
     assert n < ANSWER_TOKENS
-    assert n < moved < ANSWER_TOKENS
+    assert n < alike < moved < ANSWER_TOKENS
     assert n < stored(cache)["answer_tokens"] < ANSWER_TOKENS
     with engine() as three:
         assert three._knowledge.scheduler(greedy=False).answer_tokens == stored(cache)["answer_tokens"]
+        assert three._knowledge.scheduler(greedy=False, prompt=PROMPT).answer_tokens == pytest.approx(alike, 0.01)
 
 
 @pytest.mark.parametrize("options", [{"profile": False}, {"drafter": "none"}], ids=str)
@@ -358,7 +360,7 @@ def test_what_was_forgotten_of_lengths_is_not_stored(engine, cache):
         drafted(one)
     before = stored(cache)["answer_tokens"]
     with engine() as two:
-        two._knowledge.answered(3)
+        two._knowledge.answered(PROMPT, 3, cut=False)
         two.forget(tables=True)
         drafted(two)  # ends by its limit, which says nothing of lengths
     assert stored(cache)["runs"] == 2

@@ -72,10 +72,10 @@ class Knowledge:
         self._begin()
 
     def _begin(self) -> None:
+        profile = self._profile
         self._answers: list[int] = []
         self._lengths = AnswerLengths(profile.answer_tokens if profile else ANSWER_TOKENS)
         self._lengths.restore(profile.acceptance.get(_STARTS) if profile else None)
-        profile = self._profile
         target, draft = self._models
         self.clocks = Clocks(
             _clock(target, profile.target if profile else None),

@@ -11,8 +11,10 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+MEAN_WEIGHT = 0.1
+"""Of an answer in the mean over all prompts."""
+
 _WORDS = (1, 2, 4)
-_MEAN_WEIGHT = 0.1  # of an answer in the mean over all prompts
 _MOST = 8.0  # answers that a mean counts for at most: the last ones matter
 _CAPACITY = 1024  # means kept
 
@@ -38,7 +40,7 @@ class AnswerLengths:
         if cut and n_tokens < self.expected(prompt):
             return
         if not cut:
-            self.mean += _MEAN_WEIGHT * (n_tokens - self.mean)
+            self.mean += MEAN_WEIGHT * (n_tokens - self.mean)
         for key in _keys(prompt):
             mean, n = self._means.pop(key, (0.0, 0.0))  # put back as the latest
             n = min(n + 1.0, _MOST)
@@ -66,7 +68,11 @@ class AnswerLengths:
 def _keys(prompt: str | Sequence[int]) -> Iterator[str]:
     """Yield a hash of the first word, of the first two, and of the first four."""
     most = max(_WORDS)
-    words = prompt[:1000].split(maxsplit=most)[:most] if isinstance(prompt, str) else list(map(str, prompt[:most]))
+    words = (
+        prompt[:1000].split(maxsplit=most)[:most]
+        if isinstance(prompt, str)
+        else list(map(str, prompt[:most]))
+    )
     for n in _WORDS:
         if len(words) >= n:
             yield hashlib.sha256(" ".join(words[:n]).lower().encode()).hexdigest()[:12]

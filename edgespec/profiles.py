@@ -30,6 +30,7 @@ from edgespec.costs import CONTEXTS, N_MAX, Curve
 from edgespec.cpu import read_cpu
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.gguf_header import GGUFHeader
+from edgespec.lengths import MEAN_WEIGHT
 from edgespec.store import cache_root
 
 FORMAT, VERSION = "edgespec profile", 1
@@ -43,7 +44,6 @@ MessageFn = Callable[[str], None]
 _HEAD, _SAMPLES, _SAMPLE = 256 << 10, 32, 4 << 10  # bytes, samples, bytes
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
-_ANSWER_WEIGHT = 0.2  # of an answer's length in the mean of the last ones
 _LONGEST_STEM = 60  # characters of a model's name in a file's
 
 
@@ -247,7 +247,7 @@ def merge_learnt(
         profile = stored or Profile(key, target, draft)
         answer_tokens = profile.answer_tokens
         for length in answers:
-            answer_tokens += _ANSWER_WEIGHT * (max(1, length) - answer_tokens)
+            answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)
         return replace(
             profile,
             target=_moved(profile.target, target, target_passes),

@@ -73,6 +73,7 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
         accepted = {
             "greedy": tables(one).as_dict(),
             "sampled": tables(one, greedy=False).as_dict(),
+            "starts": {},
         }
     document = stored(cache)
     for name, curve in zip(("target", "draft"), learnt, strict=True):
@@ -132,7 +133,9 @@ def test_only_answers_that_end_by_themselves_tell_of_their_length(engine, cache)
     assert n < stored(cache)["answer_tokens"] < ANSWER_TOKENS
     with engine() as three:
         assert three._knowledge.scheduler(greedy=False).answer_tokens == stored(cache)["answer_tokens"]
-        assert three._knowledge.scheduler(greedy=False, prompt=PROMPT).answer_tokens == pytest.approx(alike, 0.01)
+        assert three._knowledge.scheduler(greedy=False, prompt=PROMPT).answer_tokens == pytest.approx(
+            alike, 0.01
+        )
 
 
 @pytest.mark.parametrize("options", [{"profile": False}, {"drafter": "none"}], ids=str)

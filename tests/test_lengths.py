@@ -58,7 +58,8 @@ def test_kept_and_restored():
 
 
 @pytest.mark.parametrize(
-    "damage", [None, 5, [], {"a": 1}, {"a": [1]}, {"a": ["x", 1]}, {"a": [10**400, 1]}, {"a": [-1, float("nan")]}]
+    "damage",
+    [None, 5, [], {"a": 1}, {"a": [1]}, {"a": ["x", 1]}, {"a": [10**400, 1]}, {"a": [-1, float("nan")]}],
 )
 def test_what_makes_no_sense_is_left_alone(damage):
     lengths = AnswerLengths(100.0)

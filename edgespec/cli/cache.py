@@ -29,7 +29,7 @@ from rich.table import Table
 
 from edgespec import backend
 from edgespec.backend import llama
-from edgespec.cli.console import err, out, print_table
+from edgespec.cli.console import err, message, out, print_table
 from edgespec.engine import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import check_model_file
@@ -220,7 +220,7 @@ class _Import:
         self._waiting = []
         failure = self._messages.pop() if stored is None else ""
         for line in self._messages:
-            err.print(f"edgespec: {line}", markup=False)
+            message(line)
         self._messages.clear()
         if stored is None:
             raise EdgespecError(failure)

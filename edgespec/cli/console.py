@@ -23,6 +23,11 @@ err = _Console(stderr=True, highlight=False, soft_wrap=True)
 _PIPE_WIDTH = 240  # columns: without a terminal's width, a table is as wide as what is in it
 
 
+def message(line: str) -> None:
+    """Print a line that the user should know to stderr, as edgespec's own."""
+    err.print(f"edgespec: {line}", markup=False)
+
+
 def print_table(table: Table) -> None:
     """Print a table to stdout; in a pipe nothing in it is shortened or broken into lines."""
     console = out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH)

@@ -11,16 +11,15 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from edgespec.cli.console import err, out, print_table
-from edgespec.cli.progress import pull_shown
+from edgespec.cli.console import err, message, out, print_table
+from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption
+from edgespec.cli.progress import pull_named
 from edgespec.costs import CONTEXTS, Curve
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.kernels import KernelsChoice
 from edgespec.measure import Measurement, Progress, measure
-from edgespec.models import Entry, load_registry
+from edgespec.models import load_registry
 from edgespec.profiles import Key, Profile, as_text, profile_path, store
-from edgespec.pull import locate
 from edgespec.signals import SignalPipe
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -46,16 +45,9 @@ def profile_command(
             show_default="the registry's for this target; where it knows none, the target alone",
         ),
     ] = None,
-    pair: Annotated[
-        str | None, typer.Option("--pair", "-p", help="Both by name: a pair of `edgespec models list`.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
-    ] = None,
-    kernels: Annotated[
-        KernelsChoice,
-        typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
-    ] = "auto",
+    pair: PairOption = None,
+    threads: ThreadsOption = None,
+    kernels: KernelsOption = "auto",
     json: Annotated[
         bool, typer.Option("--json", help="Print the profile as JSON instead of a table.")
     ] = False,
@@ -72,7 +64,7 @@ def profile_command(
         named = registry.pair(pair)
         target, draft = named.target, named.draft
     target, draft = registry.complete(target, draft)
-    pull_shown([found for name in (target, draft) if name and isinstance(found := locate(name), Entry)])
+    pull_named(target, draft)
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
@@ -82,7 +74,7 @@ def profile_command(
                 n_threads=threads,
                 kernels=kernels,
                 signals=signals,
-                on_message=_message,
+                on_message=message,
             )
         with engine:
             key = Key.of(
@@ -102,10 +94,6 @@ def profile_command(
     return _keep(key, measured, json=json)
 
 
-def _message(line: str) -> None:
-    err.print(f"edgespec: {line}", markup=False)
-
-
 def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
     """Store the profile, print it, and return the exit code."""
     profile = _profile(key, measured, None)
@@ -117,7 +105,7 @@ def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
 
     reason = "a newer edgespec's file is there"
     try:
-        file = store(key, change, on_message=_message)
+        file = store(key, change, on_message=message)
     except OSError as error:
         file, reason = None, describe_os_error(error)
     if json:
@@ -127,7 +115,7 @@ def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
         if file:
             out.print(str(file), markup=False)
     for line in measured.warnings:
-        _message(line)
+        message(line)
     if file is None:
         raise EdgespecError(f"{profile_path(key)}: the profile could not be kept there: {reason}")
     return 0

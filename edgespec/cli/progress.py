@@ -23,7 +23,7 @@ from rich.progress import (
 
 from edgespec.cli.console import err
 from edgespec.models import Entry
-from edgespec.pull import Phase, Progress, Puller
+from edgespec.pull import Phase, Progress, Puller, locate
 from edgespec.sources import format_size
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
@@ -36,6 +36,11 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
     with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
         puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
         return [puller.ensure(entry) for entry in entries]
+
+
+def pull_named(*names: str | None) -> None:
+    """Pull those of the models that the registry or a hub names and that are not here; None is no model."""
+    pull_shown([found for name in names if name and isinstance(found := locate(name), Entry)])
 
 
 class PullDisplay:

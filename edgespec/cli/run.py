@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.console import INTERRUPTED, err, out
-from edgespec.cli.progress import pull_shown
+from edgespec.cli.console import INTERRUPTED, err, message, out
+from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption
+from edgespec.cli.progress import pull_named
 from edgespec.cli.render import ExplainedSteps, TextWriter, as_json, print_stats
 from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.kernels import KernelsChoice
 from edgespec.knowledge import Objective
-from edgespec.models import Entry, load_registry
-from edgespec.pull import locate
+from edgespec.models import load_registry
 from edgespec.sampling import SamplingParams
 from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
@@ -43,9 +42,7 @@ def run_command(
     draft: Annotated[
         str | None, typer.Option("--draft", "-d", help="Small model that drafts, of the target's vocabulary.")
     ] = None,
-    pair: Annotated[
-        str | None, typer.Option("--pair", "-p", help="Both by name: a pair of `edgespec models list`.")
-    ] = None,
+    pair: PairOption = None,
     drafter: Annotated[
         DrafterName | None,
         typer.Option(
@@ -99,13 +96,8 @@ def run_command(
             show_default="what is needed, with -n -1 the prompt and 4096",
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
-    ] = None,
-    kernels: Annotated[
-        KernelsChoice,
-        typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
-    ] = "auto",
+    threads: ThreadsOption = None,
+    kernels: KernelsOption = "auto",
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", help="Read the prompt from a file.", rich_help_panel=_PROMPT),
@@ -205,14 +197,14 @@ def run_command(
     check_options(gamma=gamma, n_predict=limit, stop=stop or [], seed=seed, rule=rule)
     drafter = "none" if gamma == 0 else drafter or "auto"
     if show_draft and not out.is_terminal:
-        err.print("edgespec: --show-draft has an effect only in a terminal", markup=False)
+        message("--show-draft has an effect only in a terminal")
     text = _read_prompt(prompt, file)
 
     if pair is not None:
         named = load_registry().pair(pair)
         target, draft = named.target, named.draft
     target, draft = choose_models(target, draft, drafter)
-    pull_shown([found for name in (target, draft) if name and isinstance(found := locate(name), Entry)])
+    pull_named(target, draft)
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
@@ -225,7 +217,7 @@ def run_command(
                 objective=objective,
                 history=cache,
                 signals=signals,
-                on_message=lambda line: err.print(f"edgespec: {line}", markup=False),
+                on_message=message,
             )
         with engine:
             stream = engine.stream(

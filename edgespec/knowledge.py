@@ -20,9 +20,9 @@ from edgespec.drafters.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import GGUFHeader
 from edgespec.history import MAX_TOKENS, History, tokenizer_fingerprint
-from edgespec.lengths import AnswerLengths
+from edgespec.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.predictor import Predictor
-from edgespec.profiles import ANSWER_TOKENS, Key, Profile, load, merge_learnt
+from edgespec.profiles import Key, Profile, load, merge_learnt
 from edgespec.scheduler import Scheduler
 from edgespec.weights import Model
 

@@ -11,6 +11,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+ANSWER_TOKENS = 128.0
+"""How long an answer is expected to be before the first was seen."""
+
 MEAN_WEIGHT = 0.1
 """Of an answer in the mean over all prompts."""
 

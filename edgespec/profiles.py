@@ -30,13 +30,10 @@ from edgespec.costs import CONTEXTS, N_MAX, Curve
 from edgespec.cpu import read_cpu
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.gguf_header import GGUFHeader
-from edgespec.lengths import MEAN_WEIGHT
+from edgespec.lengths import ANSWER_TOKENS, MEAN_WEIGHT
 from edgespec.store import cache_root
 
 FORMAT, VERSION = "edgespec profile", 1
-
-ANSWER_TOKENS = 128.0
-"""How long an answer is expected to be before the first was seen."""
 
 MessageFn = Callable[[str], None]
 """Takes one line worth telling the user although the work goes on."""

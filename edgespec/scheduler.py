@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.costs import N_MAX, OnlineCurve
+from edgespec.lengths import ANSWER_TOKENS
 from edgespec.predictor import Predictor
 
 MAX_GAMMA = N_MAX - 1
@@ -106,20 +107,19 @@ class Scheduler:
         draft: OnlineCurve | None,
         predictor: Predictor,
         *,
-        answer_tokens: float = 128.0,
         in_joules: bool = False,
     ) -> None:
         """Decide with the curves of the target and of the draft model (None: there is none).
 
-        `answer_tokens` is how long an answer is expected to become. `in_joules`: the curves are of
-        energy, and the rate is in tokens a joule.
+        `in_joules`: the curves are of energy, and the rate is in tokens a joule.
         """
         self._in_joules = in_joules
         self.unit = "tokens/J" if in_joules else "tokens/s"
         self.target = target
         self.draft = draft
         self.predictor = predictor
-        self.answer_tokens = answer_tokens
+        self.answer_tokens = ANSWER_TOKENS
+        """How long the next answer is expected to become."""
         self.policy = Policy()
         self._n_predict: int | None = None
         self._n_emitted = 0

@@ -12,8 +12,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.history import find_histories
+from edgespec.lengths import ANSWER_TOKENS
 from edgespec.predictor import N_BUCKETS, N_DEPTHS, Predictor
-from edgespec.profiles import ANSWER_TOKENS
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -85,7 +85,7 @@ $(BIN)/python:
 # The first time pip compiles llama.cpp for this CPU (about 4 minutes on 2 cores) and keeps the wheel.
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
-	$(PIP) install --editable .
+	$(PIP) install --editable '.[report]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -15,12 +15,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 
 from edgespec.costs import CONTEXTS, N_MAX, Curve, interpolated
-from edgespec.energy import Powercap
+from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError
+from edgespec.load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.memory import fits_in_memory
 from edgespec.session import Session
 from edgespec.signals import SignalPipe
@@ -31,9 +31,6 @@ BUDGET_S = 80.0
 
 MOST_SPREAD = 0.15
 """Interquartile range over median of the repeats, above which a measurement is not relied on."""
-
-MOST_OTHER_LOAD = 0.15
-"""Processors, beside half of those the measurement leaves idle, that other work may keep busy."""
 
 _SIZES = (
     tuple(range(1, N_MAX + 1)),
@@ -47,7 +44,6 @@ _WARM_UP_SHARE = 0.1  # of the budget, for reading the short context twice
 _READ_AT_ONCE = 512  # tokens, as a session reads a prompt
 _SHORTEST_FAR = 2 * CONTEXTS[0]  # a slope over less would be noise
 _ENERGY_S = 0.25  # the counters tick about every millisecond
-_JUDGED_S = 1.0  # ticks of /proc/stat are 10 ms: less time says nothing of other work
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ ProgressFn = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class PairCosts:
     """What was measured of a pair."""
 
     target: Curve
@@ -73,7 +69,7 @@ class Measurement:
     draft: Curve | None
     """Seconds; None without a draft."""
     target_joules: Curve | None
-    """Joules of the processor packages; None where they cannot be counted."""
+    """Joules of the processor packages and their memory; None where they cannot be counted."""
     draft_joules: Curve | None
     spread: float
     """Interquartile range over median of a pass's repeats, the median over all passes; 0 if not repeated."""
@@ -135,12 +131,13 @@ def measure(
     budget_s: float = BUDGET_S,
     on_progress: ProgressFn = lambda _progress: None,
     signals: SignalPipe | None = None,
-    meter: Powercap | None = None,
-) -> Measurement:
+    meter: EnergyMeter | None = None,
+) -> PairCosts:
     """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
 
     The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
-    lets Ctrl-C end a pass under way. `meter`: the energy counters, by default those of this machine.
+    lets Ctrl-C end a pass under way. `meter`: by default this machine's best; only counters of energy are
+    used, since sensors of power are too slow for a window of a quarter of a second.
     Raises EdgespecError for a model that cannot take tokens back or has too short a context, and when
     memory is short.
     """
@@ -156,13 +153,14 @@ def measure(
                 f"{model.name} was trained for {model.n_ctx_train} tokens: too few for a profile"
             )
     with ExitStack() as stack:
+        meter = meter or stack.enter_context(EnergyMeter.choose())
         run = _Run(
             models,
             n_threads=n_threads,
             budget_s=budget_s,
             on_progress=on_progress,
             signals=signals,
-            meter=meter or Powercap(),
+            meter=meter if meter.counts else EnergyMeter(None, reason="no counter of energy"),
             stack=stack,
         )
         return run.measure()
@@ -179,7 +177,7 @@ class _Run:
         budget_s: float,
         on_progress: ProgressFn,
         signals: SignalPipe | None,
-        meter: Powercap,
+        meter: EnergyMeter,
         stack: ExitStack,
     ) -> None:
         self._models = models
@@ -192,7 +190,7 @@ class _Run:
         self._energy_s = 0.0
         self._began = perf_counter()
 
-    def measure(self) -> Measurement:
+    def measure(self) -> PairCosts:
         load = OtherLoad()
         sides = self._read_contexts()
         timelines = [timeline for side in sides for timeline in side.timelines]
@@ -206,7 +204,7 @@ class _Run:
         curves = [_curve(side) for side in sides]
         joules = [_joules(side) for side in sides]
         with_draft = len(sides) > 1
-        return Measurement(
+        return PairCosts(
             target=curves[0],
             draft=curves[1] if with_draft else None,
             target_joules=joules[0],
@@ -275,11 +273,11 @@ class _Run:
     def _fill(self, timeline: _Timeline) -> tuple[float, float | None]:
         tokens = [(101 + 7 * i) % timeline.session.model.n_vocab for i in range(timeline.n_past)]
         what = f"reading {len(tokens)} tokens"
-        reading, began = self._meter.read(), perf_counter()
+        window, began = self._meter.begin(), perf_counter()
         for start in range(0, len(tokens), _READ_AT_ONCE):
             self._report(what)
             timeline.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
-        return max(perf_counter() - began, 1e-9), self._meter.joules_since(reading)
+        return max(perf_counter() - began, 1e-9), self._meter.end(window).joules
 
     # ---- passes ----
 
@@ -332,11 +330,11 @@ class _Run:
                 if not self._meter.available:
                     return
                 self._report("counting energy")
-                reading, passes, spent = self._meter.read(), 0, 0.0
+                window, passes, spent = self._meter.begin(), 0, 0.0
                 while passes < 2 or spent < _ENERGY_S:
                     spent += timeline.timed(n)
                     passes += 1
-                joules = self._meter.joules_since(reading)
+                joules = self._meter.end(window).joules
                 if joules:
                     timeline.joules[n] = joules / passes
 
@@ -400,36 +398,3 @@ def _warnings(
             "take the figures as rough, or choose a smaller quantization"
         )
     return tuple(found)
-
-
-# ---- other work ----
-
-
-class OtherLoad:
-    """How many processors other programs keep busy, of those this process may use."""
-
-    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        """Begin to watch; `stat` is the kernel's file, so that tests can bring their own."""
-        self._stat = stat
-        self._began = self._now()
-
-    def processors(self) -> float | None:
-        """Return their number since the beginning; None where the kernel does not say, or too early."""
-        began, ended = self._began, self._now()
-        if began is None or ended is None or ended[0] - began[0] < _JUDGED_S:
-            return None
-        busy, own = ended[1] - began[1], ended[2] - began[2]
-        return max(0.0, (busy - own) / (ended[0] - began[0]))
-
-    def _now(self) -> tuple[float, float, float] | None:
-        """Return the seconds of the clock, of the processors when busy, and of this process."""
-        usable = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
-        try:
-            lines = [line.split() for line in self._stat.read_text().splitlines()]
-            # user nice system idle iowait irq softirq steal: all but idle and waiting for a disk
-            rows = [[int(ticks) for ticks in line[1:9]] for line in lines if line and line[0] in usable]
-            busy = sum(sum(row) - row[3] - row[4] for row in rows)
-        except (OSError, ValueError, IndexError):
-            return None
-        own = os.times()
-        return perf_counter(), busy / os.sysconf("SC_CLK_TCK"), own.user + own.system

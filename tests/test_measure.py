@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from edgespec import measure as room
 from edgespec.closing import Closing
 from edgespec.costs import CONTEXTS, N_MAX, Curve
-from edgespec.energy import Powercap, Reading
+from edgespec.energy import EnergyMeter
+from edgespec.energy.base import UnreadableError
+from edgespec.energy.power import AssumedPower
+from edgespec.energy.rapl import Counters, Zone
 from edgespec.errors import EdgespecError
-from edgespec.measure import OtherLoad, Progress, measure
+from edgespec.measure import Progress, measure
 from edgespec.session import Session
 from edgespec.weights import Model
 
@@ -81,22 +84,22 @@ class FakeSession(Closing):
         self.world.open.remove(self)
 
 
-class FakeMeter(Powercap):
-    """Counts what the world spends; goes away after `reads`."""
+class WorldCounters(Counters):
+    """Count what the world spends; go away after `reads`."""
 
-    def __init__(self, world: World, reads: int = 1 << 30) -> None:
-        self.world, self.reads, self.reason = world, reads, ""
+    def __init__(self, world: World, reads: int) -> None:
+        super().__init__([Zone("package-0", Path("nowhere"), 262_143_328_850)])
+        self.world, self.reads = world, reads
 
-    def read(self) -> Reading | None:
+    def read(self) -> tuple[float, ...]:
         self.reads -= 1
         if self.reads < 0:
-            self.reason = "gone"
-            return None
-        return Reading((int(self.world.joules * 1e6),))
+            raise UnreadableError("gone")
+        return (int(self.world.joules * 1e6),)
 
-    def joules_since(self, began: Reading | None) -> float | None:
-        now = self.read()
-        return None if began is None or now is None else (now.microjoules[0] - began.microjoules[0]) / 1e6
+
+def counting(world: World, reads: int = 1 << 30) -> EnergyMeter:
+    return EnergyMeter(WorldCounters(world, reads), clock=lambda: world.now, threaded=False)
 
 
 @pytest.fixture
@@ -105,8 +108,8 @@ def world(monkeypatch):
 
 
 @pytest.fixture
-def no_energy(tmp_path):
-    return Powercap(tmp_path)
+def no_energy():
+    return EnergyMeter(None)
 
 
 def assert_curve(curve: Curve | None, cost: Cost, scale: float = 1.0, rel: float = 1e-6) -> None:
@@ -134,7 +137,7 @@ def test_known_costs_come_back(one, growth, longer, size, n_ctx):
             fake_model(target, n_ctx=n_ctx),
             fake_model(draft, read=2e-3),
             n_threads=1,
-            meter=Powercap(Path("/nonexistent")),
+            meter=EnergyMeter(None),
         )
         assert_curve(measured.target, target)
         assert_curve(measured.draft, draft)
@@ -240,32 +243,6 @@ def test_it_stops_at_the_budget_when_the_machine_becomes_slow(world, no_energy):
     assert world.now < 90 * 1.5
 
 
-def test_other_load(tmp_path, world, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 2})
-    own = SimpleNamespace(user=1.0, system=1.0)
-    monkeypatch.setattr(os, "times", lambda: own)
-    hz = os.sysconf("SC_CLK_TCK")
-    stat = tmp_path / "stat"
-
-    def write(cpu0: float, cpu1: float, cpu2: float) -> None:
-        rows = [
-            f"cpu{i} {int(busy * hz)} 0 0 12345 77 0 0 0 9 9" for i, busy in enumerate((cpu0, cpu1, cpu2))
-        ]
-        stat.write_text("cpu 1 2 3\n" + "\n".join(rows) + "\nintr 1\n")
-
-    write(10, 10, 10)
-    load = OtherLoad(stat)
-    assert load.processors() is None, "too early"
-    world.now += 10
-    own.user += 5
-    write(17, 20, 10.5)  # of 7.5 s, 5 were our own; cpu1 is not ours to use
-    assert load.processors() == pytest.approx(0.25)
-    for text in ("", "cpu0 x\n", "cpu0 1 2\n"):
-        stat.write_text(text)
-        load.processors()  # never raises
-    assert OtherLoad(tmp_path / "none").processors() is None
-
-
 def test_other_load_makes_it_unreliable(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(4)))
 
@@ -282,7 +259,7 @@ def test_other_load_makes_it_unreliable(monkeypatch):
 
 def test_energy(world):
     target, draft = linear(0.02, 0.002, 1e-4), linear(0.01, 0.001, 1e-4)
-    measured = measure(fake_model(target), fake_model(draft), n_threads=1, meter=FakeMeter(world))
+    measured = measure(fake_model(target), fake_model(draft), n_threads=1, meter=counting(world))
     assert_curve(measured.target_joules, target, 20, rel=1e-3)
     assert_curve(measured.draft_joules, draft, 20, rel=1e-3)
     assert measured.target_joules.read == pytest.approx(20e-3, rel=1e-3)
@@ -292,15 +269,23 @@ def test_energy(world):
 @pytest.mark.parametrize("reads", [0, 5, 20])
 def test_counters_that_go_away(world, reads):
     cost = linear(0.02, 0.002, 1e-4)
-    measured = measure(fake_model(cost), fake_model(cost), n_threads=1, meter=FakeMeter(world, reads))
+    measured = measure(fake_model(cost), fake_model(cost), n_threads=1, meter=counting(world, reads))
     assert_curve(measured.target, cost)
     assert measured.draft_joules is None
 
 
 def test_counters_that_stand_still(world):
-    meter = FakeMeter(world)
+    meter = counting(world)
     world.pass_time = lambda seconds: setattr(world, "now", world.now + seconds)
     assert measure(fake_model(linear(0.02, 0, 0)), None, n_threads=1, meter=meter).target_joules is None
+
+
+def test_sensors_of_power_are_too_slow(world):
+    meter = EnergyMeter(AssumedPower(20), clock=lambda: world.now, threaded=False)
+    cost = linear(0.02, 0.002, 1e-4)
+    measured = measure(fake_model(cost), None, n_threads=1, meter=meter)
+    assert_curve(measured.target, cost)
+    assert measured.target_joules is None
 
 
 # ---- what cannot be measured ----

@@ -17,7 +17,7 @@ from edgespec.cli.progress import pull_named
 from edgespec.costs import CONTEXTS, Curve
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.measure import Measurement, Progress, measure
+from edgespec.measure import PairCosts, Progress, measure
 from edgespec.models import load_registry
 from edgespec.profiles import Key, Profile, as_text, profile_path, store
 from edgespec.signals import SignalPipe
@@ -94,7 +94,7 @@ def profile_command(
     return _keep(key, measured, json=json)
 
 
-def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
+def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
     """Store the profile, print it, and return the exit code."""
     profile = _profile(key, measured, None)
 
@@ -121,7 +121,7 @@ def _keep(key: Key, measured: Measurement, *, json: bool) -> int:
     return 0
 
 
-def _profile(key: Key, measured: Measurement, stored: Profile | None) -> Profile:
+def _profile(key: Key, measured: PairCosts, stored: Profile | None) -> Profile:
     fresh = Profile(
         key=key,
         target=measured.target,
@@ -177,7 +177,7 @@ class _Display:
         self._last = progress.what
 
 
-def _print(profile: Profile, measured: Measurement) -> None:
+def _print(profile: Profile, measured: PairCosts) -> None:
     key = profile.key
     models = f"{key.target_name}, drafted by {key.draft_name}" if key.draft_name else key.target_name
     out.print(models, markup=False)

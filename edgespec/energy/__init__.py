@@ -1,0 +1,23 @@
+"""Joules: what counts them on this machine, and what was spent between two moments."""
+
+from edgespec.energy.base import Finding, Source
+from edgespec.energy.idle import Idle, MessageFn, idle_path, keep_idle, measure_idle
+from edgespec.energy.measurement import Measurement, Phase
+from edgespec.energy.meter import EnergyMeter, Resolution, Window
+from edgespec.energy.sources import survey
+
+__all__ = [
+    "EnergyMeter",
+    "Finding",
+    "Idle",
+    "Measurement",
+    "MessageFn",
+    "Phase",
+    "Resolution",
+    "Source",
+    "Window",
+    "idle_path",
+    "keep_idle",
+    "measure_idle",
+    "survey",
+]

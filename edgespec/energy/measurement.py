@@ -1,0 +1,65 @@
+"""What was measured between two moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Phase = Literal["prefill", "draft", "verify", "rest"]
+"""What a generation is doing: the target reads the prompt, a drafter drafts (or reads the prompt), the target
+verifies, or anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The energy of a window of time, or the reason why it is not known."""
+
+    seconds: float
+    joules: float | None
+    """Gross: what the source counted, the idle machine's share included. None: unavailable."""
+    idle_w: float | None = None
+    """Watts of the idle machine by the same source; None: not known."""
+    domains: Mapping[str, float] = field(default_factory=dict)
+    """Joules by domain, such as package-0 and dram-0; psys (the board) is not in `joules` then."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Joules by phase; their sum is `joules`. Empty where nothing was marked."""
+    source: str = ""
+    """What counted, in words; "" where nothing did."""
+    estimated: bool = False
+    """Whether `joules` is an assumption (--assume-watts) and no measurement."""
+    reason: str = ""
+    """Why there are no joules, in one line; "" where there are."""
+    gap_s: float = 0.0
+    """Seconds of it in which the source was not read often enough; what was spent there is interpolated."""
+
+    @property
+    def net_joules(self) -> float | None:
+        """Joules beyond what the idle machine would have taken; None where either is not known."""
+        if self.joules is None or self.idle_w is None:
+            return None
+        return self.joules - self.idle_w * self.seconds
+
+    @property
+    def joule_seconds(self) -> float | None:
+        """The time-energy product, J s (Gonzalez and Horowitz 1996: the energy-delay product)."""
+        return None if self.joules is None else self.joules * self.seconds
+
+    def facts(self, n_tokens: int) -> dict[str, Any]:
+        """Return all of it, and what follows from it for `n_tokens` emitted tokens, as JSON takes it."""
+        derived = {
+            "net_joules": self.net_joules,
+            "joule_seconds": self.joule_seconds,
+            "joules_per_token": self.per_token(n_tokens),
+            "net_joules_per_token": self.net_per_token(n_tokens),
+        }
+        return asdict(self) | derived
+
+    def per_token(self, n_tokens: int) -> float | None:
+        """Return the gross joules an emitted token; None where they are not known or nothing was emitted."""
+        return None if self.joules is None or n_tokens < 1 else self.joules / n_tokens
+
+    def net_per_token(self, n_tokens: int) -> float | None:
+        """Return the same of `net_joules`."""
+        net = self.net_joules
+        return None if net is None or n_tokens < 1 else net / n_tokens

@@ -1,0 +1,53 @@
+"""RAPL read through pyRAPL: its Sensor gives the counters, what they mean is told by rapl.py.
+
+pyRAPL's own Measurement is not used: it takes a wrapped counter for "no figure".
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.energy.base import UnreadableError
+from edgespec.energy.rapl import Counters, Zone
+
+_PLACES = {"package-0": 0, "dram-0": 1}  # in what Sensor.energy returns
+
+
+class PyRAPLCounters(Counters):
+    """The counters of one package, and its memory, of the running machine."""
+
+    def __init__(self, zones: Sequence[Zone]) -> None:
+        """Set pyRAPL up. Raises UnreadableError where it is missing, or has another idea of this machine."""
+        super().__init__(zones, "RAPL through pyRAPL")
+        try:
+            self._sensor: Any = _pyrapl().Sensor()
+        except Exception as error:  # noqa: BLE001 - it raises what it likes, and we can do without
+            raise UnreadableError(f"pyRAPL: {error or type(error).__name__}") from None
+        self.read()
+
+    def read(self) -> tuple[float, ...]:
+        """Return the microjoules of each zone, as pyRAPL reads them."""
+        try:
+            energy = self._sensor.energy()
+            figures = tuple(float(energy[_PLACES[domain]]) for domain in self.domains)
+        except (OSError, ValueError, IndexError) as error:
+            raise UnreadableError(f"pyRAPL: {error}") from None
+        if min(figures) < 0:  # its word for "none"
+            raise UnreadableError("pyRAPL: a counter that Linux shows is missing")
+        return figures
+
+
+def _pyrapl() -> Any:  # noqa: ANN401 - it has no types
+    """Import pyRAPL without its remarks on its own code and on exporters that are not installed."""
+    quiet, root = logging.NullHandler(), logging.getLogger()
+    root.addHandler(quiet)  # else it would set logging up for the whole program
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pyRAPL
+    finally:
+        root.removeHandler(quiet)
+    return pyRAPL

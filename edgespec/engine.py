@@ -13,8 +13,9 @@ from typing import Literal, TypedDict, Unpack, get_args
 from edgespec.closing import Closing
 from edgespec.drafters.chain import Chain, ChainStep
 from edgespec.drafters.model import DraftModel
+from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.generate import Generation
+from edgespec.generate import Generation, unmarked
 from edgespec.gguf_header import check_model_file
 from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
@@ -85,6 +86,7 @@ class Engine(Closing):
         objective: Objective = "latency",
         profile: bool = True,
         history: bool = False,
+        meter: EnergyMeter | None = None,
         signals: SignalPipe | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -97,8 +99,8 @@ class Engine(Closing):
         edgespec's own where they can be used, "off" llama.cpp's. `objective`: what drafting is to save,
         time or joules. `profile`: begin with what is stored of this pair on this machine, and store what
         was learnt when closed. `history`: draft from earlier prompts and answers on disk, and add those
-        of this engine (docs/cache.md). `signals`: lets Ctrl-C end a pass
-        under way. `on_message` takes lines that the user should know. Raises
+        of this engine (docs/cache.md). `meter`: counts the joules of each generation. `signals`: lets
+        Ctrl-C end a pass under way. `on_message` takes lines that the user should know. Raises
         UsageError or EdgespecError: a model cannot be had, is not usable, does not fit in memory,
         or the draft's vocabulary is another one.
         """
@@ -117,6 +119,8 @@ class Engine(Closing):
         self._n_ctx = n_ctx
         self.n_threads = n_threads or default_threads()
         self._signals = signals
+        self.meter = meter
+        """Counts the joules of each generation from the next on; None: nothing does."""
         self._stream: Stream | None = None
         self._prompt: str | Sequence[int] = ""  # of that stream
         self._target_session: Session | None = None
@@ -250,6 +254,7 @@ class Engine(Closing):
             chain = self._chain(policy, model, prompt, greedy=params.greedy, on_step=on_step)
         rule = rule or ("block" if chain and seed is None and not params.greedy else "match")
         seed = secrets.randbits(32) if seed is None else seed
+        window = self.meter.begin() if self.meter else None
         generation = Generation(
             target,
             chain,
@@ -259,6 +264,7 @@ class Engine(Closing):
             rule=rule,
             n_predict=n_predict,
             n_ctx=n_ctx,
+            mark=window.mark if window else unmarked,
         )
         if self._signals:
             self._signals.drain()
@@ -273,6 +279,7 @@ class Engine(Closing):
             called=called,
             names=(self.target_name, self.draft_name if policy and policy.model else None),
             kernels=self.kernels,
+            window=window,
         )
         return self._stream
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from edgespec.energy import Measurement
 
 Origin = Literal["target", "accepted", "resampled", "bonus"]
 """Where a token comes from: plain decoding, an accepted draft, or the target's token after it."""
@@ -89,8 +92,14 @@ class Stats:
     """Accepted over drafted: lower than alpha, since drafts after a rejection are lost unjudged."""
     n_drafted: int
     n_accepted: int
+    n_emitted: int
+    """By the steps, end-of-generation tokens included."""
+    histogram: tuple[tuple[int, int, int], ...]
+    """(drafted, accepted, steps): the source of every rate above and below."""
     acceptance_by_position: tuple[float, ...]
     """Element i: of the steps that drafted more than i tokens, the share that accepted more than i."""
+    prefill_s: float
+    """Time in which the target read the prompt."""
     draft_prefill_s: float
     """Time in which the draft model read the prompt."""
     draft_s: float
@@ -107,6 +116,42 @@ class Stats:
         return {name: seconds / total for name, seconds in times.items()} if total else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What an acceptance histogram says; as in Stats."""
+
+    steps: int
+    n_drafted: int
+    n_accepted: int
+    alpha: float | None
+    draft_acceptance_rate: float | None
+    acceptance_by_position: tuple[float, ...]
+
+
+def rates(histogram: Mapping[tuple[int, int], int]) -> Rates:
+    """Return the rates of a histogram, (n_drafted, n_accepted) -> number of steps."""
+    n_drafted = sum(drafted * count for (drafted, _), count in histogram.items())
+    n_accepted = sum(accepted * count for (_, accepted), count in histogram.items())
+    n_tested = sum(min(accepted + 1, drafted) * count for (drafted, accepted), count in histogram.items())
+    by_position = []
+    for i in range(max((drafted for drafted, _ in histogram), default=0)):
+        reached = sum(count for (drafted, _), count in histogram.items() if drafted > i)
+        kept = sum(count for (_, accepted), count in histogram.items() if accepted > i)
+        by_position.append(kept / reached)
+    return Rates(
+        steps=sum(histogram.values()),
+        n_drafted=n_drafted,
+        n_accepted=n_accepted,
+        alpha=_per(n_accepted, n_tested),
+        draft_acceptance_rate=_per(n_accepted, n_drafted),
+        acceptance_by_position=tuple(by_position),
+    )
+
+
+def _per(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator > 0 else None
+
+
 def summarise(
     tally: Tally,
     *,
@@ -119,34 +164,23 @@ def summarise(
     peak_rss_bytes: int,
 ) -> Stats:
     """Return the statistics of a generation of `n_tokens` tokens; times in seconds."""
-
-    def per(numerator: float, denominator: float) -> float | None:
-        return numerator / denominator if denominator > 0 else None
-
-    histogram = tally.steps
-    n_steps = sum(histogram.values())
-    n_drafted = sum(drafted * count for (drafted, _), count in histogram.items())
-    n_accepted = sum(accepted * count for (_, accepted), count in histogram.items())
-    n_tested = sum(min(accepted + 1, drafted) * count for (drafted, accepted), count in histogram.items())
-    longest = max((drafted for drafted, _ in histogram), default=0)
-    by_position = []
-    for i in range(longest):
-        reached = sum(count for (drafted, _), count in histogram.items() if drafted > i)
-        kept = sum(count for (_, accepted), count in histogram.items() if accepted > i)
-        by_position.append(kept / reached)
+    found = rates(tally.steps)
     after_first_s = 0.0 if ttft_s is None else total_s - ttft_s
     return Stats(
         ttft_s=ttft_s,
-        prompt_tokens_per_s=per(n_prompt, prefill_s),
-        generation_tokens_per_s=per(n_tokens - 1, after_first_s) if n_tokens > 1 else None,
+        prompt_tokens_per_s=_per(n_prompt, prefill_s),
+        generation_tokens_per_s=_per(n_tokens - 1, after_first_s) if n_tokens > 1 else None,
         total_s=total_s,
-        steps=n_steps,
-        tau=per(tally.n_emitted, n_steps),
-        alpha=per(n_accepted, n_tested),
-        draft_acceptance_rate=per(n_accepted, n_drafted),
-        n_drafted=n_drafted,
-        n_accepted=n_accepted,
-        acceptance_by_position=tuple(by_position),
+        steps=found.steps,
+        tau=_per(tally.n_emitted, found.steps),
+        alpha=found.alpha,
+        draft_acceptance_rate=found.draft_acceptance_rate,
+        n_drafted=found.n_drafted,
+        n_accepted=found.n_accepted,
+        n_emitted=tally.n_emitted,
+        histogram=tuple((*outcome, count) for outcome, count in sorted(tally.steps.items())),
+        acceptance_by_position=found.acceptance_by_position,
+        prefill_s=prefill_s,
         draft_prefill_s=draft_prefill_s,
         draft_s=tally.draft_s,
         verify_s=tally.verify_s,
@@ -175,3 +209,5 @@ class Result:
     note: str
     """Why drafting was on or off, in a sentence."""
     stats: Stats
+    energy: Measurement | None = None
+    """Of the whole generation; None where no meter was given."""

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 from edgespec.drafters.chain import Chain
+from edgespec.energy import Measurement, Window
 from edgespec.generate import DraftPrefill, Generation, Prefill
 from edgespec.memory import peak_rss_bytes
 from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
@@ -28,6 +29,7 @@ class Stream:
         called: float,
         names: tuple[str, str | None],
         kernels: str,
+        window: Window | None,
     ) -> None:
         self._generation = generation
         self._model = model
@@ -37,6 +39,8 @@ class Stream:
         self._seed = seed
         self._names = names
         self._kernels = kernels
+        self._window = window
+        self._energy: Measurement | None = None
         self._parts: list[str] = []
         self._ids: list[int] = []
         self._tally = Tally()
@@ -57,6 +61,7 @@ class Stream:
     def close(self) -> None:
         """End the generation here; `result` stays."""
         self._tokens.close()
+        self._end_energy()  # also where no token was ever asked for
 
     @property
     def timeline(self) -> list[int]:
@@ -78,12 +83,17 @@ class Stream:
             sources=self._chain.sources() if self._chain else {},
             note=self._note or self._chain_note(),
             stats=self._stats(),
+            energy=self._energy,
         )
 
     def _chain_note(self) -> str:
         if self._chain is None:
             return "nothing was drafted: no drafter was asked for, or none can be used"
         return self._chain.note()
+
+    def _end_energy(self) -> None:
+        if self._window:
+            self._energy, self._window = self._window.end(), None
 
     def _stats(self) -> Stats:
         return summarise(
@@ -122,6 +132,7 @@ class Stream:
         finally:
             emitted.close()
             self._ended = time.perf_counter()
+            self._end_energy()
             self._note = self._chain_note()  # now: the scheduler is the engine's, and goes on to other texts
             held = self._text.finish()
             self._parts.append(held)

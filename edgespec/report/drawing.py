@@ -1,0 +1,356 @@
+"""matplotlib's figures as SVG for the page and as PNG: colours, and labels that keep apart.
+
+Figures are drawn without pyplot, with colours of a Palette: real ones for the PNG; for the SVG ones that
+occur nowhere else, which are then replaced by the page's CSS variables: one drawing serves light and dark.
+What was drawn once is drawn the same again, byte by byte.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+WIDTH = 4.0
+"""Inches of every figure: narrow, so that its text can be read on a phone."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""As many as a palette has series: a shape for each colour."""
+
+_DOTS = 150  # of the PNG, per inch
+_COLUMNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """The colours of a figure."""
+
+    ink: str
+    soft: str
+    """Axes and tick labels."""
+    grid: str
+    paper: str
+    series: tuple[str, ...]
+    """Okabe and Ito 2008: told apart by colour-blind eyes."""
+    phases: tuple[str, ...]
+    """Of prefill, draft, verify and rest: light enough for dark text."""
+    on_phase: str
+
+
+LIGHT = Palette(
+    ink="#1b1f24",
+    soft="#57606a",
+    grid="#e3e6ea",
+    paper="#ffffff",
+    series=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b"),
+    phases=("#56b4e9", "#e69f00", "#20b58c", "#c4c9cf"),
+    on_phase="#16191d",
+)
+
+_SENTINELS = Palette(
+    ink="#010203",
+    soft="#010204",
+    grid="#010205",
+    paper="#010206",
+    series=tuple(f"#0103{i:02x}" for i in range(len(LIGHT.series))),
+    phases=tuple(f"#0104{i:02x}" for i in range(len(LIGHT.phases))),
+    on_phase="#010207",
+)
+
+_VARIABLES = {
+    _SENTINELS.ink: "currentColor",
+    _SENTINELS.soft: "var(--soft)",
+    _SENTINELS.grid: "var(--grid)",
+    _SENTINELS.paper: "var(--paper)",
+    _SENTINELS.on_phase: "var(--on-phase)",
+    **{sentinel: f"var(--series-{i})" for i, sentinel in enumerate(_SENTINELS.series)},
+    **{sentinel: f"var(--phase-{i})" for i, sentinel in enumerate(_SENTINELS.phases)},
+}
+
+
+Draw = Callable[[Palette], Figure]
+"""Draws a chart in the colours of a palette."""
+
+_Pixels = NDArray[np.uint8]
+"""Rows, columns, RGBA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of the report, or why there is none."""
+
+    key: str
+    """Unique in the report, usable in an id."""
+    title: str
+    caption: str
+    draw: Draw | None
+    """None: it is left out, and `caption` says why."""
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Draw the same everywhere: no user's matplotlibrc, no formulas in names, no complaint about a glyph."""
+    with warnings.catch_warnings(), mpl.rc_context():
+        warnings.simplefilter("ignore")
+        mpl.rcdefaults()
+        mpl.rcParams.update(
+            {
+                "font.family": "DejaVu Sans",  # comes with matplotlib
+                "font.size": 10.5,
+                "svg.fonttype": "none",
+                "svg.hashsalt": "edgespec",
+                "text.parse_math": False,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.axisbelow": True,
+                "axes.formatter.useoffset": False,
+                "figure.dpi": 72.0,
+            }
+        )
+        yield
+
+
+def new_figure(palette: Palette, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of WIDTH by `height` inches with one set of axes, in the palette's colours."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
+    axes.grid(color=palette.grid, linewidth=0.8)
+    for spine in axes.spines.values():
+        spine.set_color(palette.soft)
+    axes.tick_params(colors=palette.soft, labelcolor=palette.soft, labelsize=10)
+    axes.xaxis.label.set_color(palette.ink)
+    axes.yaxis.label.set_color(palette.ink)
+    return figure, axes
+
+
+def add_legend(figure: Figure, palette: Palette, entries: Sequence[tuple[str, Any]]) -> None:
+    """Put a legend of labels and artists below the axes; the figure grows by what it takes."""
+    labels = [_short(label) for label, _ in entries]
+    longest = max(len(label) for label in labels)
+    columns = max(1, min(len(labels), 46 // (longest + 4)))
+    lines = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.21 * lines + 0.1)
+    figure.legend(
+        [artist for _, artist in entries],
+        [f" {label}" if label.startswith("_") else label for label in labels],  # matplotlib drops those
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+        labelcolor=palette.ink,
+        fontsize=10,
+        handletextpad=0.5,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+    )
+
+
+def _short(label: str) -> str:
+    """Return a label that a figure has room for: the middle gives way, names end in what tells them apart."""
+    return label if len(label) <= 38 else f"{label[:20]}…{label[-17:]}"
+
+
+def marker(palette: Palette, series: int, *, hollow: bool = False, size: float = 6.5) -> Line2D:
+    """Return a marker of a series for a legend, or to copy the look of."""
+    colour = palette.series[series % len(palette.series)]
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker=MARKERS[series % len(MARKERS)],
+        markersize=size,
+        markerfacecolor=palette.paper if hollow else colour,
+        markeredgecolor=colour,
+        markeredgewidth=1.4,
+    )
+
+
+# ---- labels that keep apart ----
+
+_Box = tuple[float, float, float, float]  # left, bottom, right, top in points
+
+
+def place_labels(
+    figure: Figure,
+    axes: Axes,
+    palette: Palette,
+    points: Sequence[tuple[float, float, str]],
+    *,
+    right: bool = False,
+) -> None:
+    """Write a short text beside each point, away from the other points and texts.
+
+    `right`: only to the right of it, for the ends of lines. Where no place near it is free, the text stands
+    farther off, with a thin line to its point.
+    """
+    figure.draw_without_rendering()  # fixes where the axes are
+    scale = 72.0 / figure.dpi
+    where = axes.transData.transform([(x, y) for x, y, _ in points]) * scale
+    frame = np.asarray(axes.get_window_extent().extents) * scale
+    taken: list[_Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in where]
+    for (x, y), (data_x, data_y, text) in zip(where, points, strict=True):
+        offset, box = min(
+            _places(x, y, text, right=right),
+            key=lambda place: _cost(place[1], taken, tuple(frame), right=right) + 0.05 * _length(place[0]),
+        )
+        taken.append(box)
+        far = _length(offset) > 15
+        note = axes.annotate(
+            text,
+            (data_x, data_y),
+            xytext=offset,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=palette.ink,
+            annotation_clip=False,
+            bbox={"boxstyle": "square,pad=0.05", "facecolor": palette.paper, "linewidth": 0, "alpha": 0.75}
+            if right
+            else None,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": palette.soft,
+                "linewidth": 0.6,
+                "shrinkA": 4,
+                "shrinkB": 3,
+            }
+            if far
+            else None,
+        )
+        note.set_in_layout(False)
+
+
+def _places(x: float, y: float, text: str, *, right: bool) -> Iterator[tuple[tuple[float, float], _Box]]:
+    half_width, half_height = 2.9 * len(text) + 0.8, 4.6
+    angles = np.deg2rad([0] if right else [45, 0, 90, 135, 180, 225, 270, 315, 20, 70, 110, 160])
+    for radius in (10.0, 16.0, 23.0, 31.0, 40.0):
+        for angle in angles:
+            steps = np.arange(-60, 61, 3) if right else (0,)
+            for step in steps:
+                dx = float(np.cos(angle) * (radius + half_width - 4))
+                dy = float(np.sin(angle) * radius) + float(step)
+                left, bottom = x + dx - half_width, y + dy - half_height
+                yield (dx, dy), (left, bottom, left + 2 * half_width, bottom + 2 * half_height)
+
+
+def _length(offset: tuple[float, float]) -> float:
+    return float(np.hypot(*offset))
+
+
+def _cost(box: _Box, taken: Sequence[_Box], frame: Sequence[float], *, right: bool) -> float:
+    """Return the area that a text shares with others, in square points; much for one outside of the axes."""
+    shared = sum(
+        max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
+        * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
+        for other in taken
+    )
+    beyond = max(0.0, frame[0] - box[0]) + max(0.0, frame[1] - box[1]) + max(0.0, box[3] - frame[3] - 4)
+    return shared + 20 * (beyond + (0.0 if right else max(0.0, box[2] - frame[2] - 6)))
+
+
+# ---- output ----
+
+
+def svg(key: str, draw: Draw) -> str:
+    """Return a drawing as an SVG element to stand in a page, in the page's colours and font.
+
+    `key` begins every id in it; the page has `key`-title and `key`-caption, which describe it.
+    """
+    stream = io.StringIO()
+    with _settings():
+        figure = draw(_SENTINELS)
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    width, height = 72 * figure.get_size_inches()
+    text = stream.getvalue()
+    body = text[text.index(">", text.index("<svg")) + 1 :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
+    body = re.sub(r"<style.*?</style>", "", body, flags=re.S)  # it would hold for all of the page
+    body = re.sub(r"<!--.*?-->\n?", "", body, flags=re.S)
+    body = re.sub(r"<[^>]*>", lambda tag: _for_page(tag[0], key), body)  # texts stay as they are
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="100%" role="img" '
+        f'aria-labelledby="{key}-title {key}-caption">{body}'
+    )
+
+
+def _for_page(tag: str, key: str) -> str:
+    tag = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font: \1px var(--font)", tag)
+    tag = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", tag)
+    tag = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{key}-", tag)
+    return re.sub(r"#01[0-9a-f]{4}", lambda match: _VARIABLES.get(match[0], match[0]), tag)
+
+
+def png(title: str, date: str, all_charts: Sequence[Chart], rows: Sequence[str]) -> bytes:
+    """Return all charts as one PNG on white, in columns, below a title.
+
+    Below them stand why others are left out, and `rows`: what the numbers in the charts mean.
+    """
+    left_out = [f"{chart.title}: {chart.caption}" for chart in all_charts if not chart.draw]
+    with _settings():
+        pictures = [_picture(chart.title, chart.draw) for chart in all_charts if chart.draw]
+        head, foot = _headline(title, date), _footnotes(left_out, rows)
+    columns: list[list[_Pixels]] = [[] for _ in range(_COLUMNS)]
+    for picture in pictures:
+        min(columns, key=lambda column: sum(len(above) for above in column)).append(picture)
+    width, gap = int(WIDTH * _DOTS), int(0.25 * _DOTS)
+    drawn = len(head) + max(sum(len(picture) + gap for picture in column) for column in columns)
+    whole: _Pixels = np.full((drawn + len(foot) + gap, _COLUMNS * (width + gap) + gap, 4), 255, np.uint8)
+    whole[: len(head), gap : gap + head.shape[1]] = head
+    whole[drawn : drawn + len(foot), gap : gap + foot.shape[1]] = foot
+    for i, column in enumerate(columns):
+        top, left = len(head), gap + i * (width + gap)
+        for picture in column:
+            whole[top : top + len(picture), left : left + picture.shape[1]] = picture
+            top += len(picture) + gap
+    stream = io.BytesIO()
+    imsave(stream, whole, format="png", metadata={"Software": "edgespec"})  # else matplotlib and its version
+    return stream.getvalue()
+
+
+def _picture(title: str, draw: Draw) -> _Pixels:
+    figure = draw(LIGHT)
+    figure.set_figheight(figure.get_figheight() + 0.25)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
+    return _pixels(figure)
+
+
+def _headline(title: str, date: str) -> _Pixels:
+    figure = Figure(figsize=(_COLUMNS * WIDTH, 0.8))
+    figure.text(0.0, 0.62, _short_title(title), fontsize=16, fontweight="bold", color=LIGHT.ink)
+    figure.text(0.0, 0.28, f"edgespec, {date}", fontsize=10, color=LIGHT.soft)
+    return _pixels(figure)
+
+
+def _footnotes(left_out: Sequence[str], rows: Sequence[str]) -> _Pixels:
+    """Return the rows in two columns, below the sentences."""
+    half = -(-len(rows) // 2)
+    n_lines = len(left_out) + half + 1
+    figure = Figure(figsize=(_COLUMNS * WIDTH, 0.2 * n_lines))
+    places = [(0.0, i, line) for i, line in enumerate(left_out)]
+    places += [(0.5 * (i // half), len(left_out) + 1 + i % half, row) for i, row in enumerate(rows)]
+    for x, line, text in places:
+        figure.text(x, 1 - line / n_lines, text, fontsize=9, va="top", color=LIGHT.soft)
+    return _pixels(figure)
+
+
+def _short_title(title: str) -> str:
+    return title if len(title) <= 80 else f"{title[:79]}…"
+
+
+def _pixels(figure: Figure) -> _Pixels:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="rgba", dpi=_DOTS, facecolor=LIGHT.paper)
+    width = int(figure.get_size_inches()[0] * _DOTS)
+    return np.frombuffer(stream.getvalue(), np.uint8).reshape(-1, width, 4)

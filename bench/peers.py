@@ -1,34 +1,33 @@
-r"""Other programs that speculate on a CPU, run as a user runs them, on the prompts of bench/speed.py.
+r"""Programs that speculate on a CPU, run as a user runs them, on the prompts of bench/speed.py.
 
-llama.cpp of the commit inside the pinned llama-cpp-python, so that nothing differs but the program
-(vendor/llama.cpp of its source package; about 15 minutes on one core):
+llama.cpp's are in edgespec/peers.py. They should be of the commit inside the pinned llama-cpp-python, so
+that nothing differs but the program (vendor/llama.cpp of its source package; about 15 minutes on one core):
 
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary :all: && tar xf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release \
         -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-    cmake --build build --target llama-speculative-simple llama-bench
+    cmake --build build --target llama-completion llama-speculative-simple llama-bench
 
 ik_llama.cpp's `llama-spec-bench` is built as its own README says; it runs with run-time repacking.
 
-Both get the prompt as the model's chat template renders it. Speeds are the programs' own, of decoding
-alone: both report the reading of the prompt apart (ik_llama.cpp's benchmark computes the logits of
+All get the prompt as the model's chat template renders it. Speeds are the programs' own, of decoding
+alone: they report the reading of the prompt apart (ik_llama.cpp's benchmark computes the logits of
 every prompt token, so its time for the prompt says little).
 """
 
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-class PeerError(Exception):
-    """A program is missing, failed, or took too long; `str()` is one line."""
+from edgespec.bench import Settings
+from edgespec.errors import EdgespecError
+from edgespec.peers import DRAFTED_PROGRAM, LlamaCpp, run_program
+from edgespec.suites import Prompt
 
 
 @dataclass(frozen=True)
@@ -54,43 +53,29 @@ class Peer:
     name = "peer"
 
     def decode(self, prompts: list[str], gamma: int) -> list[Decoded]:
-        """Continue each prompt greedily, drafting `gamma` tokens; raises PeerError."""
+        """Continue each prompt greedily, drafting `gamma` tokens; raises EdgespecError."""
         raise NotImplementedError
-
-    def _run(self, *options: str) -> str:
-        command = [self.program, "-m", self.target.absolute(), "-md", self.draft.absolute()]
-        command += [
-            "-t",
-            str(self.n_threads),
-            "-td",
-            str(self.n_threads),
-            "-c",
-            str(self.n_ctx),
-            "-n",
-            str(self.n_predict),
-        ]
-        return output([*map(str, command), "--temp", "0", "--top-k", "1", *options], self.timeout_s)
 
 
 class LlamaSpeculativeSimple(Peer):
     """llama.cpp's own program; one process a prompt. Flash attention off is its faster choice here."""
 
-    name = "llama-speculative-simple"
+    name = DRAFTED_PROGRAM
 
     def decode(self, prompts: list[str], gamma: int) -> list[Decoded]:
-        """Continue each prompt greedily, drafting `gamma` tokens; raises PeerError."""
-        found = []
-        for prompt in prompts:
-            with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-                file.write(f"{prompt}\n")  # it takes the last newline of a file away
-                file.flush()
-                options = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(gamma)]
-                text = self._run("-f", file.name, "--no-escape", "-fa", "off", *options)
-            match = re.search(r"decoded +(\d+) tokens in +([\d.]+) seconds", text)
-            if not match:
-                raise PeerError(f"{self.program.name} did not say how fast it decoded")
-            found.append(Decoded(int(match[1]), float(match[2])))
-        return found
+        """Continue each prompt greedily, drafting `gamma` tokens; raises EdgespecError."""
+        programs = LlamaCpp(
+            self.program.parent,
+            self.target,
+            self.draft,
+            n_threads=self.n_threads,
+            n_ctx=self.n_ctx,
+            timeout_s=self.timeout_s,
+            flash_attention=False,
+        )
+        settings = Settings(ways=(), n_predict=self.n_predict)
+        runs = [programs.drafted(Prompt("", "", text), settings, gamma) for text in prompts]
+        return [Decoded(run.tokens, run.total_s - (run.prefill_s or 0.0)) for run in runs]
 
 
 class IkSpecBench(Peer):
@@ -99,54 +84,33 @@ class IkSpecBench(Peer):
     name = "ik_llama.cpp"
 
     def decode(self, prompts: list[str], gamma: int) -> list[Decoded]:
-        """Continue each prompt greedily, drafting `gamma` tokens; raises PeerError."""
+        """Continue each prompt greedily, drafting `gamma` tokens; raises EdgespecError."""
+        command = [self.program, "-m", self.target.absolute(), "-md", self.draft.absolute()]
+        command += ["-t", self.n_threads, "-td", self.n_threads, "-c", self.n_ctx, "-n", self.n_predict]
+        command += ["--temp", "0", "--top-k", "1"]
+        command += ["-rtr", "--spec-type", f"draft:n_max={gamma}", "--in-suffix", ""]  # no second template
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
             for prompt in prompts:
                 file.write(json.dumps({"prompt": prompt}) + "\n")
             file.flush()
-            options = ["-rtr", "--spec-type", f"draft:n_max={gamma}", "--in-suffix", ""]  # no second template
-            text = self._run("--prompts", file.name, "--output-format", "jsonl", *options)
-        rows = [json.loads(line) for line in text.splitlines() if line.startswith('{"row_type":"attempt"')]
+            command += ["--prompts", file.name, "--output-format", "jsonl"]
+            done = run_program([str(part) for part in command], self.timeout_s)
+        lines = (done.stdout + done.stderr).splitlines()
+        rows = [json.loads(line) for line in lines if line.startswith('{"row_type":"attempt"')]
         if len(rows) != len(prompts) or not all(row["ok"] for row in rows):
-            raise PeerError(f"{self.program.name} did not finish all of {len(prompts)} prompts")
+            raise EdgespecError(f"{self.program.name} did not finish all of {len(prompts)} prompts")
         return [Decoded(row["generated"], row["decode_s"]) for row in rows]
 
 
 def llama_bench(program: Path, model: Path, n_threads: int, timeout_s: float) -> dict[str, float]:
     """Return the tokens a second of llama.cpp's own benchmark, without and with flash attention."""
     command = [str(program), "-m", str(model.absolute()), "-t", str(n_threads), "-fa", "off,on"]
-    text = output([*command, "-r", "3", "-o", "json", "-p", "512", "-n", "128"], timeout_s)
+    text = run_program([*command, "-r", "3", "-o", "json", "-p", "512", "-n", "128"], timeout_s).stdout
     try:
         rows: list[dict[str, Any]] = json.loads(text[text.index("[") : text.rindex("]") + 1])
     except ValueError:
-        raise PeerError(f"{program.name} printed no results") from None
+        raise EdgespecError(f"{program.name} printed no results") from None
     return {
         f"{'tg128' if row['n_gen'] else 'pp512'}{' flash' if row['flash_attn'] else ''}": float(row["avg_ts"])
         for row in rows
     }
-
-
-def output(command: list[str], timeout_s: float) -> str:
-    """Run a program to its end; return what it wrote to both streams."""
-    name = Path(command[0]).name
-    try:
-        with tempfile.TemporaryDirectory() as directory:  # some leave a log where they run
-            done = subprocess.run(
-                [str(Path(command[0]).absolute()), *command[1:]],
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-    except OSError as error:
-        raise PeerError(f"{command[0]}: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise PeerError(f"{name} took more than {timeout_s:g} s") from None
-    if done.returncode != 0:
-        words = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-        raise PeerError(f"{name} ended with code {done.returncode}: {words[-1] if words else 'no output'}")
-    return done.stdout

@@ -28,8 +28,10 @@ from typing import Any
 
 import prompts as prompt_sets
 from edgespec import Engine, SamplingParams
+from edgespec.errors import EdgespecError
+from edgespec.peers import context_for, rendered
 from machine import facts, other_load, require_kernels, save, spread
-from peers import IkSpecBench, LlamaSpeculativeSimple, Peer, PeerError, llama_bench
+from peers import IkSpecBench, LlamaSpeculativeSimple, Peer, llama_bench
 
 PROMPTS = {
     "code": ["Write a quicksort in Python."],
@@ -275,14 +277,14 @@ def main() -> None:
                         texts[way, category, number] = ids
                     print(".", end="", file=sys.stderr, flush=True)
                     if turn < args.peer_rounds and number == len(prompts[category]) - 1:
-                        rendered = [as_rendered(stock, text) for text in prompts[category]]
-                        runs += run_peers(peers, turn, category, rendered, args.peer_gamma or args.gamma)
+                        asked = [rendered(stock, text) for text in prompts[category]]
+                        runs += run_peers(peers, turn, category, asked, args.peer_gamma or args.gamma)
                 if args.llama_bench and turn < args.peer_rounds:
                     try:
                         timeout = args.peer_timeout
                         bench = llama_bench(args.llama_bench, stock.target.path, stock.n_threads, timeout)
                         benches.append(bench)
-                    except PeerError as error:
+                    except EdgespecError as error:
                         print(f"\nno llama-bench: {error}", file=sys.stderr)
             print(file=sys.stderr)
             models = {"target": ours.target_name, "draft": ours.draft_name}
@@ -326,13 +328,6 @@ def main() -> None:
         save(f"speed-temp{args.temp:g}", outcome, loads)
 
 
-def as_rendered(engine: Engine, prompt: str) -> str:
-    """Return the text that `Engine.prompt_tokens` makes tokens of."""
-    if engine.target.chat_template is None:
-        return prompt
-    return engine.target.render_chat([{"role": "user", "content": prompt}])
-
-
 def open_peers(args: argparse.Namespace, engine: Engine, n_prompt: int) -> list[Peer]:
     """Return the peers whose programs were given."""
     kinds: list[tuple[type[Peer], Path | None]] = [
@@ -341,7 +336,7 @@ def open_peers(args: argparse.Namespace, engine: Engine, n_prompt: int) -> list[
     ]
     if engine.draft is None:
         return []
-    n_ctx = -(-(n_prompt + args.n_predict + 64) // 256) * 256
+    n_ctx = context_for(n_prompt, args.n_predict)
     target, draft, n_threads = engine.target.path, engine.draft.path, engine.n_threads
     return [
         kind(program.absolute(), target, draft, n_threads, n_ctx, args.n_predict, args.peer_timeout)
@@ -362,7 +357,7 @@ def run_peers(
                     way = f"{peer.name} {gamma}"
                     figures = (done.tokens, done.tokens, done.decode_s)
                     runs.append(Run(turn, category, number, way, *figures))
-        except PeerError as error:
+        except EdgespecError as error:
             print(f"\nno {peer.name}: {error}", file=sys.stderr)
             peers.remove(peer)
     return runs

@@ -15,7 +15,7 @@ from edgespec.drafters.chain import Chain, ChainStep
 from edgespec.drafters.model import DraftModel
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.generate import Generation, unmarked
+from edgespec.generate import Generation
 from edgespec.gguf_header import check_model_file
 from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
@@ -254,7 +254,6 @@ class Engine(Closing):
             chain = self._chain(policy, model, prompt, greedy=params.greedy, on_step=on_step)
         rule = rule or ("block" if chain and seed is None and not params.greedy else "match")
         seed = secrets.randbits(32) if seed is None else seed
-        window = self.meter.begin() if self.meter else None
         generation = Generation(
             target,
             chain,
@@ -264,8 +263,10 @@ class Engine(Closing):
             rule=rule,
             n_predict=n_predict,
             n_ctx=n_ctx,
-            mark=window.mark if window else unmarked,
         )
+        window = self.meter.begin() if self.meter else None
+        if window:
+            generation.mark = window.mark
         if self._signals:
             self._signals.drain()
         self._stream = Stream(

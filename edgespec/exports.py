@@ -9,15 +9,14 @@ import csv
 import errno
 import io
 import os
-import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files import beside, write_atomically
 from edgespec.runs import Cell, Outcome, Run
 from edgespec.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
 
@@ -219,7 +218,7 @@ def check_writable(path: Path, option: str) -> None:
         file = _resolve(path)
         if _is_special(file):
             return
-        temporary = _beside(file)
+        temporary = beside(file)
         try:
             temporary.open("wb").close()
         finally:
@@ -238,7 +237,7 @@ def write_file(path: Path, data: bytes, *, option: str) -> None:
         if _is_special(file):
             file.write_bytes(data)
         else:
-            _replace(file, data)
+            write_atomically(file, data)
     except OSError as error:
         raise EdgespecError(_refusal(path, option, error)) from None
 
@@ -252,6 +251,8 @@ def _resolve(path: Path) -> Path:
         file = path.resolve()
     except RuntimeError:  # what Python 3.11 and 3.12 make of a loop
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    if not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     if file.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if file.exists() and not os.access(file, os.W_OK):
@@ -262,27 +263,6 @@ def _resolve(path: Path) -> Path:
 def _is_special(file: Path) -> bool:
     """Whether it is a pipe or a device, such as /dev/stdout: nothing to replace."""
     return file.exists() and not file.is_file()
-
-
-def _replace(file: Path, data: bytes) -> None:
-    temporary = _beside(file)
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if file.is_file():
-            temporary.chmod(stat.S_IMODE(file.stat().st_mode))
-        temporary.replace(file)
-    except BaseException:  # Ctrl-C too: no half of a file stays behind
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _beside(file: Path) -> Path:
-    # The name may be as long as the system allows: the temporary one is not made of it.
-    return file.with_name(f".edgespec-{os.getpid()}.tmp")
 
 
 def _refusal(path: Path, option: str, error: OSError) -> str:

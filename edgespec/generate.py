@@ -59,12 +59,10 @@ class Generation:
         rule: Rule = "block",
         n_predict: int | None = None,
         n_ctx: int | None = None,
-        mark: Callable[[Phase], None] = unmarked,
     ) -> None:
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
-        `n_ctx` is where the context counts as full, by default the end of `target`'s. `mark` is told at
-        the end of each phase which one it was.
+        `n_ctx` is where the context counts as full, by default the end of `target`'s.
         """
         self.tokens = list(prompt)
         self.stop_reason: StopReason = "interrupted"
@@ -77,7 +75,8 @@ class Generation:
         self._rule = rule
         self._n_predict = n_predict
         self._n_ctx = n_ctx or target.n_ctx
-        self._mark = mark
+        self.mark: Callable[[Phase], None] = unmarked
+        """Told at the end of each phase which one it was; may be replaced before the first event."""
         self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
         self._no_tokens: Tokens = np.empty(0, np.int32)
 
@@ -88,7 +87,7 @@ class Generation:
             if self._drafter and not self._finished():
                 started = time.perf_counter()
                 self._drafter.begin(self.tokens, sampled=self._rule != "match", n_predict=self._n_predict)
-                self._mark("draft")
+                self.mark("draft")
                 yield DraftPrefill(time.perf_counter() - started)
             while not self._finished():
                 yield self._step()
@@ -101,25 +100,25 @@ class Generation:
             self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
 
     def _prefill(self) -> Prefill:
-        self._mark("rest")
+        self.mark("rest")
         started = time.perf_counter()
         self._target.clear()
         row = self._target.eval(self.tokens, n_logits=1)[0]
         (coin,) = self._coins.take(1)
         token = self._sampler.sample(row, self._recent(()), coin, -1)
         self.tokens.append(token)
-        self._mark("prefill")
+        self.mark("prefill")
         return Prefill(token, time.perf_counter() - started)
 
     def _step(self) -> Step:
-        self._mark("rest")
+        self.mark("rest")
         started = time.perf_counter()
         draft = self._propose()
-        self._mark("draft")
+        self.mark("draft")
         drafted = time.perf_counter()
         n = len(draft.tokens)
         rows = self._target.eval([self.tokens[-1], *draft.tokens], n_logits=n + 1)
-        self._mark("verify")
+        self.mark("verify")
         verified = time.perf_counter()
         n_accepted, following, probs = self._judge(rows, draft.tokens)
         emitted = [*draft.tokens[:n_accepted], following]
@@ -127,11 +126,11 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         self.tokens += emitted
         self._target.rewind(len(self.tokens) - 1)
-        self._mark("rest")
+        self.mark("rest")
         judged = time.perf_counter()
         if self._drafter:
             self._drafter.accept(self.tokens, Outcome(n_accepted, emitted, judged - drafted, probs))
-            self._mark("draft")
+            self.mark("draft")
         ended = time.perf_counter()
         return Step(
             tuple(emitted),

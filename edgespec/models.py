@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files import write_atomically
 
 SHIPPED_FILE = Path(__file__).with_name("models.toml")
 
@@ -374,15 +375,6 @@ def entry_for_hf(ref: str) -> Entry:
 
 
 # --- The user's own entries ---------------------------------------------------------------------
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Write a small text file so that a reader sees the old text or the new, never half of one."""
-    file = file.resolve()  # a symlink to a file kept elsewhere stays one
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
 
 
 def _rewrite_user_file(text: str) -> None:

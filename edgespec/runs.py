@@ -164,7 +164,8 @@ def from_json(kind: type[_T], data: bytes | str, where: str) -> _T:
     try:
         found = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        raise EdgespecError(f"{where}: not a {kind.__name__.lower()} that edgespec wrote: {error}") from None
+        what = kind.__name__.lower()
+        raise EdgespecError(f"{where}: holds no {what} that edgespec wrote: {error}") from None
     if isinstance(found, Outcome) and found.format != FORMAT:
         raise EdgespecError(f"{where}: written in format {found.format}; this edgespec reads {FORMAT}")
     return found

@@ -23,7 +23,7 @@ from typing import Any
 from edgespec.child import run_in_child
 from edgespec.cpu import read_cpu
 from edgespec.errors import UsageError
-from edgespec.models import write_atomically
+from edgespec.files import write_atomically
 from edgespec.store import cache_root
 
 TIMEOUT_S = 20.0

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urlsplit
 
 from edgespec.errors import EdgespecError
-from edgespec.models import Entry, HubSource, WheelsSource, write_atomically
+from edgespec.files import write_atomically
+from edgespec.models import Entry, HubSource, WheelsSource
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata

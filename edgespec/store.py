@@ -18,7 +18,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.models import Entry, Registry, expand_user, write_atomically
+from edgespec.files import write_atomically
+from edgespec.models import Entry, Registry, expand_user
 
 
 def cache_root() -> Path:

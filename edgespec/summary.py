@@ -26,6 +26,7 @@ _INTERVAL = (2.5, 97.5)  # percentiles of the resampled medians
 _DRAWN_AT_ONCE = 1 << 20  # ratios: 8 MiB an array, also for hundreds of prompts
 _PARTS = get_args(Phase)
 _FEWEST_ROUNDS = 3  # of one prompt, below which its runs tell nothing of noise
+_FEWEST_RATIOS = 3  # the interval of two would be the two
 
 _Places = dict[tuple[str, int], Run]
 """The runs of one way, by prompt and round."""
@@ -111,8 +112,8 @@ def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = T
     """Return the median of all ratios, element i holding those of prompt i, with its 95 % interval.
 
     `over_prompts`: prompts are a sample, drawn anew in each resampling; else, and where there is only one
-    prompt, only the rounds are. None without ratios; low and high are None where nothing was repeated. The
-    same ratios in any order give the same interval.
+    prompt, only the rounds are. None without ratios; low and high are None where nothing was repeated,
+    and of fewer than three ratios. The same ratios in any order give the same interval.
 
     The percentile bootstrap of Efron and Tibshirani 1993 (chapter 13), hierarchical as in Davison and
     Hinkley 1997 (section 3.8): prompts are drawn with replacement, then rounds within each drawn prompt.
@@ -120,9 +121,11 @@ def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = T
     groups = sorted(sorted(rounds) for rounds in ratios if rounds)
     if not groups:
         return None
-    medians = _resampled(groups, over_prompts=over_prompts and len(groups) > 1)
-    low, high = (None, None) if medians is None else np.percentile(medians, _INTERVAL).tolist()
     every = [ratio for group in groups for ratio in group]
+    low = high = None
+    medians = _resampled(groups, over_prompts=over_prompts and len(groups) > 1)
+    if medians is not None and len(every) >= _FEWEST_RATIOS:
+        low, high = np.percentile(medians, _INTERVAL).tolist()
     return Interval(statistics.median(every), low, high, len(every), len(groups))
 
 

@@ -15,9 +15,10 @@ from edgespec import pull
 from edgespec.backend import QUANT_TYPES
 from edgespec.cli import models as cli_models
 from edgespec.cli.models import models_app
-from edgespec.cli.quantize import _BITS, quantize_command
+from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import load_registry, user_models_file
+from edgespec.quantizations import BITS
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 
@@ -218,7 +219,7 @@ def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
 
 
 def test_quantize_knows_the_size_of_every_type():
-    assert _BITS.keys() == QUANT_TYPES.keys()
+    assert BITS.keys() == QUANT_TYPES.keys()
 
 
 def test_help_of_quantize_shows_an_example(server):

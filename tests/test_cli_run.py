@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from tiny_gguf import write_tiny_gguf
 
+from edgespec.energy import EnergyMeter
+
 COMMAND = [sys.executable, "-m", "edgespec"]
 
 
@@ -280,6 +282,54 @@ def test_the_suffix_store_needs_no_draft_model(run, tiny_path):
 def test_energy_without_measured_joules_is_one_line(run, own_cache):
     process = run("abc", "--objective", "energy", env=own_cache)
     failed(process, 2, "--objective energy", "edgespec profile")
+
+
+# ---- energy ----
+
+
+def test_energy_is_told_only_when_asked_for(run):
+    process = run("abc", "-n", 5)
+    assert "energy" not in process.stderr.decode()
+    assert json.loads(run("abc", "-n", 5, "--json").stdout)["energy"] is None
+
+
+def test_assumed_watts_are_called_estimated(run):
+    energy = json.loads(run("abc", "-n", 20, "--assume-watts", 15, "--json", *MODEL).stdout)["energy"]
+    assert (energy["estimated"], energy["source"], energy["reason"]) == (True, "15 W assumed", "")
+    assert energy["joules"] == pytest.approx(15 * energy["seconds"])
+    assert energy["joules_per_token"] == pytest.approx(energy["joules"] / 20)
+    assert energy["joule_seconds"] == pytest.approx(energy["joules"] * energy["seconds"])
+    assert set(energy["phases"]) == {"prefill", "draft", "verify", "rest"}
+    assert sum(energy["phases"].values()) == pytest.approx(energy["joules"])
+    assert (energy["idle_w"], energy["net_joules"], energy["net_joules_per_token"]) == (None, None, None)
+
+    lines = run("abc", "-n", 20, "--assume-watts", 15, *MODEL).stderr.decode().splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("energy"))
+    assert re.fullmatch(
+        r"energy   estimated: \S+ J, \S+ J a token; idle power not known; \S+ J s; 15 W assumed", lines[at]
+    ), lines[at]
+    assert re.fullmatch(r" {9}estimated: .*prefill [\d.]+%.*", lines[at + 1]), lines[at + 1]
+    assert "verify" in lines[at + 1]
+
+
+@pytest.mark.skipif(EnergyMeter.choose().available, reason="this machine tells joules")
+def test_joules_that_nothing_tells_are_unavailable_and_not_0(run):
+    process = run("abc", "-n", 5, "--energy")
+    assert process.returncode == 0
+    (line,) = (line for line in process.stderr.decode().splitlines() if line.startswith("energy"))
+    assert re.fullmatch(r"energy   unavailable: .+ \(see `edgespec energy`\)", line), line
+
+    energy = json.loads(run("abc", "-n", 5, "--energy", "--json").stdout)["energy"]
+    assert energy["reason"]
+    assert energy["seconds"] > 0
+    for name in ("joules", "joules_per_token", "net_joules", "net_joules_per_token", "joule_seconds"):
+        assert energy[name] is None
+    assert (energy["phases"], energy["domains"], energy["source"]) == ({}, {}, "")
+
+
+@pytest.mark.parametrize("watts", ["0", "-5", "nan", "inf", "many"])
+def test_watts_that_are_none(run, watts):
+    failed(run("abc", "--assume-watts", watts), 2, "--assume-watts")
 
 
 def test_a_seed_gives_one_text_whatever_is_drafted(run, tiny_path):

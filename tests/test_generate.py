@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +15,8 @@ from tiny_gguf import write_tiny_gguf
 from edgespec import Engine, SamplingParams
 from edgespec.costs import OnlineCurve, guessed_curve
 from edgespec.drafters import Chain, DraftModel, SuffixDrafts
+from edgespec.energy import EnergyMeter
+from edgespec.energy.base import Power
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import DraftPrefill, Generation, Prefill
 from edgespec.predictor import Predictor
@@ -567,3 +573,170 @@ def test_a_result_keeps_its_own_note(engine):
     engine.generate("abc", n_predict=20, gamma=3)
     assert stream.result.note == before
     assert "()" not in engine.generate("abc", n_predict=1).note
+
+
+# ---- energy ----
+
+
+class Counter:
+    """A source that counts one joule at each reading: so a window's joules are its readings."""
+
+    name = "a counter"
+    domains = ("package-0",)
+    counted = (True,)
+    counts = True
+    estimated = False
+    interval_s = math.inf
+
+    def __init__(self):
+        self.n_read = 0
+
+    def read(self):
+        self.n_read += 1
+        return (1e6 * self.n_read,)
+
+    def joules(self, before, after):
+        return tuple((b - a) / 1e6 for a, b in zip(before.figures, after.figures, strict=True))
+
+
+class FiveWatts(Power):
+    """A source of power, which a thread reads while a window is open."""
+
+    name = "a power"
+    domains = ("all",)
+    counted = (True,)
+    interval_s = 0.005
+
+    def read(self):
+        return (5.0,)
+
+
+@pytest.fixture
+def counting(engine):
+    with EnergyMeter(Counter(), clock=itertools.count().__next__, threaded=False) as meter:
+        engine.meter = meter
+        yield engine
+
+
+def marks_of(target, draft, **options):
+    marks = []
+    run = Generation(
+        target,
+        chain_of(draft, gamma=2) if draft else None,
+        PROMPT,
+        params=GREEDY,
+        coins=Coins(1),
+        n_predict=12,
+        **options,
+    )
+    run.mark = marks.append
+    steps = [event for event in run.events() if not isinstance(event, Prefill | DraftPrefill)]
+    return marks, len(steps)
+
+
+def test_marks_of_drafting(sessions):
+    marks, n_steps = marks_of(*sessions)
+    step = ["rest", "draft", "verify", "rest", "draft"]
+    assert n_steps > 1
+    assert marks == ["rest", "prefill", "draft", *step * n_steps]
+
+
+def test_marks_of_plain_decoding(sessions):
+    marks, n_steps = marks_of(sessions[0], None)
+    assert n_steps == 11
+    assert marks == ["rest", "prefill", *["rest", "draft", "verify", "rest"] * n_steps]
+
+
+def test_every_joule_is_of_one_phase(counting):
+    """The last reading is that of the end, after the last mark."""
+    result = counting.generate("abc", params=GREEDY, n_predict=30, drafter="model", gamma=3)
+    n_steps = result.stats.steps
+    assert result.stats.n_drafted > 0
+    assert result.energy.source == "a counter"
+    assert result.energy.phases == {
+        "prefill": 1.0,
+        "draft": 1.0 + 2 * n_steps,
+        "verify": n_steps,
+        "rest": 2 + 2 * n_steps,
+    }
+    assert result.energy.joules == sum(result.energy.phases.values()) == 4 + 5 * n_steps
+    assert result.energy.domains == {"package-0": result.energy.joules}
+
+
+def test_each_generation_has_a_window_of_its_own(counting):
+    options = {"params": GREEDY, "n_predict": 10, "drafter": "none"}
+    first = counting.generate("abc", **options)
+    second = counting.generate("abc", **options)
+    assert first.energy.joules == second.energy.joules == 3 + 4 * 9
+    counting.meter = None
+    assert counting.generate("abc", **options).energy is None
+
+
+def test_energy_is_known_when_the_stream_has_ended(counting):
+    stream = counting.stream("abc", n_predict=10)
+    next(stream)
+    assert stream.result.energy is None
+    stream.close()
+    energy = stream.result.energy
+    assert energy.joules == 3, "the rest before, the prompt, and what came until the end"
+    stream.close()
+    assert stream.result.energy is energy
+
+
+def reading_threads():
+    """Those of a meter with an open window; one that was just told to stop has a moment for it."""
+    for _ in range(200):
+        found = [thread for thread in threading.enumerate() if thread.name == "edgespec-energy"]
+        if not found:
+            return 0
+        time.sleep(0.005)
+    return len(found)
+
+
+@pytest.mark.parametrize("n_asked", [0, 1, 5])
+def test_a_stream_that_is_given_up_ends_its_window(engine, n_asked):
+    with EnergyMeter(FiveWatts()) as meter:
+        engine.meter = meter
+        stream = engine.stream("abc", n_predict=50)
+        for _ in range(n_asked):
+            next(stream)
+        assert [thread.name for thread in threading.enumerate()].count("edgespec-energy") == 1
+        stream.close()
+        assert reading_threads() == 0
+        assert stream.result.energy.joules == pytest.approx(5.0 * stream.result.energy.seconds)
+        assert list(stream) == []
+
+
+def test_the_next_stream_and_closing_end_a_window_too(engine):
+    with EnergyMeter(FiveWatts()) as meter:
+        engine.meter = meter
+        first = engine.stream("abc", n_predict=50)
+        second = engine.stream("abc", n_predict=50)
+        assert first.result.energy.joules is not None
+        assert second.result.energy is None
+        engine.forget()
+        assert second.result.energy.joules is not None
+        third = engine.stream("abc", n_predict=50)
+        next(third)
+        engine.close()
+        assert third.result.energy.joules is not None
+        assert reading_threads() == 0
+
+
+def test_an_error_in_mid_stream_ends_its_window(engine):
+    with EnergyMeter(FiveWatts()) as meter:
+        engine.meter = meter
+        everything = dict.fromkeys(range(engine.target.n_vocab), float("-inf"))
+        stream = engine.stream("abc", params=SamplingParams(logit_bias=everything))
+        with pytest.raises(EdgespecError):
+            next(stream)
+        assert stream.result.energy is not None
+        assert reading_threads() == 0
+
+
+def test_values_that_are_refused_leave_no_window_open(engine):
+    with EnergyMeter(FiveWatts()) as meter:
+        engine.meter = meter
+        with pytest.raises(UsageError):
+            engine.stream("abc", params=SamplingParams(logit_bias={123456789: 1.0}))
+        assert reading_threads() == 0

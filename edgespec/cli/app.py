@@ -11,9 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from edgespec.cli.bench import bench_command
 from edgespec.cli.cache import cache_app
+from edgespec.cli.compare import compare_command
 from edgespec.cli.console import INTERRUPTED, err, out
 from edgespec.cli.doctor import doctor_command
+from edgespec.cli.energy import energy_command
 from edgespec.cli.models import models_app
 from edgespec.cli.profile import profile_command
 from edgespec.cli.quantize import quantize_command
@@ -72,6 +75,13 @@ app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a qui
 app.command("quantize")(quantize_command)
 app.command("doctor", epilog="Example: edgespec doctor --retest my-model.gguf")(doctor_command)
 app.command("profile", epilog="Example: edgespec profile --target my-model.gguf --threads 4")(profile_command)
+app.command("energy", epilog="Example: edgespec energy --json")(energy_command)
+app.command("bench", epilog="Example: edgespec bench --category code --report bench.html")(bench_command)
+app.command(
+    "compare",
+    epilog="Example: edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
+    "--drafts qwen2.5-coder-0.5b-q4_0,none",
+)(compare_command)
 app.add_typer(models_app, name="models")
 app.add_typer(cache_app, name="cache")
 

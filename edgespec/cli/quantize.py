@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgespec.backend import QUANT_TYPES, quantize
+from edgespec.backend import quantize
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.gguf_header import read_header
-from edgespec.models import nearest
 from edgespec.pull import resolve
+from edgespec.quantizations import expected_bytes, parse_types
 from edgespec.sources import check_disk, format_size
-
-# Bits a weight of the whole file, about: for the disk check only.
-_BITS = {
-    "q4_0": 4.6, "q4_1": 5.1, "q5_0": 5.6, "q5_1": 6.1, "q8_0": 8.6,
-    "q2_k": 3.3, "q3_k_s": 3.7, "q3_k_m": 4.1, "q3_k_l": 4.4,
-    "q4_k_s": 4.7, "q4_k_m": 5.0, "q5_k_s": 5.6, "q5_k_m": 5.8, "q6_k": 6.6,
-    "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
-}  # fmt: skip
-_COMMON_BITS = 4.6  # where the source's name does not say; errs towards asking for more room
-
-
-def _parse_types(text: str) -> list[str]:
-    types = list(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
-    for name in types:
-        if name not in QUANT_TYPES:
-            hint = nearest(name, QUANT_TYPES) or f" (known: {', '.join(QUANT_TYPES)})"
-            raise UsageError(f"--type: no quantization is called {name!r}{hint}")
-    if not types:
-        raise UsageError("--type: name at least one quantization, such as q4_0")
-    return types
-
-
-def _estimate(source: Path, type_name: str) -> int:
-    """Return about how many bytes `source` will have as `type_name`, from the quantization in its name."""
-    known = "|".join(sorted(_BITS, key=len, reverse=True))
-    found = re.findall(rf"(?<![a-z0-9])({known})(?![a-z0-9])", source.stem.lower())
-    return int(source.stat().st_size * _BITS[type_name] / (_BITS[found[-1]] if found else _COMMON_BITS))
 
 
 def quantize_command(
@@ -64,7 +36,7 @@ def quantize_command(
 
     Example: edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models
     """
-    types = _parse_types(type_)
+    types = parse_types(type_, "--type")
     if output and output.exists() and not output.is_dir():
         raise UsageError(f"-o {output}: not a directory")
     with PullDisplay() as display:
@@ -78,7 +50,7 @@ def quantize_command(
         raise UsageError(f"{', '.join(existing)}: exists already; replace with --force, or choose another -o")
     check_disk(
         directory,
-        sum(_estimate(src, name) for name in types),
+        sum(expected_bytes(src, name) for name in types),
         ", ".join(types),
         "free some, or choose another -o",
     )

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from edgespec.cli.console import err, out
 from edgespec.drafters.chain import ChainStep
+from edgespec.energy import Measurement
 from edgespec.records import Origin, Result, Stats, Token
 
 COLOURS: dict[Origin, str] = {
@@ -110,6 +111,7 @@ def as_json(result: Result) -> str:
         "draft": result.draft,
         "kernels": result.kernels,
         "stats": stats,
+        "energy": result.energy and result.energy.facts(len(result.token_ids)),
     }
     return json.dumps(fields, ensure_ascii=False)
 
@@ -129,6 +131,8 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.time_shares.items())
         began = f"; drafting began after {stats.draft_prefill_s:.2f} s" if stats.n_drafted else ""
         _line("time", shares + began)
+    if result.energy:
+        _energy(result.energy, len(result.token_ids))
     _line("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
     _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
     _line("kernels", result.kernels)
@@ -136,6 +140,26 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
     _line("ended", f"{_ENDINGS[result.stop_reason]}; {seed}")
     if show_draft and err.is_terminal:
         _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])
+
+
+def _energy(energy: Measurement, n_tokens: int) -> None:
+    """Print the joules of a generation of `n_tokens` tokens; unavailable ones as that, never as 0."""
+    if energy.joules is None:
+        _line("energy", f"unavailable: {energy.reason} (see `edgespec energy`)")
+        return
+    estimated = "estimated: " if energy.estimated else ""
+    gross, net = energy.per_token(n_tokens), energy.net_per_token(n_tokens)
+    a_token = "" if gross is None else f", {gross:.3g} J a token"
+    if energy.idle_w is None:
+        beyond_idle = "idle power not known"
+    else:
+        net_a_token = "" if net is None else f", {net:.3g} J a token"
+        beyond_idle = f"{energy.net_joules:.3g} J{net_a_token} beyond {energy.idle_w:.3g} W idle"
+    figures = f"{energy.joules:.3g} J{a_token}; {beyond_idle}; {energy.joule_seconds:.3g} J s"
+    _line("energy", f"{estimated}{figures}; {energy.source}")
+    if energy.joules > 0 and energy.phases:
+        shares = ", ".join(f"{phase} {joules / energy.joules:.1%}" for phase, joules in energy.phases.items())
+        _line("", f"{estimated}{shares}")
 
 
 def _line(label: str, *parts: str | tuple[str, str]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption
+from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption, WattsOption
 from edgespec.cli.progress import pull_named
 from edgespec.cli.render import ExplainedSteps, TextWriter, as_json, print_stats
+from edgespec.energy import EnergyMeter
 from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.knowledge import Objective
@@ -159,6 +161,13 @@ def run_command(
             rich_help_panel=_SAMPLING,
         ),
     ] = None,
+    energy: Annotated[
+        bool,
+        typer.Option(
+            "--energy", help="Count the joules too (see `edgespec energy`).", rich_help_panel="Energy"
+        ),
+    ] = False,
+    assume_watts: WattsOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -200,12 +209,14 @@ def run_command(
         message("--show-draft has an effect only in a terminal")
     text = _read_prompt(prompt, file)
 
+    counts = energy or assume_watts is not None
+    meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message) if counts else None
     if pair is not None:
         named = load_registry().pair(pair)
         target, draft = named.target, named.draft
     target, draft = choose_models(target, draft, drafter)
     pull_named(target, draft)
-    with SignalPipe() as signals:
+    with meter or nullcontext(), SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
                 target,
@@ -216,6 +227,7 @@ def run_command(
                 kernels=kernels,
                 objective=objective,
                 history=cache,
+                meter=meter,
                 signals=signals,
                 on_message=message,
             )

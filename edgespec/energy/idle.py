@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cpu import read_cpu
 from edgespec.errors import describe_os_error
+from edgespec.files import write_atomically
 from edgespec.load import MOST_OTHER_LOAD, OtherLoad
-from edgespec.models import write_atomically
 from edgespec.store import cache_root
 
 if TYPE_CHECKING:

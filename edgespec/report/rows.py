@@ -185,8 +185,10 @@ def with_error(accuracy: Accuracy) -> str:
     """Return the KL divergence with its standard error, as "0.0123 ± 0.0010"."""
     if accuracy.kl is None:
         return UNAVAILABLE
-    text = f"{accuracy.kl:.4f}"
-    return text if accuracy.kl_error is None else f"{text} ± {accuracy.kl_error:.4f}"
+    if not accuracy.kl_error:
+        return f"{accuracy.kl:.4f}"
+    digits = max(0, 1 - math.floor(math.log10(accuracy.kl_error)))  # two of the error's count
+    return f"{accuracy.kl:.{digits}f} ± {accuracy.kl_error:.{digits}f}"
 
 
 # ---- sentences ----
@@ -205,18 +207,28 @@ def title(outcome: Outcome) -> str:
 
 
 def best_row(reading: Reading) -> Row | None:
-    """Return the row to speak of first: the one way that was asked for, else the fastest but plain."""
-    compared = [row for row in reading.rows if row.comparison and row.comparison.speedup]
-    if len(reading.cells) == 1 and compared:
-        return next((row for row in compared if row.way.way == "auto"), compared[0])
-    return max(compared, key=lambda row: row.way.decode_tokens_per_s or 0.0, default=None)
+    """Return the row to speak of first: of one cell the first way that drafts, else the fastest row."""
+    if len(reading.cells) == 1:
+        compared = [row for row in reading.rows if row.comparison and row.comparison.speedup]
+        return next((row for row in compared if row.way.way == "auto"), next(iter(compared), None))
+    return max(reading.rows, key=lambda row: row.way.decode_tokens_per_s or 0.0, default=None)
 
 
 def headline(reading: Reading) -> str:
     """Return the overall speed-up and its interval in a sentence."""
     row = best_row(reading)
-    if row is None or row.comparison is None or row.comparison.speedup is None:
+    if row is None:
         return "Nothing ran that could be compared with plain decoding." if reading.rows else "Nothing ran."
+    text = _speedup(reading, row)
+    if len(reading.cells) == 1:
+        return f"{row.way.way} is {text}."
+    speed = fixed(row.way.decode_tokens_per_s, 1)
+    return f"Fastest is row {row.number} with {speed} tokens/s ({row.name}): {text}."
+
+
+def _speedup(reading: Reading, row: Row) -> str:
+    if row.comparison is None or row.comparison.speedup is None:
+        return "no way of drafting was faster" if row.way.way == PLAIN else "not compared with plain decoding"
     speedup = row.comparison.speedup
     if speedup.low is None or speedup.high is None:
         interval = "not repeated: no interval"
@@ -224,11 +236,7 @@ def headline(reading: Reading) -> str:
         interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
     whose = "plain decoding" if len(reading.cells) == 1 else "plain decoding of the same models"
     prompts = f"{speedup.n_prompts} prompt{'s' if speedup.n_prompts != 1 else ''}"
-    text = f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
-    if len(reading.cells) == 1:
-        return f"{row.way.way} is {text}."
-    speed = fixed(row.way.decode_tokens_per_s, 1)
-    return f"Fastest is row {row.number} with {speed} tokens/s ({row.name}): {text}."
+    return f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
 
 
 def identical_line(reading: Reading) -> str:
@@ -255,7 +263,7 @@ def energy_line(reading: Reading) -> str:
     kind = "net of the idle machine" if column.net else "gross"
     text = f"Energy: {joules(column.of(row.way), row.way)} J a token, {kind}"
     plain = next((r for r in reading.rows if r.cell is row.cell and r.way.way == PLAIN), None)
-    if plain and column.of(plain.way) is not None:
+    if plain and plain is not row and column.of(plain.way) is not None:
         text += f", beside {joules(column.of(plain.way), plain.way)} of plain decoding"
     if row.comparison and row.comparison.joules:
         text += f"; gross, it takes {with_interval(row.comparison.joules)} times plain decoding's"

@@ -1,0 +1,275 @@
+"""One pair on a suite of prompts: plain decoding and speculation in turns, as raw runs.
+
+    round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
+    round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
+    ...       until the interval of the speed-up is tight, or the budget of time is spent
+
+Neighbours in time are compared with each other, and who goes first changes: a machine that drifts does so for
+both. Before each generation the engine forgets the text of earlier ones, so that no answer is drafted from
+itself; what it learnt of costs, acceptance and lengths it keeps, as it does between a user's requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+from edgespec.engine import DrafterName, Engine, check_options
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.runs import PLAIN, Run
+from edgespec.sampling import SamplingParams
+from edgespec.scheduler import MAX_GAMMA
+from edgespec.suites import Prompt
+from edgespec.summary import noise
+from edgespec.verify import Rule
+
+BUDGET_S = 600.0
+"""Seconds that a benchmark may take by default, loading not included."""
+
+PRECISION = 0.03
+"""Width of the speed-up's interval over the rounds, as a share of it, that is tight enough by default."""
+
+FEWEST_ROUNDS = 3
+"""With fewer there is no telling how tight the interval is."""
+
+_WARM_UP = Prompt("warm-up", "warm-up", "Count from one to ten.")
+_WARM_UP_TOKENS = 16
+_WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a generation drafts."""
+
+    name: str
+    drafter: DrafterName
+    gamma: int | None = None
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether it cannot do without a draft model."""
+        return self.drafter in ("model", "staged")
+
+
+PLAIN_WAY = Way(PLAIN, "none")
+
+
+def parse_ways(text: str) -> tuple[Way, ...]:
+    """Return the ways named in `text`, with commas: a drafter each, with "-GAMMA" for a fixed length.
+
+    Plain decoding is not among them: it is always measured. Raises UsageError.
+    """
+    ways: dict[str, Way] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        found = _WAY.fullmatch(name)
+        drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
+        if not found or found[1] not in drafters:
+            raise UsageError(f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3")
+        gamma = int(found[2]) if found[2] else None
+        if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
+            raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
+        if name in ways:
+            raise UsageError(f"--ways: {name} is named twice")
+        ways[name] = Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
+    if not ways:
+        raise UsageError("--ways: name at least one, such as auto")
+    return tuple(ways.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all runs of a benchmark have in common."""
+
+    ways: tuple[Way, ...]
+    """Beside plain decoding."""
+    n_predict: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    """Of round 0; each round has its own, one higher."""
+    rule: Rule | None = None
+    """None: match, with which the texts are plain decoding's own."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for values that no generation takes, before anything is loaded."""
+        check_options(gamma=None, n_predict=self.n_predict, stop=(), seed=self.seed, rule=self.rule)
+        _ = self.params
+
+    @property
+    def params(self) -> SamplingParams:
+        """How tokens are chosen: llama.cpp's defaults at this temperature."""
+        return SamplingParams(temperature=self.temperature)
+
+    def facts(self) -> dict[str, str | int | float]:
+        """Return them as an outcome tells them."""
+        return {
+            "ways": ", ".join(way.name for way in self.ways),
+            "n_predict": self.n_predict,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "rule": self.rule or "match",
+        }
+
+
+class Peer(Protocol):
+    """Another program that continues the same prompts with the same files."""
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        ...
+
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        """Yield a run of each of its ways."""
+        ...
+
+
+def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
+    """Return by id the prompts that the target cannot answer in full, with the reason."""
+    found = {}
+    for prompt in prompts:
+        needed = len(engine.prompt_tokens(prompt.text)) + n_predict + 1
+        if needed > engine.target.n_ctx_train:
+            found[prompt.id] = (
+                f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
+                f"and {engine.target_name} was trained for {engine.target.n_ctx_train}"
+            )
+    return found
+
+
+def warm_up(engine: Engine, settings: Settings) -> None:
+    """Generate a little in every way: first passes allocate, and read weights from the disk."""
+    for way in (PLAIN_WAY, *settings.ways):
+        generate(engine, _WARM_UP, way, settings, n_predict=min(_WARM_UP_TOKENS, settings.n_predict))
+
+
+def generate(
+    engine: Engine,
+    prompt: Prompt,
+    way: Way,
+    settings: Settings,
+    *,
+    round_: int = 0,
+    n_predict: int | None = None,
+) -> Run:
+    """Answer one prompt in one way."""
+    engine.forget()
+    result = engine.generate(
+        prompt.text,
+        params=settings.params,
+        seed=settings.seed + round_,
+        n_predict=n_predict or settings.n_predict,
+        drafter=way.drafter,
+        gamma=way.gamma,
+        rule=settings.rule,
+    )
+    stats = result.stats
+    return Run(
+        prompt=prompt.id,
+        category=prompt.category,
+        way=way.name,
+        round=round_,
+        prompt_tokens=result.prompt_tokens,
+        tokens=len(result.token_ids),
+        total_s=stats.total_s,
+        ttft_s=stats.ttft_s,
+        prefill_s=stats.prefill_s,
+        draft_prefill_s=stats.draft_prefill_s,
+        draft_s=stats.draft_s,
+        verify_s=stats.verify_s,
+        rest_s=stats.rest_s,
+        n_emitted=stats.n_emitted,
+        histogram=stats.histogram,
+        stop_reason=result.stop_reason,
+        text_sha256=hashlib.sha256(" ".join(map(str, result.token_ids)).encode()).hexdigest(),
+        energy=result.energy,
+    )
+
+
+def turns(
+    engine: Engine,
+    prompt: Prompt,
+    settings: Settings,
+    *,
+    round_: int,
+    place: int,
+) -> Iterator[Run]:
+    """Yield a run of every way over one prompt, the first way another one each time."""
+    ways = (PLAIN_WAY, *settings.ways)
+    first = (round_ + place) % len(ways)
+    for way in (*ways[first:], *ways[:first]):
+        yield generate(engine, prompt, way, settings, round_=round_)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a benchmark is."""
+
+    round: int
+    prompt: Prompt
+    place: int
+    """Of the prompt in its round, from 0."""
+    n_prompts: int
+    spent_s: float
+    noise: float | None
+    """Width of the interval so far; None before it is known."""
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    *,
+    budget_s: float = BUDGET_S,
+    precision: float = PRECISION,
+    most_rounds: int | None = None,
+    peers: list[Peer],
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_run: Callable[[Run], None],
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> str:
+    """Measure rounds until the interval is tight, and return in words why it ended.
+
+    Runs go to `on_run` as they come, so that they are kept whatever happens. The budget is kept but for
+    the prompt under way, also when not all prompts had their turn: `prompts` should be in an order that
+    covers the categories early. A peer that fails is left out from there on, and `on_message` told why.
+    Raises what the engine raises.
+    """
+    began = time.monotonic()
+    warm_up(engine, settings)
+    runs: list[Run] = []
+    longest = 0.0
+    round_ = 0
+    while most_rounds is None or round_ < most_rounds:
+        tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
+        if tight is not None and tight <= precision:
+            return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+        for place, prompt in enumerate(prompts):
+            prompt_began = time.monotonic()
+            if prompt_began - began + longest > budget_s and runs:
+                so_far = [_rounds(round_)] if round_ else []
+                if place:
+                    so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
+                width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
+                return f"{' and '.join(so_far)}; the budget of {budget_s:g} s was spent{width}"
+            on_progress(Progress(round_, prompt, place, len(prompts), prompt_began - began, tight))
+            for run in turns(engine, prompt, settings, round_=round_, place=place):
+                runs.append(run)
+                on_run(run)
+            for peer in [*peers]:
+                try:
+                    for run in peer.runs(prompt, round_):
+                        on_run(run)
+                except EdgespecError as error:
+                    on_message(f"{error}; {peer.name} is left out from here on")
+                    peers.remove(peer)
+            longest = max(longest, time.monotonic() - prompt_began)
+        round_ += 1
+    return f"{_rounds(round_)}, as asked for"
+
+
+def _rounds(n: int) -> str:
+    return f"{n} round{'' if n == 1 else 's'}"

@@ -1,0 +1,75 @@
+"""Where the figures of a benchmark go: the options that `bench` and `compare` share."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.tables import print_outcome
+from edgespec.errors import UsageError
+from edgespec.exports import check_writable, document, summarise, write_csv
+from edgespec.report import require_plotting, write_png, write_report
+from edgespec.runs import Outcome
+
+_PANEL = "Output"
+
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print all, raw runs too, as one JSON object.", rich_help_panel=_PANEL),
+]
+CsvOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the tables as CSV.", rich_help_panel=_PANEL),
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with tables and curves (HTML).", rich_help_panel=_PANEL),
+]
+PngOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the curves as a picture.", rich_help_panel=_PANEL)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What was asked for beside, or instead of, the table on stdout."""
+
+    json: bool
+    csv: Path | None
+    report: Path | None
+    png: Path | None
+
+    def check(self) -> None:
+        """Raise UsageError or EdgespecError for what cannot be written, before anything is measured."""
+        files: dict[Path, str] = {}
+        for path, option in ((self.csv, "--csv"), (self.report, "--report"), (self.png, "--png")):
+            if path:
+                check_writable(path, option)
+                other = files.setdefault(path.resolve(), option)
+                if other != option:
+                    raise UsageError(f"{option} {path}: {other} writes that file already; choose another")
+        if self.report or self.png:
+            require_plotting("--report" if self.report else "--png")
+
+    def write(self, outcome: Outcome) -> None:
+        """Print the outcome and write the files, each also where another one cannot be written.
+
+        Raises EdgespecError when one cannot be. Files come first: the reader of stdout may have gone.
+        """
+        summaries = summarise(outcome)
+        with ExitStack() as stack:  # which does all of it, last things first, and raises at the end
+            if self.json:
+                stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
+            else:
+                stack.callback(print_outcome, outcome, summaries)
+            if self.png:
+                stack.callback(write_png, outcome, self.png, summaries)
+            if self.report:
+                stack.callback(write_report, outcome, self.report, summaries)
+            if self.csv:
+                stack.callback(write_csv, outcome, self.csv, summaries)

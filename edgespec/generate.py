@@ -114,9 +114,10 @@ class Generation:
         self.mark("rest")
         started = time.perf_counter()
         draft = self._propose()
-        self.mark("draft")
-        drafted = time.perf_counter()
         n = len(draft.tokens)
+        if n:  # a mark costs more than deciding against a draft
+            self.mark("draft")
+        drafted = time.perf_counter()
         rows = self._target.eval([self.tokens[-1], *draft.tokens], n_logits=n + 1)
         self.mark("verify")
         verified = time.perf_counter()
@@ -126,11 +127,13 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         self.tokens += emitted
         self._target.rewind(len(self.tokens) - 1)
-        self.mark("rest")
+        if n:
+            self.mark("rest")
         judged = time.perf_counter()
         if self._drafter:
             self._drafter.accept(self.tokens, Outcome(n_accepted, emitted, judged - drafted, probs))
-            self.mark("draft")
+            if n:
+                self.mark("draft")
         ended = time.perf_counter()
         return Step(
             tuple(emitted),

@@ -631,20 +631,22 @@ def marks_of(target, draft, **options):
     )
     run.mark = marks.append
     steps = [event for event in run.events() if not isinstance(event, Prefill | DraftPrefill)]
-    return marks, len(steps)
+    return marks, steps
 
 
 def test_marks_of_drafting(sessions):
-    marks, n_steps = marks_of(*sessions)
-    step = ["rest", "draft", "verify", "rest", "draft"]
-    assert n_steps > 1
-    assert marks == ["rest", "prefill", "draft", *step * n_steps]
+    """A step that drafts nothing, as the last one, is not worth more than two."""
+    marks, steps = marks_of(*sessions)
+    of_step = {True: ["rest", "draft", "verify", "rest", "draft"], False: ["rest", "verify"]}
+    drafted = [step.n_drafted > 0 for step in steps]
+    assert True in drafted and False in drafted
+    assert marks == ["rest", "prefill", "draft", *(mark for step in drafted for mark in of_step[step])]
 
 
 def test_marks_of_plain_decoding(sessions):
-    marks, n_steps = marks_of(sessions[0], None)
-    assert n_steps == 11
-    assert marks == ["rest", "prefill", *["rest", "draft", "verify", "rest"] * n_steps]
+    marks, steps = marks_of(sessions[0], None)
+    assert len(steps) == 11
+    assert marks == ["rest", "prefill", *["rest", "verify"] * 11]
 
 
 def test_every_joule_is_of_one_phase(counting):
@@ -667,7 +669,7 @@ def test_each_generation_has_a_window_of_its_own(counting):
     options = {"params": GREEDY, "n_predict": 10, "drafter": "none"}
     first = counting.generate("abc", **options)
     second = counting.generate("abc", **options)
-    assert first.energy.joules == second.energy.joules == 3 + 4 * 9
+    assert first.energy.joules == second.energy.joules == 3 + 2 * 9
     counting.meter = None
     assert counting.generate("abc", **options).energy is None
 

@@ -98,7 +98,7 @@ class Power:
         return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
 
 
-def read_text(file: Path) -> str:
+def read_text(file: str | Path) -> str:
     """Return what is in a small file of the kernel's. Raises UnreadableError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # a fraction of Path.read_text's time
@@ -112,7 +112,7 @@ def read_text(file: Path) -> str:
         raise UnreadableError(describe_os_error(error)) from None
 
 
-def read_number(file: Path) -> int:
+def read_number(file: str | Path) -> int:
     """Return the number in a kernel's file. Raises UnreadableError."""
     text = read_text(file)
     try:

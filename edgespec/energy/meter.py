@@ -115,6 +115,7 @@ class EnergyMeter(Closing):
         self._threaded = threaded
         self._lock = RLock()
         self._windows: list[Window] = []
+        self._unsettled: list[tuple[Reading, Window, int]] = []
         self._stop = Event()
         self._trail = Trail(source) if source else None
         self._n_read, self._read_s = 0, 0.0
@@ -203,6 +204,7 @@ class EnergyMeter(Closing):
         """Open a window now. Raises nothing: where the source cannot be read, it ends without joules."""
         source = self._source
         with self._lock:
+            self._settle()
             reading = self._read()
             if not self._windows and self._trail:
                 self._trail.clear()  # what was missed while nobody asked concerns nobody
@@ -223,10 +225,17 @@ class EnergyMeter(Closing):
             window.marks.append((self._clock(), phase, None))
             return
         with self._lock:
-            if self._trail and not window.fault and window.measured is None:
-                if not self.sample():
-                    window.fault = self.reason  # nothing says where this phase ended
-                window.marks.append((self._now(), phase, self._trail.last))
+            if self._source is None or window.fault or window.measured is not None:
+                return
+            # No more than this now: between two passes the caches hold weights, and all code is slow.
+            try:
+                figures = self._source.read()
+            except UnreadableError as error:
+                self.reason = window.fault = str(error)  # nothing says where this phase ended
+                return
+            now = self._now()
+            self._unsettled.append((Reading(now, figures), window, len(window.marks)))
+            window.marks.append((now, phase, None))
 
     def end(self, window: Window) -> Measurement:
         """Close a window and return what was measured; the same again for one that has ended."""
@@ -248,6 +257,7 @@ class EnergyMeter(Closing):
         power a sample is missing.
         """
         with self._lock:
+            self._settle()
             reading = self._read()
             if reading is not None:
                 self._add(reading)
@@ -279,6 +289,14 @@ class EnergyMeter(Closing):
         self.reason = ""
         now = self._now()
         return Reading(now if self._source.counts else (before + now) / 2, figures)
+
+    def _settle(self) -> None:
+        """Put what marks have read into the trail."""
+        for reading, window, at in self._unsettled:
+            self._add(reading)
+            moment, phase, _ = window.marks[at]
+            window.marks[at] = (moment, phase, self._trail.last if self._trail else None)
+        self._unsettled.clear()
 
     def _add(self, reading: Reading) -> None:
         if self._trail:

@@ -13,6 +13,7 @@ counter is there for it; psys only where there is no package, since packages are
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Counters:
 
     def __init__(self, zones: Sequence[Zone], name: str = KIND) -> None:
         self.zones = tuple(zones)
-        self._files = [zone.folder / "energy_uj" for zone in zones]
+        self._files = [str(zone.folder / "energy_uj") for zone in zones]
         self.name = name
         self.domains = tuple(zone.domain for zone in self.zones)
         only_psys = all(domain == "psys" for domain in self.domains)
@@ -82,7 +83,17 @@ class Counters:
 
     def read(self) -> tuple[float, ...]:
         """Return the microjoules of each zone."""
-        return tuple(map(read_number, self._files))
+        figures = []
+        try:
+            for file in self._files:  # read_number without its calls: this is what a mark costs
+                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    figures.append(int(os.read(descriptor, 64)))
+                finally:
+                    os.close(descriptor)
+        except (OSError, ValueError):
+            return tuple(map(read_number, self._files))  # says what is wrong
+        return tuple(figures)
 
     def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
         """Return the joules of each zone; its counter may have wrapped once."""

@@ -19,18 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgespec import _core, backend, kernels
+from edgespec.cpu import read_cpu
 
 QUIET = 0.1
 """Processors that other work may keep busy before a measurement counts as disturbed."""
 
 _T = TypeVar("_T")
-
-
-def cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or "unknown"
 
 
 def other_load() -> float:
@@ -54,7 +48,7 @@ def facts(loads: list[float]) -> dict[str, Any]:
             file=sys.stderr,
         )
     return {
-        "processor": cpu_model(),
+        "processor": read_cpu().model,
         "processors": os.cpu_count(),
         "row kernels": _core.simd(),
         "kernels": kernels.load().name,
@@ -87,7 +81,7 @@ def save(name: str, result: dict[str, Any], loads: list[float], machine: str | N
     """Write bench/results/NAME-MACHINE.json, unless the machine was busy."""
     if max(loads) > QUIET:
         raise SystemExit("not saved: the machine was busy")
-    machine = machine or re.sub(r"[^a-z0-9]+", "-", cpu_model().lower()).strip("-")
+    machine = machine or re.sub(r"[^a-z0-9]+", "-", read_cpu().model.lower()).strip("-")
     file = Path(__file__).parent / "results" / f"{name}-{machine}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(result, indent=1) + "\n")

@@ -14,10 +14,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from edgespec.suites import evenly
 
 HUMANEVAL = "humaneval"
 SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -25,8 +26,6 @@ SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
 _SETS = Path(__file__).parent / "prompt_sets"
 OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
 AGAIN = _SETS / "again.jsonl"
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
         raise SystemExit(f"{path}: {error.strerror}") from None
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     return [json.loads(line) for line in text.splitlines() if line.strip()]
-
-
-def evenly(items: Sequence[_T], n: int) -> list[_T]:
-    """Return `n` of the items, spread over all of them."""
-    n = min(n, len(items))
-    return [items[i * len(items) // n] for i in range(n)]
 
 
 def humaneval(path: Path, n: int) -> dict[str, list[str]]:

@@ -28,6 +28,7 @@ import prompts as prompt_sets
 from edgespec.engine import choose_models, default_threads
 from edgespec.pull import resolve
 from edgespec.session import Session
+from edgespec.suites import evenly
 from edgespec.weights import Model
 from machine import facts, in_child, other_load, require_kernels, save
 
@@ -169,7 +170,7 @@ def default_text(args: argparse.Namespace) -> str:
     placed: list[tuple[float, str]] = []
     for texts in (code, questions):
         n = math.ceil(3 * args.tokens / sum(map(len, texts)) * len(texts))  # half of 6 characters a token
-        chosen = prompt_sets.evenly(texts, n)
+        chosen = evenly(texts, n)
         placed += [(i / len(chosen), text) for i, text in enumerate(chosen)]
     return "\n\n".join(text for _, text in sorted(placed, key=lambda item: item[0]))
 

@@ -5,13 +5,14 @@
     ...       until the interval of the speed-up is tight, or the budget of time is spent
 
 Neighbours in time are compared with each other, and who goes first changes: a machine that drifts does so for
-both. Before each generation the engine forgets the text of earlier ones, so that no answer is drafted from
-itself; what it learnt of costs, acceptance and lengths it keeps, as it does between a user's requests.
+both. Before each generation the engine forgets the text of earlier ones and what it learnt from them: no
+answer is drafted from itself, none is foretold by another way's, and each begins with the profile as it was.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.runs import PLAIN, Run
 from edgespec.sampling import SamplingParams
 from edgespec.scheduler import MAX_GAMMA
+from edgespec.stream import Stream
 from edgespec.suites import Prompt
 from edgespec.summary import noise
 from edgespec.verify import Rule
@@ -36,7 +38,6 @@ PRECISION = 0.03
 FEWEST_ROUNDS = 3
 """With fewer there is no telling how tight the interval is."""
 
-_WARM_UP = Prompt("warm-up", "warm-up", "Count from one to ten.")
 _WARM_UP_TOKENS = 16
 _WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
 
@@ -140,32 +141,36 @@ def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str
     return found
 
 
-def warm_up(engine: Engine, settings: Settings) -> None:
-    """Generate a little in every way: first passes allocate, and read weights from the disk."""
+def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
+    """Begin the longest of `prompts` in every way: contexts are made that hold all, and weights are read."""
+    longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
     for way in (PLAIN_WAY, *settings.ways):
-        generate(engine, _WARM_UP, way, settings, n_predict=min(_WARM_UP_TOKENS, settings.n_predict))
+        stream = _stream(engine, longest, way, settings)
+        for _ in itertools.islice(stream, _WARM_UP_TOKENS):
+            pass
+        stream.close()
 
 
-def generate(
-    engine: Engine,
-    prompt: Prompt,
-    way: Way,
-    settings: Settings,
-    *,
-    round_: int = 0,
-    n_predict: int | None = None,
-) -> Run:
-    """Answer one prompt in one way."""
-    engine.forget()
-    result = engine.generate(
+def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_: int = 0) -> Stream:
+    """Begin to answer as a new process would, with the profile as it was when the engine was made."""
+    engine.forget(tables=True)
+    return engine.stream(
         prompt.text,
         params=settings.params,
         seed=settings.seed + round_,
-        n_predict=n_predict or settings.n_predict,
+        n_predict=settings.n_predict,
         drafter=way.drafter,
         gamma=way.gamma,
         rule=settings.rule,
     )
+
+
+def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, round_: int = 0) -> Run:
+    """Answer one prompt in one way."""
+    stream = _stream(engine, prompt, way, settings, round_)
+    for _ in stream:
+        pass
+    result = stream.result
     stats = result.stats
     return Run(
         prompt=prompt.id,
@@ -238,8 +243,38 @@ def measure(
     covers the categories early. A peer that fails is left out from there on, and `on_message` told why.
     Raises what the engine raises.
     """
+    try:
+        return _until_tight(
+            engine,
+            prompts,
+            settings,
+            budget_s=budget_s,
+            precision=precision,
+            most_rounds=most_rounds,
+            peers=peers,
+            on_progress=on_progress,
+            on_run=on_run,
+            on_message=on_message,
+        )
+    finally:
+        engine.forget(tables=True)  # a benchmark leaves no trace in the profile
+
+
+def _until_tight(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    *,
+    budget_s: float,
+    precision: float,
+    most_rounds: int | None,
+    peers: list[Peer],
+    on_progress: Callable[[Progress], None],
+    on_run: Callable[[Run], None],
+    on_message: Callable[[str], None],
+) -> str:
     began = time.monotonic()
-    warm_up(engine, settings)
+    warm_up(engine, prompts, settings)
     runs: list[Run] = []
     longest = 0.0
     round_ = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -101,6 +102,9 @@ def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
 
     An EdgespecError is told in one line on stderr, with REFUSED as the code.
     """
+    # What a library prints goes to stderr: only `say` speaks to the parent.
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     try:
         work(msgspec.json.decode(sys.stdin.buffer.read(), type=kind))
     except EdgespecError as error:

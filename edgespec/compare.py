@@ -26,6 +26,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.files import write_atomically
 from edgespec.kernels import KernelsChoice
+from edgespec.machine import Watch
 from edgespec.memory import peak_rss_bytes
 from edgespec.runs import Cell, ModelFacts, Run, as_json, from_json
 from edgespec.suites import Prompt
@@ -65,24 +66,24 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared: all that the runs depend on."""
+    """What is compared: what the runs depend on, beside the profiles of the pairs."""
 
     models: dict[str, ModelFacts]
     combinations: tuple[Combination, ...]
     prompts: tuple[Prompt, ...]
     settings: Settings
     rounds: int
-    n_threads: int | None
+    n_threads: int
     assume_watts: float | None
     machine: dict[str, str | int | float]
-    """The processor and the versions."""
+    """The processor, the versions, and what counts energy."""
 
     def n_runs(self, combination: Combination) -> int:
         """Return the runs of a cell in one round."""
         return len(self.prompts) * (1 + len(combination.restrict(self.settings).ways))
 
     def key(self, combination: Combination) -> str:
-        """Return a hash of all that a cell's runs depend on."""
+        """Return a hash of what a cell's runs depend on."""
         files = [self.models[n].sha256 for n in (combination.target, combination.draft_model) if n]
         alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
         return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
@@ -103,6 +104,8 @@ class _Measured:
     """The plan's, of the cell: with another one the file is another comparison's."""
     round: int
     cell: Cell
+    warnings: tuple[str, ...] = ()
+    """What disturbed the machine meanwhile, and what the engine had to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class Comparison:
             self._runs.mkdir(parents=True, exist_ok=True)
             # Models that are left out this time are remembered: their cells are still here.
             models = {**stored.models, **plan.models} if stored else plan.models
-            write_atomically(folder / _PLAN, as_json(replace(plan, models=models)).decode() + "\n")
+            write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
         except OSError as error:
             raise UsageError(f"--out {folder}: {describe_os_error(error)}") from None
 
@@ -152,8 +155,8 @@ class Comparison:
                 for name in map(glob.escape, stored.models):
                     kept = (  # here and in judge.py
                         f"runs/{name}+*+kernels-*.[0-9]*.json",
-                        f"accuracy-{name}.json",
-                        f"humaneval-{name}.json",
+                        f"accuracy-{name}+kernels-*.json",
+                        f"humaneval-{name}+kernels-*.json",
                     )
                     for file in [found for pattern in kept for found in folder.glob(pattern)]:
                         file.unlink()
@@ -162,16 +165,16 @@ class Comparison:
             raise UsageError(f"--out {folder}: {describe_os_error(error)}") from None
 
     def _file(self, combination: Combination, round_: int) -> Path:
-        return self._runs / f"{combination.name.replace('/', '_')}.{round_}.json"
+        return self._runs / f"{combination.name}.{round_}.json"
 
-    def _stored(self, combination: Combination, round_: int) -> Cell | None:
-        """Return a cell that was measured; None when it has to be, as when its file is damaged."""
+    def _stored(self, combination: Combination, round_: int) -> _Measured | None:
+        """Return what was measured of a cell; None when it has to be, as when its file is damaged."""
         try:
             file = self._file(combination, round_)
             found = from_json(_Measured, file.read_bytes(), str(file))
         except (OSError, EdgespecError):
             return None
-        return found.cell if (found.key, found.round) == (self.plan.key(combination), round_) else None
+        return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
 
     def run(self, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
         """Measure what is missing. Raises OSError when a cell cannot be written; what was measured stays."""
@@ -205,6 +208,8 @@ class Comparison:
             assume_watts=plan.assume_watts,
         )
         kernels, peak, runs = "", 0, []
+        warnings: list[str] = []
+        watch = Watch(n_threads=plan.n_threads)
         conversation = Conversation("edgespec.compare", "_in_child", request)
         for kind, value in conversation:
             match kind:
@@ -212,14 +217,18 @@ class Comparison:
                     kernels = value
                 case "run":
                     runs.append(msgspec.convert(value, Run))
+                    watch.sample()
                     yield runs[-1]
+                case "message":
+                    warnings.append(value)
                 case "peak":
                     peak = value
         ended = conversation.ended
         if ended.code == 0:
             cell = Cell(combination.target, _draft(combination), kernels, tuple(runs), peak)
-            measured = _Measured(plan.key(combination), round_, cell)
-            write_atomically(self._file(combination, round_), as_json(measured).decode() + "\n")
+            warnings += watch.warnings()
+            measured = _Measured(plan.key(combination), round_, cell, tuple(warnings))
+            write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
             return
         why = ended.complaint
         for name, path in self._paths.items():  # the process knows its models by their files
@@ -231,19 +240,37 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line for each cell that was measured at first, and then could not run."""
-        return tuple(
+        """A line for each cell that could not run in every round, and for what disturbed each."""
+        places = [(one, round_) for round_ in range(self.plan.rounds) for one in self.plan.combinations]
+        stored = {place: found for place in places if (found := self._stored(*place))}
+        partial = (
             f"{combination.name} was not measured in every round: {why}"
             for combination, why in self._skipped.items()
-            if self._stored(combination, 0)
+            if any(one == combination for one, _ in stored)
         )
+        disturbed = (
+            f"{combination.name}, round {round_ + 1}: {line}"
+            for (combination, round_), found in stored.items()
+            for line in found.warnings
+        )
+        kernels: dict[Combination, set[str]] = {}
+        for (combination, _), found in stored.items():
+            kernels.setdefault(combination, set()).add(found.cell.kernels)
+        mixed = (
+            f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
+            "like the first count; --fresh measures again"
+            for combination, names in kernels.items()
+            if len(names) > 1
+        )
+        return (*partial, *mixed, *disturbed)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells as far as they are measured, in the plan's order; those that could not run too."""
         found = []
         for combination in self.plan.combinations:
             rounds = [self._stored(combination, round_) for round_ in range(self.plan.rounds)]
-            measured = [cell for cell in rounds if cell]
+            measured = [found.cell for found in rounds if found]
+            measured = [cell for cell in measured if cell.kernels == measured[0].kernels]
             if measured:
                 runs = tuple(run for cell in measured for run in cell.runs)
                 peak = max(cell.peak_rss_bytes or 0 for cell in measured)
@@ -281,7 +308,7 @@ class Request:
     target: str
     draft: str | None
     kernels: KernelsChoice
-    n_threads: int | None
+    n_threads: int
     prompts: tuple[Prompt, ...]
     settings: Settings
     round: int
@@ -304,14 +331,18 @@ def _measure(request: Request) -> None:
             n_threads=request.n_threads,
             kernels=request.kernels,
             meter=meter,
+            on_message=lambda line: say("message", line),
         ) as engine,
     ):
+        if request.draft and engine.draft is None:
+            raise EdgespecError("a model that cannot take tokens back (recurrent or hybrid) does not draft")
         if too_long := unfit(engine, request.prompts, settings.n_predict):
             name, why = next(iter(too_long.items()))
             raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
         say("kernels", engine.kernels)
-        warm_up(engine, settings)
+        warm_up(engine, request.prompts, settings)
         for place, prompt in enumerate(request.prompts):
             for run in turns(engine, prompt, settings, round_=request.round, place=place):
                 say("run", run)
+        engine.forget(tables=True)  # a benchmark leaves no trace in the profile
         say("peak", peak_rss_bytes())

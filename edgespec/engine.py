@@ -264,9 +264,12 @@ class Engine(Closing):
             n_predict=n_predict,
             n_ctx=n_ctx,
         )
-        window = self.meter.begin() if self.meter else None
-        if window:
+        window = None
+        if self.meter:
+            began = time.perf_counter()
+            window = self.meter.begin()
             generation.mark = window.mark
+            called += time.perf_counter() - began  # its own time is not the generation's
         if self._signals:
             self._signals.drain()
         self._stream = Stream(

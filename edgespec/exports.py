@@ -17,7 +17,7 @@ import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import beside, write_atomically
-from edgespec.runs import Cell, Outcome, Run
+from edgespec.runs import PEER, Accuracy, Cell, Outcome
 from edgespec.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
 
 Summaries = tuple[tuple[CategorySummary, ...], ...]
@@ -67,12 +67,6 @@ def write_csv(outcome: Outcome, where: Path | TextIO, summaries: Summaries | Non
     _write_rows(list(_csv_rows(outcome, found)), where)
 
 
-def write_runs_csv(outcome: Outcome, where: Path | TextIO) -> None:
-    """Write a row for each run, as it was measured."""
-    rows = [_facts(cell) | _run_columns(run) for cell in outcome.cells for run in cell.runs]
-    _write_rows(rows, where)
-
-
 def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
     text = io.StringIO()
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -85,8 +79,9 @@ def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
         where.write(text.getvalue())
 
 
-def _facts(cell: Cell) -> dict[str, Any]:
-    return {"target": cell.target, "draft": cell.draft, "kernels": cell.kernels}
+def _facts(cell: Cell, way: str) -> dict[str, Any]:
+    kernels = PEER.strip() if way.startswith(PEER) else cell.kernels
+    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
 
 
 def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
@@ -107,14 +102,14 @@ def _csv_row(
     comparison: Comparison | None,
 ) -> dict[str, Any]:
     return {
-        **_facts(cell),
+        **_facts(cell, way.way),
         "category": category.category if category else "",
         "way": way.way,
-        "prompts": category.n_prompts if category else 0,
+        "prompts": category.n_prompts if category else None,
         **_way_columns(way),
         **_comparison_columns(comparison),
-        "peak_rss_bytes": cell.peak_rss_bytes,
-        **_accuracy_columns(outcome, cell),
+        "peak_rss_bytes": None if way.way.startswith(PEER) else cell.peak_rss_bytes,
+        **_accuracy_columns(None if way.way.startswith(PEER) else outcome.accuracy_of(cell)),
         "skipped": cell.skipped,
     }
 
@@ -123,7 +118,7 @@ def _way_columns(way: WaySummary) -> dict[str, Any]:
     acceptance = " ".join(f"{share:.6g}" for share in way.acceptance_by_position)
     known = way.joules_per_token is not None
     return {
-        "runs": way.n_runs,
+        "runs": way.n_runs or None,
         "decode_tokens_per_s": way.decode_tokens_per_s,
         "whole_tokens_per_s": way.whole_tokens_per_s,
         "ttft_s": way.ttft_s,
@@ -131,12 +126,12 @@ def _way_columns(way: WaySummary) -> dict[str, Any]:
         "alpha": way.alpha,
         "acceptance_by_position": acceptance,
         **_shares("time_share", way.time_shares),
-        "joules_per_token": way.joules_per_token,
+        "gross_joules_per_token": way.joules_per_token,
         "net_joules_per_token": way.net_joules_per_token,
         **_shares("joule_share", way.joule_shares),
         "joule_seconds": way.joule_seconds,
         "energy_source": way.energy_source,
-        "energy_estimated": _yes_no(way.energy_source.endswith(ESTIMATED)) if known else None,
+        "energy_estimated": ("yes" if way.energy_source.endswith(ESTIMATED) else "no") if known else None,
     }
 
 
@@ -148,7 +143,7 @@ def _comparison_columns(comparison: Comparison | None) -> dict[str, Any]:
     return {
         **_interval("speedup", comparison.speedup if comparison else None),
         **_interval("decode_speedup", comparison.decode_speedup if comparison else None),
-        **_interval("joules_ratio", comparison.joules if comparison else None),
+        **_interval("gross_joules_ratio", comparison.joules if comparison else None),
         "identical": comparison.n_identical if comparison else None,
         "compared": comparison.n_compared if comparison else None,
     }
@@ -162,48 +157,17 @@ def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
     }
 
 
-def _accuracy_columns(outcome: Outcome, cell: Cell) -> dict[str, Any]:
-    accuracy = outcome.accuracy.get(cell.target)
+def _accuracy_columns(accuracy: Accuracy | None) -> dict[str, Any]:
     return {
         "perplexity": accuracy.perplexity if accuracy else None,
         "kl_nats_per_token": accuracy.kl if accuracy else None,
-        "kl_error": accuracy.kl_error if accuracy else None,
+        "kl_error_nats_per_token": accuracy.kl_error if accuracy else None,
         "top1": accuracy.top1 if accuracy else None,
         "accuracy_reference": accuracy.reference if accuracy else None,
+        "accuracy_tokens": accuracy.n_tokens if accuracy else None,
         "problems_passed": accuracy.passed if accuracy else None,
         "problems": accuracy.n_problems if accuracy else None,
     }
-
-
-def _run_columns(run: Run) -> dict[str, Any]:
-    energy = run.energy
-    known = energy is not None and energy.joules is not None
-    return {
-        "category": run.category,
-        "prompt": run.prompt,
-        "way": run.way,
-        "round": run.round,
-        "prompt_tokens": run.prompt_tokens,
-        "tokens": run.tokens,
-        "total_s": run.total_s,
-        "ttft_s": run.ttft_s,
-        "prefill_s": run.prefill_s,
-        "draft_prefill_s": run.draft_prefill_s,
-        "draft_s": run.draft_s,
-        "verify_s": run.verify_s,
-        "rest_s": run.rest_s,
-        "n_emitted": run.n_emitted,
-        "joules": energy.joules if energy else None,
-        "net_joules": energy.net_joules if energy else None,
-        "energy_source": energy.source if energy else None,
-        "energy_estimated": _yes_no(energy.estimated) if energy and known else None,
-        "stop_reason": run.stop_reason,
-        "text_sha256": run.text_sha256,
-    }
-
-
-def _yes_no(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 # ---- files ----

@@ -20,6 +20,8 @@ from edgespec.sampling import Coins, SamplingParams
 from edgespec.session import Rows, Session
 from edgespec.verify import Rule
 
+_WORTH_A_MARK_S = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
@@ -85,6 +87,7 @@ class Generation:
         try:
             yield self._prefill()
             if self._drafter and not self._finished():
+                self.mark("rest")
                 started = time.perf_counter()
                 self._drafter.begin(self.tokens, sampled=self._rule != "match", n_predict=self._n_predict)
                 self.mark("draft")
@@ -115,7 +118,9 @@ class Generation:
         started = time.perf_counter()
         draft = self._propose()
         n = len(draft.tokens)
-        if n:  # a mark costs more than deciding against a draft
+        # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
+        drafts = n > 0 or time.perf_counter() - started > _WORTH_A_MARK_S
+        if drafts:
             self.mark("draft")
         drafted = time.perf_counter()
         rows = self._target.eval([self.tokens[-1], *draft.tokens], n_logits=n + 1)
@@ -127,12 +132,12 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         self.tokens += emitted
         self._target.rewind(len(self.tokens) - 1)
-        if n:
+        if drafts:
             self.mark("rest")
         judged = time.perf_counter()
         if self._drafter:
             self._drafter.accept(self.tokens, Outcome(n_accepted, emitted, judged - drafted, probs))
-            if n:
+            if drafts:
                 self.mark("draft")
         ended = time.perf_counter()
         return Step(

@@ -1,7 +1,7 @@
 """The accuracy of a comparison's targets, each beside the best quantization of it, in processes of their own.
 
-    FOLDER/accuracy.json           perplexity, KL divergence and top-1 agreement on a text (accuracy.py)
-    FOLDER/humaneval-TARGET.json   which of HumanEval's tests its greedy answers pass (humaneval.py)
+    FOLDER/accuracy-TARGET+KERNELS.json     perplexity, KL divergence, top-1 agreement on a text (accuracy.py)
+    FOLDER/humaneval-TARGET+KERNELS.json    which of HumanEval's tests its answers pass (humaneval.py)
 
 Both are kept with what they depend on, and are not measured again while that is the same.
 """
@@ -64,7 +64,7 @@ class Judge:
         """Return the accuracy of quantizations of one model; the first that can be read is the reference."""
         hashes = [(file.name, self.facts[file.name].sha256) for file in group]
         key = _key(text, n_tokens, self.kernels, *hashes)
-        kept = self.folder / f"accuracy-{group[0].name}.json"
+        kept = self.folder / f"accuracy-{group[0].name}+kernels-{self.kernels}.json"
         if stored := _read(kept, key, dict[str, Accuracy]):
             return stored
         request = _TextRequest(
@@ -86,6 +86,7 @@ class Judge:
             else:
                 at, kernels, scored = value[0], value[1], msgspec.convert(value[2], Score)
                 found[group[at].name] = Accuracy(
+                    target=group[at].name,
                     reference=next(iter(found), group[at].name),
                     kernels=kernels,
                     n_tokens=scored.n_tokens,
@@ -108,6 +109,7 @@ class Judge:
         found = dict(accuracy)
         for file in self.files:
             if file.name not in found:
+                self.on_message(f"HumanEval by {file.name}: left out, as its score on the text is missing")
                 continue
             judged = self._problems(file, problems, drafts.get(file.name))
             if judged is not None:
@@ -120,26 +122,25 @@ class Judge:
     ) -> list[Judged] | None:
         """Return what became of each problem; None when it could not be finished."""
         key = _key(*problems, self.kernels, self.facts[file.name].sha256)
-        kept = self.folder / f"humaneval-{file.name}.json"
-        if stored := _read(kept, key, list[Judged]):
-            return stored
+        kept = self.folder / f"humaneval-{file.name}+kernels-{self.kernels}.json"
+        judged = _read(kept, key, list[Judged]) or []
+        left = problems[len(judged) :]
+        if not left:
+            return judged
         request = _ProblemsRequest(
             str(file.path),
             str(draft.path) if draft else None,
-            list(problems),
+            list(left),
             self.kernels,
             self.n_threads,
         )
         what = f"HumanEval by {file.name}"
-        judged: list[Judged] = []
-        self.on_progress(what, 0, len(problems))
+        self.on_progress(what, len(judged), len(problems))
         for _, value in self._ask("_solve_in_child", request, what):
             judged.append(msgspec.convert(value, Judged))
+            _keep(kept, key, judged)  # all of them may take hours
             self.on_progress(what, len(judged), len(problems))
-        if len(judged) < len(problems):
-            return None
-        _keep(kept, key, judged)
-        return judged
+        return judged if len(judged) == len(problems) else None
 
     def _ask(self, function: str, request: object, what: str) -> Iterator[tuple[str, Any]]:
         conversation = Conversation("edgespec.judge", function, request)
@@ -193,7 +194,7 @@ def _read(file: Path, key: str, kind: type[_T]) -> _T | None:
 
 
 def _keep(file: Path, key: str, value: object) -> None:
-    write_atomically(file, as_json((key, value)).decode() + "\n")
+    write_atomically(file, as_json((key, value)) + b"\n")
 
 
 # ---- their processes ----

@@ -135,22 +135,23 @@ class Watch:
     def _of_power(self) -> Iterator[str]:
         if self._seen.discharging:
             yield "the machine ran on its battery, where processors are slower; plug it in"
-        slow = [name for name in _governors(self._root) if name != "performance"]
-        offered = _cpufreq(self._root, "scaling_available_governors")
-        if slow and (not offered or any("performance" in line.split() for line in offered)):
-            yield (
-                f"the frequency governor is {', '.join(slow)}, which lets the clock vary; set it with "
-                f"`echo performance | sudo tee /{_CPUS}/cpu*/cpufreq/scaling_governor`"
-            )
 
     def _of_clocks(self) -> Iterator[str]:
         if not self._seen.clocks:
             return
         share, highest = statistics.median_low(self._seen.clocks)
-        if share < LEAST_SPEED:
+        if share >= LEAST_SPEED:
+            return
+        yield (
+            f"the processor ran at {share * highest:.1f} of {highest:.1f} GHz; let it cool, use its own "
+            f"power supply, or lift a limit in /{_CPUS}/cpu*/cpufreq/scaling_max_freq"
+        )
+        slow = [name for name in _governors(self._root) if name != "performance"]
+        offered = _cpufreq(self._root, "scaling_available_governors")
+        if slow and (not offered or any("performance" in line.split() for line in offered)):
             yield (
-                f"the processor ran at {share * highest:.1f} of {highest:.1f} GHz; let it cool, use its own "
-                f"power supply, or lift a limit in /{_CPUS}/cpu*/cpufreq/scaling_max_freq"
+                f"the frequency governor is {', '.join(slow)}, which may be why; set it with "
+                f"`echo performance | sudo tee /{_CPUS}/cpu*/cpufreq/scaling_governor`"
             )
 
     def _of_heat(self) -> Iterator[str]:
@@ -230,7 +231,7 @@ def _limit(zone: Path) -> float:
         degrees = _number(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
         if _text(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
             slowing.append(degrees - NEAR_TRIP)
-    return min(MOST_DEGREES, *slowing) if slowing else MOST_DEGREES
+    return min(slowing, default=MOST_DEGREES)
 
 
 def _discharging(root: Path) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from edgespec.bench import Settings
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.runs import PLAIN, Run
+from edgespec.runs import PEER, PLAIN, Run
 from edgespec.sampling import SamplingParams
 from edgespec.suites import Prompt
 
@@ -102,7 +102,7 @@ class LlamaCpp:
         return Run(
             prompt=prompt.id,
             category=prompt.category,
-            way=f"llama.cpp {PLAIN}",
+            way=f"{PEER}{PLAIN}",
             round=round_,
             prompt_tokens=int(read[2]),
             tokens=n_passes if ended else n_passes + 1,
@@ -134,7 +134,7 @@ class LlamaCpp:
         return Run(
             prompt=prompt.id,
             category=prompt.category,
-            way=f"llama.cpp model-{gamma}",
+            way=f"{PEER}model-{gamma}",
             round=round_,
             prompt_tokens=int(encoded[1]),
             tokens=max(n_decoded - 1, 0) if ended else n_decoded,

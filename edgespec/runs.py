@@ -10,7 +10,7 @@ They are written as JSON and read again: a comparison that was stopped goes on f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +20,9 @@ from edgespec.errors import EdgespecError
 
 PLAIN = "plain"
 """The way that every other is compared with: the target alone, with the cell's kernels."""
+
+PEER = "llama.cpp "
+"""How the ways of another program begin: not edgespec's kernels, and not this process's memory."""
 
 FORMAT = 1
 """Of the JSON; another one is not read."""
@@ -111,9 +114,12 @@ class Cell:
 class Accuracy:
     """What a target's answers are worth beside those of the best quantization of it."""
 
+    target: str
+    """The model, by name."""
     reference: str
     """The model it is compared with, by name; its own name for the reference itself."""
     kernels: str
+    """With which it was computed: the instruction set of edgespec's, or "stock"."""
     n_tokens: int
     """Scored tokens of the text."""
     perplexity: float
@@ -145,10 +151,15 @@ class Outcome:
     models: Mapping[str, ModelFacts]
     """By name."""
     cells: tuple[Cell, ...]
-    accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
-    """By the target's name."""
+    accuracy: tuple[Accuracy, ...] = ()
+    """Of each target with each of the kernels that were compared."""
     warnings: tuple[str, ...] = ()
     format: int = FORMAT
+
+    def accuracy_of(self, cell: Cell) -> Accuracy | None:
+        """Return the accuracy of a cell's target with its kernels; None where it was not measured."""
+        wanted = cell.target, cell.kernels
+        return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
 
 
 def as_json(record: object) -> bytes:

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -227,23 +228,33 @@ def test_each_way_goes_first_as_often(engine: Engine) -> None:
 
 def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    real = Engine.generate
+    real = Engine.stream
 
     def spied(self: Engine, prompt: Any, **options: Any) -> Any:
-        asked.append((options["drafter"], options["gamma"], options["n_predict"]))
+        asked.append((prompt, options["drafter"], options["gamma"], options["n_predict"]))
         return real(self, prompt, **options)
 
-    monkeypatch.setattr(Engine, "generate", spied)
+    monkeypatch.setattr(Engine, "stream", spied)
     settings = Settings(parse_ways("suffix,model-2"), 40)
-    warm_up(engine, settings)
-    assert asked == [("none", None, 16), ("suffix", None, 16), ("model", 2, 16)]
+    warm_up(engine, PROMPTS, settings)
+    longest = max((prompt.text for prompt in PROMPTS), key=lambda text: len(engine.prompt_tokens(text)))
+    assert asked == [(longest, "none", None, 40), (longest, "suffix", None, 40), (longest, "model", 2, 40)]
     asked.clear()
     runs, _ = measured(engine, settings, most_rounds=1, prompts=PROMPTS[:1])
     assert len(asked) == 6
     assert [run.tokens for run in runs] == [40, 40, 40]
-    asked.clear()
-    warm_up(engine, Settings((), 3))
-    assert asked == [("none", None, 3)], "no more than a run"
+
+
+def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would foretell the next one's answers: their lengths, and what is accepted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target, draft = (write_tiny_gguf(tmp_path / f"{i}.gguf", seed=i, chat_template=None) for i in (0, 1))
+    with Engine(target, draft, n_threads=1, kernels="off") as engine:
+        measured(engine, Settings(WAYS, 8), most_rounds=1)
+    assert not list((tmp_path / "cache").rglob("profiles/*.json"))
+    with Engine(target, draft, n_threads=1, kernels="off") as engine:
+        engine.generate("abc", n_predict=8)
+    assert list((tmp_path / "cache").rglob("profiles/*.json")), "a run does leave one"
 
 
 def test_progress(engine: Engine) -> None:

@@ -52,8 +52,15 @@ def crash():
 def crash_in_mid_sentence():
     def work(request):
         say("begun", 1)
-        os.write(1, b'["word", "half of')
+        os.write(sys.stdout.fileno(), b'["word", "half of')
         os.abort()
+    return answer(Request, work)
+
+
+def chatter():
+    def work(request):
+        os.write(1, b"a library says something\\n")
+        say("begun", 1)
     return answer(Request, work)
 
 
@@ -122,6 +129,12 @@ def test_what_was_said_before_a_crash_is_kept(module: str, function: str) -> Non
     conversation = Conversation(module, function, request([]))
     assert list(conversation) == [("begun", 1)]
     assert conversation.ended.code == -signal.SIGABRT
+
+
+def test_what_a_library_prints_is_not_taken_for_what_was_said(module: str) -> None:
+    conversation = Conversation(module, "chatter", request([]))
+    assert list(conversation) == [("begun", 1)]
+    assert conversation.ended == Ended(0, "a library says something")
 
 
 def test_a_bug_is_told_by_its_last_line(module: str) -> None:

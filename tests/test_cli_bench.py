@@ -109,7 +109,7 @@ def messages(text: str) -> list[str]:
 def test_tables_and_lines(bench):
     process = bench(*QUICK)
     assert process.returncode == 0, process.stderr
-    assert messages(process.stderr) == ["round 1, prompts: 3", "edgespec: 1 round, as asked for"]
+    assert messages(process.stderr) == ["round 1", "edgespec: 1 round, as asked for"]
     assert "\x1b[" not in process.stdout + process.stderr, "piped output is plain"
     first = process.stdout.splitlines()[0]
     assert first == "target, drafted by draft"

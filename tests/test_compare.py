@@ -53,6 +53,11 @@ def measure(plan: Plan, files: dict[str, Path], folder: Path) -> tuple[Compariso
     return comparison, list(dict.fromkeys(seen))
 
 
+def told(comparison: Comparison) -> tuple[str, ...]:
+    """The warnings, but of what else this machine does while it tests."""
+    return tuple(line for line in comparison.warnings if "other programs" not in line)
+
+
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Every file of runs, and when it was written."""
     return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in (folder / "runs").iterdir()}
@@ -86,7 +91,7 @@ def test_rounds_cells_and_runs(files, tmp_path):
     )
     both, alone, of_text = comparison.cells()
     assert [cell.draft for cell in (both, alone, of_text)] == ["draft", None, SUFFIX]
-    assert comparison.warnings == ()
+    assert told(comparison) == ()
     for cell, ways in ((both, [PLAIN, "auto"]), (alone, [PLAIN]), (of_text, [PLAIN, "auto"])):
         assert (cell.target, cell.kernels, cell.skipped) == ("target", "stock", "")
         assert cell.peak_rss_bytes > 10 << 20
@@ -201,9 +206,9 @@ def test_fresh_deletes_what_is_its_own(files, tmp_path):
     Comparison.discard(tmp_path / "missing")
     measure(make_plan(files, BOTH, ALONE), files, tmp_path)
     measure(make_plan({"target": files["target"]}, OF_TEXT), files, tmp_path)
-    for name in ("accuracy-target.json", "humaneval-target.json"):
+    for name in ("accuracy-target+kernels-off.json", "humaneval-target+kernels-auto.json"):
         (tmp_path / name).write_text("[]")
-    mine = ["notes.txt", "accuracy-mine.json", "runs/mine.json", "runs/mine+x+kernels-off.0.json"]
+    mine = ["notes.txt", "accuracy-mine+kernels-off.json", "runs/mine.json", "runs/mine+x+kernels-off.0.json"]
     mine += ["runs/target+draft+kernels-off.plot.json", "models/target-q8_0.gguf"]
     for name in mine:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -248,7 +253,7 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
         assert "\n" not in cell.skipped
         assert cell.kernels == "off"
     assert str(tmp_path) not in "".join(cell.skipped for cell in skipped)
-    assert comparison.warnings == (), "the table says it"
+    assert told(comparison) == (), "the table says it"
     assert list(contents(tmp_path / "out")) == ["target+none+kernels-off.0.json"]
 
     huge = make_plan(files, Combination("endless", "none", "off"), n_predict=10**9)
@@ -305,12 +310,32 @@ def test_a_cell_that_crashes_later_is_warned_of(files, tmp_path, crashing):
     crashing("os.abort()", """b'"round":1' in data""")
     comparison, _ = measure(make_plan(files, ALONE, BOTH, rounds=3), files, tmp_path)
     assert [len(cell.runs) for cell in comparison.cells()] == [2, 12]
-    (warning,) = comparison.warnings
+    (warning,) = told(comparison)
     assert warning.startswith("target+none+kernels-off was not measured in every round: its process ended by")
     crashing("os.abort()", "False")
     comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=3), files, tmp_path)
     assert seen == ["none 1", "none 2"], "it is tried again"
-    assert (len(comparison.cells()[0].runs), comparison.warnings) == (6, ())
+    assert (len(comparison.cells()[0].runs), told(comparison)) == (6, ())
+
+
+def test_rounds_with_other_kernels_do_not_mix(files, tmp_path):
+    plan = make_plan(files, ALONE, rounds=2)
+    comparison, _ = measure(plan, files, tmp_path)
+    file = tmp_path / "runs" / f"{ALONE.name}.1.json"
+    file.write_text(file.read_text().replace('"kernels":"stock"', '"kernels":"avx2"'))
+    (cell,) = comparison.cells()
+    assert (cell.kernels, {run.round for run in cell.runs}) == ("stock", {0})
+    (warning,) = told(comparison)
+    assert "its rounds had other kernels (avx2, stock)" in warning
+
+
+def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(room.Watch, "warnings", lambda _: ("the machine ran on its battery",))
+    measure(make_plan(files, ALONE), files, tmp_path)
+    monkeypatch.undo()
+    comparison, seen = measure(make_plan(files, ALONE), files, tmp_path)
+    assert seen == [], "it goes on"
+    assert comparison.warnings == (f"{ALONE.name}, round 1: the machine ran on its battery",)
 
 
 # ---- a folder that cannot be written to ----

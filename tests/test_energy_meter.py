@@ -94,6 +94,15 @@ def test_phases(meter, tree, clock):
     assert window.end() is measured, "what has ended takes no more marks"
 
 
+def test_a_counter_that_stands_still_is_not_0_joules(meter, tree, clock):
+    for seconds, available in ((0.05, True), (0.2, False)):
+        window = meter.begin()
+        clock.now += seconds
+        measured = window.end()
+        assert (measured.joules is not None) == available
+    assert_unavailable(measured, "RAPL stood still for 0.2 s")
+
+
 def test_psys_is_told_and_not_added(tree, clock):
     tree.zone("intel-rapl:1", "psys", 0)
     meter = rapl_meter(tree, clock)

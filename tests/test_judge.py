@@ -114,7 +114,7 @@ def test_texts(f32, q8, q4, tmp_path):
     assert {(one.kernels, one.n_tokens) for one in found.values()} == {(STOCK, N_TOKENS - 2)}
     assert {one.passed for one in found.values()} == {None}
     assert judged.progress[-1][1:] == (N_TOKENS, N_TOKENS)
-    assert [file.name for file in tmp_path.iterdir()] == ["accuracy-net-f32.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["accuracy-net-f32+kernels-off.json"]
 
 
 def test_what_was_measured_is_kept(f32, q4, tmp_path):
@@ -139,7 +139,7 @@ def test_what_was_measured_is_kept(f32, q4, tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"[", b"[]", b'["key", {}]', b"\xff", b'{"a": 1}'])
 def test_what_is_kept_and_damaged_is_measured_again(data, f32, tmp_path):
-    kept = tmp_path / "accuracy-net-f32.json"
+    kept = tmp_path / "accuracy-net-f32+kernels-off.json"
     kept.write_bytes(data)
     judged = Judged(tmp_path, f32)
     assert judged.judge.texts(TEXT, N_TOKENS).keys() == {"net-f32"}
@@ -205,16 +205,18 @@ def test_human_eval(f32, q4, tmp_path):
     assert judged.progress == [
         (f"HumanEval by {name}", n, 2) for name in ("net-f32", "net-q4_0") for n in (0, 1, 2)
     ]
-    _, kept = json.loads((tmp_path / "humaneval-net-f32.json").read_text())
+    _, kept = json.loads((tmp_path / "humaneval-net-f32+kernels-off.json").read_text())
     assert [one["task_id"] for one in kept] == ["Own/0", "Own/1"]
     assert all(one["reason"] for one in kept)
 
     judged.progress.clear()
     assert judged.judge.human_eval(accuracy, PROBLEMS, {}) == found
     assert judged.progress == [], "it is kept"
-    (tmp_path / "humaneval-net-q4_0.json").unlink()
-    judged.judge.human_eval(accuracy, PROBLEMS, {})
-    assert {what for what, *_ in judged.progress} == {"HumanEval by net-q4_0"}
+    file = tmp_path / "humaneval-net-q4_0+kernels-off.json"
+    key, kept = json.loads(file.read_text())
+    file.write_text(json.dumps([key, kept[:1]]))
+    assert judged.judge.human_eval(accuracy, PROBLEMS, {}) == found
+    assert judged.progress == [("HumanEval by net-q4_0", n, 2) for n in (1, 2)], "it goes on"
 
     judged.progress.clear()
     judged.judge.human_eval(accuracy, [PROBLEMS[0], replace(PROBLEMS[1], test="def check(f): pass\n")], {})
@@ -231,4 +233,4 @@ def test_human_eval_of_a_model_that_cannot_run(f32, tmp_path):
     (message,) = judged.messages
     assert message.startswith("HumanEval by net-f32: ")
     assert "\n" not in message
-    assert not (tmp_path / "humaneval-net-f32.json").exists()
+    assert not (tmp_path / "humaneval-net-f32+kernels-off.json").exists()

@@ -195,16 +195,26 @@ def test_battery(tree):
 
 
 def test_governor(tree):
+    """Only where the clock was low: on many machines powersave reaches the highest one too."""
+
+    def warned() -> list[str]:
+        watch = Watch(tree.root)
+        watch.sample()
+        return [line for line in watch.warnings() if "governor" in line]
+
     tree.cpufreq(0, 3000)
     tree.cpufreq(1, 3000, governor="powersave")
-    line = the_warning(Watch(tree.root))
+    assert warned() == []
+    tree.cpufreq(0, 1000)
+    tree.cpufreq(1, 1000, governor="powersave")
+    (line,) = warned()
     assert "the frequency governor is powersave" in line
     assert f"`echo performance | sudo tee /{CPUS}/cpu*/cpufreq/scaling_governor`" in line
     for cpu in (0, 1):
         (tree.root / CPUS / f"cpu{cpu}/cpufreq/scaling_available_governors").unlink()
-    assert "powersave" in the_warning(Watch(tree.root))
+    assert len(warned()) == 1
     tree.write({f"{CPUS}/cpu1/cpufreq/scaling_available_governors": "powersave userspace"})
-    assert Watch(tree.root).warnings() == (), "there is nothing that could be done"
+    assert warned() == [], "there is nothing that could be done"
 
 
 def test_clock_frequency(tree):
@@ -251,10 +261,10 @@ def test_throttling(tree):
     ("trips", "hot", "warm"),
     [
         ((), 85, 84),
-        ((("critical", 105), ("passive", 95)), 85, 84),
+        ((("critical", 105), ("passive", 95)), 90, 89),
         ((("critical", 105), ("passive", 70)), 65, 64),
         ((("hot", 80),), 75, 74),
-        ((("active", 50), ("critical", 110)), 85, 84),
+        ((("active", 50), ("critical", 110)), 105, 104),
         ((("passive", 0), ("critical", -273)), 85, 84),
     ],
 )

@@ -184,7 +184,7 @@ def test_an_estimate_is_called_one_everywhere(written):
         shown = f"{value:.3g}"
         assert shown in page.text
         assert page.text.count(shown) == page.text.count(f"{shown} (estimated)")
-    assert "Where the joules went (estimated)" in page.text
+    assert "Where the joules went" not in page.text, "an assumption knows no phases"
     assert "J/token, gross (estimated)" in page.text, "the axis says so"
     assert "estimated, not measured" in page.text
     assert "15 W assumed (estimated)" in page.text
@@ -213,6 +213,17 @@ def test_what_a_peer_does_not_tell(written):
     assert "Left out: nothing was drafted." in page.text
 
 
+def test_a_peer_has_its_own_kernels_and_memory():
+    whole = toy_outcome(ways=("llama.cpp plain", "llama.cpp model-3"), accuracy=True)
+    plain, alone, drafted = read_outcome(whole).rows
+    assert plain.kernels == whole.cells[0].kernels
+    assert plain.peak_rss_bytes == whole.cells[0].peak_rss_bytes
+    assert {alone.kernels, drafted.kernels} == {"llama.cpp"}
+    assert (alone.draft, drafted.draft) == ("-", whole.cells[0].draft)
+    for row in (alone, drafted):
+        assert (row.peak_rss_bytes, row.accuracy) == (None, None)
+
+
 @pytest.mark.parametrize("n_runs", [0, 1, 2])
 def test_hardly_anything(written, tmp_path, n_runs):
     whole = toy_outcome()
@@ -220,7 +231,7 @@ def test_hardly_anything(written, tmp_path, n_runs):
     why = "" if runs else "too large"
     outcome = replace(whole, cells=(replace(whole.cells[0], runs=runs, skipped=why),), models={}, machine={})
     page = Page(written(outcome))
-    expected = ["Nothing ran.", "Nothing ran that could be compared", "not repeated: no interval; 1 prompt"]
+    expected = ["Nothing ran.", "Nothing ran that could be compared", "too few for an interval; 1 prompt"]
     assert expected[n_runs] in page.text
     write_png(outcome, tmp_path / "a.png")
     assert imread(tmp_path / "a.png").shape[2] == 4

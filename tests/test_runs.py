@@ -45,7 +45,7 @@ OUTCOME = Outcome(
         Cell("t", None, "stock", (RUN, PEERS), peak_rss_bytes=1 << 40),
         Cell("t", "d", "auto", skipped="its vocabulary is another one"),
     ),
-    accuracy={"t": Accuracy("t", "stock", 1024, 12.5, None, None, None, passed=3, n_problems=164)},
+    accuracy=(Accuracy("t", "t", "stock", 1024, 12.5, None, None, None, passed=3, n_problems=164),),
     warnings=("the machine was busy",),
 )
 

@@ -66,10 +66,10 @@ def test_several_cells_in_numbered_rows(printed):
     rows = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit()]
     assert [row[0] for row in rows] == [str(i) for i in range(1, 37)]
     for row, there in zip(rows, read_outcome(outcome).rows, strict=True):
-        assert row[1:5] == [there.cell.target, there.cell.draft or "-", there.cell.kernels, there.way.way]
+        assert row[1:5] == [there.cell.target, there.draft, there.kernels, there.way.way]
     assert "phi-3-mini-q4_k_m" in text
     assert "their vocabularies differ" in text
-    assert text.count("reference") == 2, "the best quantization is compared with nothing"
+    assert text.count("reference") == 4, "the best quantization, with two kernels, is compared with nothing"
     assert "70/164 (43 %)" in text
 
 
@@ -81,15 +81,15 @@ def test_no_name_is_markup_or_shortened(printed):
     text = printed(replace(whole, cells=(*whole.cells, Cell(name, draft, "auto", skipped="[b]because[/b]"))))
     assert text.count(name) >= 3
     assert "[b]because[/b]" in text
-    assert text.count(draft) >= 3
+    assert text.count(draft) >= 2, "plain decoding has none"
 
 
 def test_nothing_repeated(printed):
     whole = toy_outcome()
     run, other = (next(r for r in whole.cells[0].runs if r.way == way) for way in ("plain", "auto"))
     text = printed(replace(whole, cells=(replace(whole.cells[0], runs=(run, other)),)))
-    assert "[not repeated]" in text
-    assert "not repeated: no interval; 1 prompt)" in text
+    assert "[too few]" in text
+    assert "too few for an interval; 1 prompt)" in text
 
 
 def test_only_skipped(printed):

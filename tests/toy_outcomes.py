@@ -119,10 +119,11 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, ways=("auto",), na
         name: ModelFacts(name, f"{name}.gguf", f"{i:02x}" * 32, 10**9 + i, name.rpartition("-")[2].upper())
         for i, name in enumerate([*targets, *filter(None, drafts)])
     }
-    scores = {
-        target: Accuracy(
+    scores = tuple(
+        Accuracy(
+            target=target,
             reference=targets[0],
-            kernels="avx2",
+            kernels=kernels,
             n_tokens=4096,
             perplexity=9.1 + 0.4 * i * i,
             kl=0.012 * i * i if i else None,
@@ -131,8 +132,9 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, ways=("auto",), na
             passed=70 - 5 * i,
             n_problems=164,
         )
+        for kernels in ("avx2", "stock")
         for i, target in enumerate(targets)
-    }
+    )
     return Outcome(
         kind=kind,
         date="2026-11-21T19:00:00+00:00",
@@ -141,6 +143,6 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, ways=("auto",), na
         suite={"name": "edge", "sha256": "ab" * 32, "prompts": dict.fromkeys(CATEGORIES, 2)},
         models=facts,
         cells=tuple(cells),
-        accuracy=scores if accuracy else {},
+        accuracy=scores if accuracy else (),
         warnings=tuple(warnings),
     )

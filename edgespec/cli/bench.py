@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from edgespec.bench import BUDGET_S, PRECISION, Peer, Progress, Settings, measure, parse_ways, unfit
 from edgespec.cli.console import INTERRUPTED, err, message
@@ -33,7 +29,7 @@ from edgespec.cli.options import (
     WaysOption,
 )
 from edgespec.cli.outputs import CsvOption, JsonOption, Outputs, PngOption, ReportOption
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
 from edgespec.engine import DrafterName, Engine, choose_models
 from edgespec.errors import EdgespecError, UsageError
@@ -169,15 +165,28 @@ def _bench(
     if not prompts:
         raise EdgespecError(f"{warnings[0]}; no prompt is left")
     models = _models(engine)
+    asked = {
+        **settings.facts(),
+        "threads": engine.n_threads,
+        "budget_s": budget_s,
+        "precision": precision,
+        **({"peers": ", ".join(peer.name for peer in peers)} if peers else {}),
+    }
     runs: list[Run] = []
     failure: EdgespecError | None = None
     code = 0
     watch = Watch(n_threads=engine.n_threads)
-    with _Display(budget_s) as display:
+    with WorkDisplay() as display:
 
         def keep(run: Run) -> None:
             runs.append(run)
             watch.sample()
+
+        def show(progress: Progress) -> None:
+            detail = f", {progress.place + 1} of {progress.n_prompts} prompts"
+            if progress.noise is not None:
+                detail += f", interval {progress.noise:.1%}"
+            display.show(f"round {progress.round + 1}", progress.spent_s, budget_s, detail)
 
         try:
             ended = measure(
@@ -188,7 +197,7 @@ def _bench(
                 precision=precision,
                 most_rounds=rounds,
                 peers=peers,
-                on_progress=display.on_progress,
+                on_progress=show,
                 on_run=keep,
                 on_message=warnings.append,
             )
@@ -204,7 +213,24 @@ def _bench(
                 "take fewer (--per-category)"
             )
         warnings += watch.warnings()
-        outputs.write(_outcome(engine, models, suite, settings, runs, ended=ended, warnings=warnings))
+        cell = Cell(
+            target=models[0].name,
+            draft=models[1].name if len(models) > 1 else None,
+            kernels=engine.kernels,
+            runs=tuple(runs),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        outcome = Outcome(
+            kind="bench",
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=facts(),
+            settings={**asked, "ended": ended},
+            suite={"name": suite.name, "sha256": suite.sha256, "prompts": suite.categories},
+            models={model.name: model for model in models},
+            cells=(cell,),
+            warnings=tuple(warnings),
+        )
+        outputs.write(outcome)
     for line in warnings:
         message(f"warning: {line}")
     if failure:
@@ -221,35 +247,6 @@ def _models(engine: Engine) -> list[ModelFacts]:
     if len({model.name for model in models}) < len({model.sha256 for model in models}):
         return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
     return models
-
-
-def _outcome(
-    engine: Engine,
-    models: Sequence[ModelFacts],
-    suite: Suite,
-    settings: Settings,
-    runs: Sequence[Run],
-    *,
-    ended: str,
-    warnings: Sequence[str],
-) -> Outcome:
-    cell = Cell(
-        target=models[0].name,
-        draft=models[1].name if len(models) > 1 else None,
-        kernels=engine.kernels,
-        runs=tuple(runs),
-        peak_rss_bytes=peak_rss_bytes(),
-    )
-    return Outcome(
-        kind="bench",
-        date=datetime.now().astimezone().isoformat(timespec="seconds"),
-        machine=facts(),
-        settings={**settings.facts(), "threads": engine.n_threads, "ended": ended},
-        suite={"name": suite.name, "sha256": suite.sha256, "prompts": suite.categories},
-        models={model.name: model for model in models},
-        cells=(cell,),
-        warnings=tuple(warnings),
-    )
 
 
 def _peer(folder: Path, engine: Engine, suite: Suite, settings: Settings) -> Peer:
@@ -279,35 +276,3 @@ def _seconds(text: str) -> float:
     if not found or float(found[1]) <= 0:
         raise UsageError(f"--budget {text}: must be a time, such as 300, 90s, 10m or 1h")
     return float(found[1]) * _SECONDS[found[2] or "s"]
-
-
-class _Display:
-    """A bar over the budget in a terminal; elsewhere a line for each round."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=err, transient=True
-        )
-        self._task = self._bars.add_task("warming up", total=budget_s)
-        self._round = -1
-
-    def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if err.is_terminal:
-            self._bars.stop()
-
-    def on_progress(self, progress: Progress) -> None:
-        line = f"round {progress.round + 1}, prompt {progress.place + 1} of {progress.n_prompts}"
-        if progress.noise is not None:
-            line += f", interval {progress.noise:.1%}"
-        if err.is_terminal:
-            self._bars.update(self._task, description=line, completed=progress.spent_s)
-        elif progress.round != self._round:
-            err.print(f"round {progress.round + 1}, prompts: {progress.n_prompts}", markup=False)
-        self._round = progress.round

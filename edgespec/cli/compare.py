@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self, get_args
+from typing import Annotated, get_args
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from edgespec.accuracy import WINDOW
 from edgespec.bench import Settings, parse_ways
@@ -31,7 +29,7 @@ from edgespec.cli.options import (
     WaysOption,
 )
 from edgespec.cli.outputs import CsvOption, JsonOption, Outputs, PngOption, ReportOption
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.compare import NO_DRAFT, ROUNDS, SUFFIX, Combination, Comparison, Plan, Progress
 from edgespec.energy import EnergyMeter
 from edgespec.engine import default_threads
@@ -39,14 +37,14 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.humaneval import Problem, load_problems
 from edgespec.judge import TEXT_TOKENS, Judge
 from edgespec.kernels import KernelsChoice
-from edgespec.machine import Watch, facts
+from edgespec.machine import facts
 from edgespec.quantizations import ModelFile, model_file, parse_types, variants
 from edgespec.runs import Accuracy, Cell, Outcome
 from edgespec.suites import DEFAULT, evenly, load_suite
 
 _ACCURACY = "Accuracy"
 
-_IDENTITY = ("processor", "edgespec", "llama-cpp-python", "llama.cpp")
+_IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
 """The facts of a machine that runs in one table must share."""
 
 
@@ -142,20 +140,27 @@ def compare_command(
     """
     outputs = Outputs(json, csv, report, png)
     outputs.check()
-    if not humaneval and (problems or humaneval_file):
-        raise UsageError("--problems and --humaneval-file belong to --humaneval: give that too")
-    if humaneval and not accuracy:
-        raise UsageError("--humaneval and --no-accuracy contradict each other: choose one")
+    _refuse_contradictions(
+        {
+            "--problems or --humaneval-file without --humaneval": not humaneval
+            and bool(problems or humaneval_file),
+            "--humaneval with --no-accuracy": humaneval and not accuracy,
+            "--text with --no-accuracy": text is not None and not accuracy,
+        }
+    )
     settings = Settings(parse_ways(ways), n_predict, temp, seed, rule)
+    if SUFFIX in _names(drafts, "--drafts") and all(way.needs_model for way in settings.ways):
+        raise UsageError(f"--drafts {SUFFIX} and --ways {ways}: they need a draft model; add auto or suffix")
     choices = _kernels(kernels)
     types = parse_types(quants, "--quants") if quants is not None else []
     chosen = load_suite(suite).select(category, per_category)
     questions = _problems(humaneval_file, problems) if humaneval else []
     read = _text(text) if text else "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
     lineup = _lineup(_names(targets, "--targets"), _names(drafts, "--drafts"), types, out / "models")
-    with EnergyMeter.choose(assume_watts=assume_watts) as meter:
+    with EnergyMeter.choose(assume_watts=assume_watts, on_message=message) as meter:
         know_idle(meter)
-    machine = facts()
+        machine = {**facts(), "energy": meter.source or "unavailable"}
+    n_threads = threads or default_threads()
     with err.status("hashing the models"):
         models = {name: file.facts() for name, file in lineup.files.items()}
     plan = Plan(
@@ -169,42 +174,32 @@ def compare_command(
         prompts=chosen.interleaved(),
         settings=settings,
         rounds=rounds,
-        n_threads=threads,
+        n_threads=n_threads,
         assume_watts=assume_watts,
         machine={name: machine[name] for name in _IDENTITY if name in machine},
     )
     if fresh:
         Comparison.discard(out)
     comparison = Comparison(plan, {name: file.path for name, file in lineup.files.items()}, out)
-    watch, code = Watch(n_threads=threads or default_threads()), 0
+    code = 0
     warnings: list[str] = []
-    accuracies: dict[str, Accuracy] = {}
+    accuracies: list[Accuracy] = []
     again = f"the same command{' without --fresh' if fresh else ''} goes on with what is in {out}"
     try:
-        with _Display() as display:
+        with WorkDisplay() as display:
 
-            def on_progress(progress: Progress) -> None:
-                watch.sample()
-                display.show(
-                    f"round {progress.round + 1}: {progress.combination.name}", progress.done, progress.total
-                )
+            def show(progress: Progress) -> None:
+                what = f"round {progress.round + 1}: {progress.combination.name}"
+                display.show(what, progress.done, progress.total)
 
-            comparison.run(on_progress)
-        if accuracy:
-            with _Display() as display:
-                judge = Judge(
-                    out,
-                    lineup.targets,
-                    models,
-                    choices[0],
-                    threads,
-                    on_progress=display.show,
-                    on_message=warnings.append,
-                )
-                accuracies = judge.texts(read, text_tokens)
-                if questions:
-                    drafts_by_target = lineup.drafts_of(comparison.cells())
-                    accuracies = judge.human_eval(accuracies, questions, drafts_by_target)
+            comparison.run(show)
+        for choice in choices if accuracy else []:
+            with WorkDisplay() as display:
+                judge = Judge(out, lineup.targets, models, choice, n_threads, display.show, warnings.append)
+                found = judge.texts(read, text_tokens)
+                if questions and choice == choices[0]:
+                    found = judge.human_eval(found, questions, lineup.drafts_of(comparison.cells()))
+                accuracies += found.values()
     except KeyboardInterrupt:
         message(f"stopped; {again}")
         code = INTERRUPTED
@@ -215,17 +210,30 @@ def compare_command(
         kind="compare",
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         machine=machine,
-        settings={**settings.facts(), "rounds": rounds, "threads": threads or default_threads()},
+        settings={
+            **settings.facts(),
+            "rounds": rounds,
+            "threads": n_threads,
+            "accuracy text": str(text) if text else DEFAULT,
+            "accuracy text sha256": hashlib.sha256(read.encode()).hexdigest(),
+            "accuracy text tokens, at most": text_tokens,
+        },
         suite={"name": chosen.name, "sha256": chosen.sha256, "prompts": chosen.categories},
         models=models,
         cells=comparison.cells(),
-        accuracy=accuracies,
-        warnings=(*comparison.warnings, *warnings, *watch.warnings()),
+        accuracy=tuple(accuracies),
+        warnings=(*comparison.warnings, *warnings),
     )
     outputs.write(outcome)
     for line in outcome.warnings:
         message(f"warning: {line}")
     return code
+
+
+def _refuse_contradictions(found: dict[str, bool]) -> None:
+    for options, both in found.items():
+        if both:
+            raise UsageError(f"{options}: these contradict each other; leave one out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,37 +319,3 @@ def _by_name(files: Sequence[ModelFile]) -> dict[str, ModelFile]:
         if other.path.resolve() != file.path.resolve():
             raise UsageError(f"two models are called {file.name}: {other.path} and {file.path}; rename one")
     return found
-
-
-class _Display:
-    """A bar over all runs with the time left in a terminal; elsewhere a line when a cell begins."""
-
-    def __init__(self) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=err,
-            transient=True,
-        )
-        self._task = self._bars.add_task("", total=None)
-        self._last = ""
-
-    def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if err.is_terminal:
-            self._bars.stop()
-
-    def show(self, what: str, done: int, total: int) -> None:
-        if err.is_terminal:
-            self._bars.update(self._task, description=what, completed=done, total=total)
-        elif what != self._last:
-            err.print(what, markup=False)
-        self._last = what

@@ -33,7 +33,7 @@ WattsOption = Annotated[
     typer.Option(
         "--assume-watts",
         metavar="W",
-        help="Reckon with W watts all the time, where nothing counts energy. Labelled as estimated.",
+        help="Reckon with W watts all the time instead of measuring. Labelled as estimated.",
         rich_help_panel="Energy",
     ),
 ]

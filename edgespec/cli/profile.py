@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.costs import CONTEXTS, Curve
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.measure import PairCosts, Progress, measure
+from edgespec.measure import PairCosts, measure
 from edgespec.models import load_registry
 from edgespec.profiles import Key, Profile, as_text, profile_path, store
 from edgespec.signals import SignalPipe
@@ -83,12 +80,12 @@ def profile_command(
                 kernels=engine.kernels,
                 threads=engine.n_threads,
             )
-            with _Display() as display:
+            with WorkDisplay() as display:
                 measured = measure(
                     engine.target,
                     engine.draft,
                     n_threads=engine.n_threads,
-                    on_progress=display.on_progress,
+                    on_progress=lambda now: display.show(now.what, now.done_s, now.total_s),
                     signals=signals,
                 )
     return _keep(key, measured, json=json)
@@ -133,48 +130,6 @@ def _profile(key: Key, measured: PairCosts, stored: Profile | None) -> Profile:
         reliable=measured.reliable,
     )
     return fresh if stored is None else fresh.with_learnt_of(stored)
-
-
-# ---- display ----
-
-
-class _Display:
-    """A bar with the time left in a terminal; elsewhere a line when something else begins."""
-
-    def __init__(self) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=err,
-            transient=True,
-        )
-        self._task = self._bars.add_task("", total=None)
-        self._last = ""
-
-    def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if err.is_terminal:
-            self._bars.stop()
-
-    def on_progress(self, progress: Progress) -> None:
-        if err.is_terminal:
-            self._bars.update(
-                self._task,
-                description=progress.what,
-                completed=progress.done_s,
-                total=progress.total_s,
-            )
-        elif progress.what != self._last and progress.done_s < progress.total_s:
-            err.print(progress.what, markup=False)
-        self._last = progress.what
 
 
 def _print(profile: Profile, measured: PairCosts) -> None:

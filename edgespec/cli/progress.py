@@ -1,4 +1,4 @@
-"""Shows pulls while they run: bars in a terminal, a line now and then elsewhere. All on stderr."""
+"""Shows long work while it runs: bars in a terminal, a line now and then elsewhere. All on stderr."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from rich.progress import (
     DownloadColumn,
     SpinnerColumn,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.progress import (
@@ -41,6 +43,48 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
 def pull_named(*names: str | None) -> None:
     """Pull those of the models that the registry or a hub names and that are not here; None is no model."""
     pull_shown([found for name in names if name and isinstance(found := locate(name), Entry)])
+
+
+class WorkDisplay:
+    """A bar with the time left in a terminal; elsewhere a line when something else begins."""
+
+    def __init__(self) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+            refresh_per_second=2,  # drawing takes time from what is measured meanwhile
+        )
+        self._task = self._bars.add_task("", total=None)
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if err.is_terminal:
+            self._bars.stop()
+
+    def show(self, what: str, done: float, total: float, detail: str = "") -> None:
+        """Show what is being done, how much of how much is, and in a terminal a `detail` that changes."""
+        if err.is_terminal:
+            self._bars.update(
+                self._task,
+                description=what + detail,
+                completed=done,
+                total=total,
+                refresh=what != self._last,
+            )
+        elif what != self._last and done < total:
+            err.print(what, markup=False)
+        self._last = what
 
 
 class PullDisplay:

@@ -20,6 +20,7 @@ from edgespec.report.rows import (
     megabytes,
     milliseconds,
     passed,
+    rate,
     read_outcome,
     significant,
     title,
@@ -65,12 +66,11 @@ def _joules_heading(reading: Reading) -> str:
 
 def _figures(reading: Reading, way: WaySummary, comparison: Comparison | None) -> list[str]:
     """Return speed-up, time to first token, tau, alpha, joules a token, identical."""
-    plain = way.way == PLAIN
     return [
         with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
         milliseconds(way.ttft_s),
-        NOT_APPLICABLE if plain else fixed(way.tau, 2),
-        NOT_APPLICABLE if plain else fixed(way.alpha, 2),
+        rate(way, way.tau),
+        rate(way, way.alpha),
         significant(reading.energy.of(way)) if reading.energy else UNAVAILABLE,
         identical(comparison),
     ]
@@ -87,6 +87,7 @@ def _print_categories(reading: Reading) -> None:
     for name in ways:
         table = _table(
             "category",
+            "n",
             "plain\ntokens/s",
             f"{name}\ntokens/s",
             "speed-up\n[95 %]",
@@ -105,6 +106,7 @@ def _print_categories(reading: Reading) -> None:
             _add(
                 table,
                 summary.category,
+                str(summary.n_prompts),
                 fixed(plain.decode_tokens_per_s if plain else None, 1),
                 fixed(found[name].decode_tokens_per_s, 1),
                 *_figures(reading, found[name], comparison),
@@ -147,12 +149,12 @@ def _row(reading: Reading, row: Row) -> list[str]:
     return [
         str(row.number),
         row.cell.target,
-        row.cell.draft or NOT_APPLICABLE,
-        row.cell.kernels,
+        row.draft,
+        row.kernels,
         row.way.way,
         fixed(row.way.decode_tokens_per_s, 1),
         *_figures(reading, row.way, row.comparison),
-        megabytes(row.cell.peak_rss_bytes),
+        megabytes(row.peak_rss_bytes),
     ]
 
 
@@ -170,13 +172,16 @@ def _print_accuracy(reading: Reading) -> None:
     scores = reading.outcome.accuracy
     if not scores:
         return
-    table = _table("target", "compared with", "perplexity", "KL, nats/token", "top-1", "pass@1", texts=2)
-    for target, score in scores.items():
+    figures = ("tokens", "perplexity", "KL, nats/token", "top-1", "pass@1")
+    table = _table("target", "kernels", "compared with", *figures, texts=3)
+    for score in scores:
         reference = score.kl is None
         _add(
             table,
-            target,
+            score.target,
+            score.kernels,
             NOT_APPLICABLE if reference else score.reference,
+            str(score.n_tokens),
             f"{score.perplexity:.3f}",
             "reference" if reference else with_error(score),
             "reference" if reference else UNAVAILABLE if score.top1 is None else f"{100 * score.top1:.1f} %",

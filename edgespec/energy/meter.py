@@ -40,6 +40,7 @@ MOST_GAP = 0.1
 
 ClockFn = Callable[[], float]
 
+_MOVES_IN_S = 0.1  # a counter that works ticks about every millisecond
 _LOOKED_S = 0.2  # at a counter, for its resolution
 _LOOKED_AT = 50  # steps of it, which are enough
 
@@ -234,8 +235,8 @@ class EnergyMeter(Closing):
                 self.reason = window.fault = str(error)  # nothing says where this phase ended
                 return
             now = self._now()
-            self._unsettled.append((Reading(now, figures), window, len(window.marks)))
             window.marks.append((now, phase, None))
+            self._unsettled.append((Reading(now, figures), window, len(window.marks) - 1))
 
     def end(self, window: Window) -> Measurement:
         """Close a window and return what was measured; the same again for one that has ended."""
@@ -244,7 +245,8 @@ class EnergyMeter(Closing):
             if window.measured is None:
                 if not window.fault and not self.sample():
                     window.fault = self.reason  # nothing says what went by since the last sample
-                self._windows.remove(window)
+                if window in self._windows:  # Ctrl-C may have come between these lines
+                    self._windows.remove(window)
                 if not self._windows:
                     self._stop.set()
                 window.measured = self._measurement(window, max(ended, window.began))
@@ -351,10 +353,14 @@ class EnergyMeter(Closing):
             after = at(marked, point)
             phases[phase] = phases.get(phase, 0.0) + counted(before, after)
             before = after
+        joules = sum(phases.values()) if phases else counted(start, end)
+        if source.counts and joules == 0 and seconds > _MOVES_IN_S:
+            reason = f"{source.name} stood still for {seconds:.1f} s"
+            return Measurement(seconds, None, self.idle_w, source=source.name, reason=reason)
         domains = zip(source.domains, start.joules, end.joules, strict=True)
         return Measurement(
             seconds,
-            sum(phases.values()) if phases else counted(start, end),
+            joules,
             self.idle_w,
             domains={domain: after - before for domain, before, after in domains},
             phases=phases,

@@ -109,7 +109,7 @@ def _scatter(
     rows: list[Row] = []
     points: list[tuple[float, float]] = []
     for row in reading.rows:
-        x, y = x_of(row), row.way.decode_tokens_per_s
+        x, y = x_of(row), row.way.whole_tokens_per_s
         if x is not None and y is not None:
             rows.append(row)
             points.append((x, y))
@@ -147,7 +147,7 @@ def _scatter(
         axes.autoscale_view()
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
         axes.set_xlabel(label)
-        axes.set_ylabel("decoding, tokens/s")
+        axes.set_ylabel("whole generations, tokens/s")
         looks.legend(figure, palette, rows)
         place_labels(
             figure, axes, palette, [(x, y, str(row.number)) for row, (x, y) in zip(rows, points, strict=True)]
@@ -155,7 +155,8 @@ def _scatter(
         return figure
 
     numbers = ", ".join(str(rows[i].number) for i in front)
-    caption = f"{note} Ringed and joined: the Pareto front, row{'s' if len(front) > 1 else ''} {numbers}."
+    which = f"row{'s' if len(front) > 1 else ''} {numbers}"
+    caption = f"{note} Ringed and joined: the Pareto front, {which}, noise not considered."
     return Chart(key, title, caption, draw)
 
 
@@ -207,7 +208,7 @@ def _memory(reading: Reading) -> list[Chart]:
     fastest: dict[int, Row] = {}
     for row in reading.rows:
         held = fastest.get(id(row.cell))
-        if held is None or (row.way.decode_tokens_per_s or 0) > (held.way.decode_tokens_per_s or 0):
+        if held is None or (row.way.whole_tokens_per_s or 0) > (held.way.whole_tokens_per_s or 0):
             fastest[id(row.cell)] = row
     chosen = {row.number for row in fastest.values()}
     if len(chosen) < 2:
@@ -332,7 +333,10 @@ def _acceptance(reading: Reading) -> Chart:
         place_labels(figure, axes, palette, sorted(ends, key=lambda end: (-end[0], end[1])), right=True)
         return figure
 
-    caption = "Of the steps that drafted so far, the share that accepted so far."
+    caption = (
+        "Of the steps that drafted so far, the share that accepted so far. Lengths are chosen: few steps, "
+        "and promising ones, reach far."
+    )
     return Chart("acceptance", title, caption, draw)
 
 
@@ -348,12 +352,12 @@ def _time_shares(reading: Reading) -> Chart:
 
 
 def _joule_shares(reading: Reading) -> list[Chart]:
-    bars = [(row, row.way.joule_shares) for row in reading.rows if row.way.joule_shares]
+    # Samples of power are coarser than phases, and an assumption knows none: that would be the chart of time.
+    rows = [row for row in reading.rows if row.way.energy_source.startswith("RAPL")]
+    bars = [(row, row.way.joule_shares) for row in rows if row.way.joule_shares]
     if not bars:
         return []
-    estimated = reading.energy is not None and reading.energy.estimated
-    caption = "Shares of the gross joules" + (" (estimated)." if estimated else ".")
-    title = "Where the joules went" + (" (estimated)" if estimated else "")
+    title, caption = "Where the joules went", "Shares of the gross joules."
     return [_shares("joules", title, caption, bars)]
 
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from edgespec.exports import ESTIMATED, Summaries, summarise
-from edgespec.runs import PLAIN, Accuracy, Cell, Outcome
+from edgespec.runs import PEER, PLAIN, Accuracy, Cell, Outcome
 from edgespec.summary import CategorySummary, Comparison, Interval, WaySummary
 
 UNAVAILABLE = "unavailable"
@@ -36,8 +36,24 @@ class Row:
     @property
     def name(self) -> str:
         """Target, draft, kernels and way in a line."""
-        drafted = f", drafted by {self.cell.draft}" if self.cell.draft and self.way.way != PLAIN else ""
-        return f"{self.cell.target}{drafted}, {self.cell.kernels}, {self.way.way}"
+        drafted = f", drafted by {self.draft}" if self.draft != NOT_APPLICABLE else ""
+        return f"{self.cell.target}{drafted}, {self.kernels}, {self.way.way}"
+
+    @property
+    def draft(self) -> str:
+        """What drafts in it, if anything does."""
+        plain = self.way.way in (PLAIN, PEER + PLAIN)
+        return NOT_APPLICABLE if plain or not self.cell.draft else self.cell.draft
+
+    @property
+    def kernels(self) -> str:
+        """Whose kernels did the work: a peer brings its own."""
+        return PEER.strip() if self.way.way.startswith(PEER) else self.cell.kernels
+
+    @property
+    def peak_rss_bytes(self) -> int | None:
+        """The process's memory; that of a peer's is not known."""
+        return None if self.way.way.startswith(PEER) else self.cell.peak_rss_bytes
 
     def of_category(self, category: str) -> tuple[WaySummary, Comparison | None] | None:
         """Return this way in a category; None where the cell has no such runs of it."""
@@ -100,7 +116,7 @@ def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Readin
         overall, *categories = summary
         compared = {comparison.way: comparison for comparison in overall.comparisons}
         for way in overall.ways:
-            accuracy = outcome.accuracy.get(cell.target)
+            accuracy = None if way.way.startswith(PEER) else outcome.accuracy_of(cell)
             compared_with = compared.get(way.way)
             rows.append(Row(len(rows) + 1, cell, way, compared_with, tuple(categories), accuracy))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
@@ -139,17 +155,23 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
+def rate(way: WaySummary, value: float | None) -> str:
+    """Return tau or alpha: "-" in plain decoding, and where nothing was drafted."""
+    drafts = way.way != PLAIN and not (value is None and way.tau is not None)
+    return fixed(value, 2) if drafts else NOT_APPLICABLE
+
+
 def milliseconds(seconds: float | None) -> str:
     """Return a time in whole milliseconds, without its unit."""
     return UNAVAILABLE if seconds is None else f"{1e3 * seconds:.0f}"
 
 
 def with_interval(interval: Interval | None) -> str:
-    """Return a ratio as "1.62 [1.55 - 1.70]"; "1.62 [not repeated]" where there is no interval."""
+    """Return a ratio as "1.62 [1.55 - 1.70]"; "1.62 [too few]" where there is no interval."""
     if interval is None:
         return UNAVAILABLE
     if interval.low is None or interval.high is None:
-        return f"{interval.median:.2f} [not repeated]"
+        return f"{interval.median:.2f} [too few]"
     return f"{interval.median:.2f} [{interval.low:.2f} - {interval.high:.2f}]"
 
 
@@ -211,7 +233,7 @@ def best_row(reading: Reading) -> Row | None:
     if len(reading.cells) == 1:
         compared = [row for row in reading.rows if row.comparison and row.comparison.speedup]
         return next((row for row in compared if row.way.way == "auto"), next(iter(compared), None))
-    return max(reading.rows, key=lambda row: row.way.decode_tokens_per_s or 0.0, default=None)
+    return max(reading.rows, key=lambda row: row.way.whole_tokens_per_s or 0.0, default=None)
 
 
 def headline(reading: Reading) -> str:
@@ -222,8 +244,8 @@ def headline(reading: Reading) -> str:
     text = _speedup(reading, row)
     if len(reading.cells) == 1:
         return f"{row.way.way} is {text}."
-    speed = fixed(row.way.decode_tokens_per_s, 1)
-    return f"Fastest is row {row.number} with {speed} tokens/s ({row.name}): {text}."
+    speed = fixed(row.way.whole_tokens_per_s, 1)
+    return f"Fastest is row {row.number} with {speed} tokens/s of whole generations ({row.name}): {text}."
 
 
 def _speedup(reading: Reading, row: Row) -> str:
@@ -231,7 +253,7 @@ def _speedup(reading: Reading, row: Row) -> str:
         return "no way of drafting was faster" if row.way.way == PLAIN else "not compared with plain decoding"
     speedup = row.comparison.speedup
     if speedup.low is None or speedup.high is None:
-        interval = "not repeated: no interval"
+        interval = "too few for an interval"
     else:
         interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
     whose = "plain decoding" if len(reading.cells) == 1 else "plain decoding of the same models"
@@ -259,7 +281,7 @@ def energy_line(reading: Reading) -> str:
     sources = ", ".join(dict.fromkeys(row.way.energy_source for row in reading.rows if row.way.energy_source))
     row = best_row(reading)
     if row is None or column.of(row.way) is None:
-        return f"Energy: from {sources}."
+        return f"Energy: from {sources}.{_without_joules(reading)}"
     kind = "net of the idle machine" if column.net else "gross"
     text = f"Energy: {joules(column.of(row.way), row.way)} J a token, {kind}"
     plain = next((r for r in reading.rows if r.cell is row.cell and r.way.way == PLAIN), None)
@@ -267,7 +289,14 @@ def energy_line(reading: Reading) -> str:
         text += f", beside {joules(column.of(plain.way), plain.way)} of plain decoding"
     if row.comparison and row.comparison.joules:
         text += f"; gross, it takes {with_interval(row.comparison.joules)} times plain decoding's"
-    return f"{text}; from {sources}."
+    return f"{text}; from {sources}.{_without_joules(reading)}"
+
+
+def _without_joules(reading: Reading) -> str:
+    """Return how many runs lack joules that others have, and why the first does; "" where all have them."""
+    runs = [run for cell, _ in reading.cells for run in cell.runs if not run.way.startswith(PEER)]
+    without = [run.energy for run in runs if run.energy and run.energy.joules is None]
+    return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""
 
 
 def energy_reason(reading: Reading) -> str:

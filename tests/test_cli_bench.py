@@ -261,7 +261,7 @@ def test_joules_that_nothing_tells_are_unavailable(bench, tmp_path):
     assert [line.startswith("Energy: unavailable: ") for line in energy] == [True]
     tables = [line.split() for line in process.stdout.splitlines() if line.endswith(("1/1", "2/2", "3/3"))]
     assert [row[-2] for row in tables] == ["unavailable"] * 6
-    assert {row["joules_per_token"] for row in csv.DictReader(files[0].open())} == {""}
+    assert {row["gross_joules_per_token"] for row in csv.DictReader(files[0].open())} == {""}
     assert "unavailable" in files[1].read_text()
 
     document = json.loads(bench(*QUICK, "--json").stdout)
@@ -282,9 +282,9 @@ def test_assumed_watts_are_called_estimated_everywhere(bench, tmp_path):
     (energy,) = (line for line in process.stdout.splitlines() if line.startswith("Energy: "))
     assert "estimated" in energy
     for row in csv.DictReader(files[0].open()):
-        assert float(row["joules_per_token"]) > 0
+        assert float(row["gross_joules_per_token"]) > 0
         assert (row["energy_source"], row["energy_estimated"]) == ("15 W assumed (estimated)", "yes")
-        assert (row["net_joules_per_token"], row["joules_ratio"]) == ("", "")
+        assert (row["net_joules_per_token"], row["gross_joules_ratio"]) == ("", "")
     page = files[1].read_text()
     assert "15 W assumed" in page
     assert page.count("estimated") > 1
@@ -399,7 +399,7 @@ def test_a_failure_in_mid_bench(in_process, monkeypatch, capsys, tmp_path):
 
 
 def test_a_failure_before_the_first_run(in_process, monkeypatch, capsys):
-    damage(monkeypatch, b"Count from one to ten.")
+    damage(monkeypatch, max((text for *_, text in PROMPTS), key=len).encode())  # what warms up
     assert in_process() == 1
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -464,7 +464,7 @@ def test_a_bar_in_a_terminal(environment, models, suite):
         table = process.stdout.read()
     os.close(primary)
     assert process.returncode == 0
-    assert re.search(rb"round \d+, prompt \d of 3", seen)
+    assert re.search(rb"round \d+, \d of 3 prompts", seen)
     assert b"\x1b" not in table
 
 

@@ -452,9 +452,11 @@ def test_interrupted_quantize_leaves_nothing(
     popen = subprocess.Popen
 
     class Interrupted(popen):  # type: ignore[misc,valid-type]
-        def communicate(self, *_: object, **__: object) -> tuple[str, str]:
-            children.append(self)
-            raise KeyboardInterrupt
+        def wait(self, timeout: float | None = None) -> int:
+            if self not in children:
+                children.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     start = time.monotonic()

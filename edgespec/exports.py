@@ -230,7 +230,7 @@ def _is_special(file: Path) -> bool:
 
 
 def _refusal(path: Path, option: str, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
         reason = f"there is no folder {path.parent}; make it first or choose another file"
     elif isinstance(error, IsADirectoryError):
         reason = "a folder is there; choose another file"

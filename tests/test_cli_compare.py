@@ -494,7 +494,7 @@ def test_a_target_that_is_damaged(compare, folder, tmp_path):
         (["--ways", "none"], "--ways none: must be one of"),
         (["--problems", "2"], "--humaneval"),
         (["--humaneval-file", "problems.jsonl"], "--humaneval"),
-        (["--humaneval", "--no-accuracy"], "--humaneval with --no-accuracy: these contradict"),
+        (["--humaneval", "--no-accuracy"], "--humaneval with --no-accuracy: contradictory"),
         (["--humaneval", "--humaneval-file", "missing.jsonl"], "missing.jsonl: "),
         (["--text", "missing.txt"], "--text missing.txt: No such file"),
         (["--text", "target.gguf"], "--text target.gguf: not UTF-8"),

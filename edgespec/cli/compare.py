@@ -233,7 +233,7 @@ def compare_command(
 def _refuse_contradictions(found: dict[str, bool]) -> None:
     for options, both in found.items():
         if both:
-            raise UsageError(f"{options}: these contradict each other; leave one out")
+            raise UsageError(f"{options}: contradictory; add or leave out one of them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from terminals import messages_in_terminal
 from test_peers import DRAFTED_LOG, PLAIN_LOG, fake
 from tiny_gguf import write_tiny_gguf
 
@@ -446,24 +446,9 @@ def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, c
 
 
 def test_a_bar_in_a_terminal(environment, models, suite):
-    primary, secondary = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, QUICK), "--rounds", "20"],
-        env={**environment, "TERM": "xterm", "COLUMNS": "100"},
-        stdout=subprocess.PIPE,
-        stderr=secondary,
-    ) as process:
-        os.close(secondary)
-        seen = b""
-        try:
-            while chunk := os.read(primary, 4096):
-                seen += chunk
-        except OSError:  # the other end is closed
-            pass
-        assert process.stdout
-        table = process.stdout.read()
-    os.close(primary)
-    assert process.returncode == 0
+    command = [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, QUICK), "--rounds", "20"]
+    code, seen, table = messages_in_terminal(command, environment)
+    assert code == 0
     assert re.search(rb"round \d+, \d of 3 prompts", seen)
     assert b"\x1b" not in table
 

@@ -6,7 +6,6 @@ import csv
 import errno
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from terminals import messages_in_terminal
 from tiny_gguf import write_tiny_gguf
 
 from edgespec import compare as room
@@ -551,23 +551,9 @@ def test_targets_and_drafts_are_needed(environment, folder):
 
 
 def test_a_bar_in_a_terminal(environment, folder, tmp_path):
-    primary, secondary = pty.openpty()
-    with subprocess.Popen(
-        arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out")),
-        cwd=folder,
-        env={**environment, "TERM": "xterm", "COLUMNS": "120"},
-        stdout=subprocess.DEVNULL,
-        stderr=secondary,
-    ) as process:
-        os.close(secondary)
-        seen = b""
-        try:
-            while chunk := os.read(primary, 4096):
-                seen += chunk
-        except OSError:  # the other end is closed
-            pass
-    os.close(primary)
-    assert process.returncode == 0
+    command = arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out"))
+    code, seen, _ = messages_in_terminal(command, environment, folder)
+    assert code == 0
     assert b"round 1: target+none+kernels-auto" in seen
     assert b"100%" in seen
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from terminals import messages_in_terminal
 from tiny_gguf import write_tiny_gguf
 
 COMMAND = [sys.executable, "-m", "edgespec", "profile"]
@@ -185,22 +184,9 @@ def test_interrupted(environment, tiny_path, cache):
 
 
 def test_a_bar_in_a_terminal(environment, tiny_path):
-    primary, secondary = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, "--target", str(tiny_path), "--threads", "1"],
-        env={**environment, "TERM": "xterm", "COLUMNS": "100"},
-        stdout=subprocess.DEVNULL,
-        stderr=secondary,
-    ) as process:
-        os.close(secondary)
-        seen = b""
-        try:
-            while chunk := os.read(primary, 4096):
-                seen += chunk
-        except OSError:  # the other end is closed
-            pass
-    os.close(primary)
-    assert process.returncode == 0
+    command = [*COMMAND, "--target", str(tiny_path), "--threads", "1"]
+    code, seen, _ = messages_in_terminal(command, environment)
+    assert code == 0
     assert b"timing passes" in seen
     assert b"%" in seen
 

@@ -16,6 +16,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
@@ -141,6 +142,15 @@ def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str
     return found
 
 
+@contextmanager
+def leaving_no_trace(engine: Engine) -> Iterator[None]:
+    """Forget at the end what was learnt within: it is not to foretell the answers of the next benchmark."""
+    try:
+        yield
+    finally:
+        engine.forget(tables=True)
+
+
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
     """Begin the longest of `prompts` in every way: contexts are made that hold all, and weights are read."""
     longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
@@ -243,67 +253,38 @@ def measure(
     covers the categories early. A peer that fails is left out from there on, and `on_message` told why.
     Raises what the engine raises.
     """
-    try:
-        return _until_tight(
-            engine,
-            prompts,
-            settings,
-            budget_s=budget_s,
-            precision=precision,
-            most_rounds=most_rounds,
-            peers=peers,
-            on_progress=on_progress,
-            on_run=on_run,
-            on_message=on_message,
-        )
-    finally:
-        engine.forget(tables=True)  # a benchmark leaves no trace in the profile
-
-
-def _until_tight(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    *,
-    budget_s: float,
-    precision: float,
-    most_rounds: int | None,
-    peers: list[Peer],
-    on_progress: Callable[[Progress], None],
-    on_run: Callable[[Run], None],
-    on_message: Callable[[str], None],
-) -> str:
-    began = time.monotonic()
-    warm_up(engine, prompts, settings)
-    runs: list[Run] = []
-    longest = 0.0
-    round_ = 0
-    while most_rounds is None or round_ < most_rounds:
-        tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
-        if tight is not None and tight <= precision:
-            return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
-        for place, prompt in enumerate(prompts):
-            prompt_began = time.monotonic()
-            if prompt_began - began + longest > budget_s and runs:
-                so_far = [_rounds(round_)] if round_ else []
-                if place:
-                    so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
-                width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
-                return f"{' and '.join(so_far)}; the budget of {budget_s:g} s was spent{width}"
-            on_progress(Progress(round_, prompt, place, len(prompts), prompt_began - began, tight))
-            for run in turns(engine, prompt, settings, round_=round_, place=place):
-                runs.append(run)
-                on_run(run)
-            for peer in [*peers]:
-                try:
-                    for run in peer.runs(prompt, round_):
-                        on_run(run)
-                except EdgespecError as error:
-                    on_message(f"{error}; {peer.name} is left out from here on")
-                    peers.remove(peer)
-            longest = max(longest, time.monotonic() - prompt_began)
-        round_ += 1
-    return f"{_rounds(round_)}, as asked for"
+    with leaving_no_trace(engine):
+        began = time.monotonic()
+        warm_up(engine, prompts, settings)
+        runs: list[Run] = []
+        longest = 0.0
+        round_ = 0
+        while most_rounds is None or round_ < most_rounds:
+            tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
+            if tight is not None and tight <= precision:
+                return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+            for place, prompt in enumerate(prompts):
+                prompt_began = time.monotonic()
+                if prompt_began - began + longest > budget_s and runs:
+                    so_far = [_rounds(round_)] if round_ else []
+                    if place:
+                        so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
+                    width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
+                    return f"{' and '.join(so_far)}; the budget of {budget_s:g} s was spent{width}"
+                on_progress(Progress(round_, prompt, place, len(prompts), prompt_began - began, tight))
+                for run in turns(engine, prompt, settings, round_=round_, place=place):
+                    runs.append(run)
+                    on_run(run)
+                for peer in [*peers]:
+                    try:
+                        for run in peer.runs(prompt, round_):
+                            on_run(run)
+                    except EdgespecError as error:
+                        on_message(f"{error}; {peer.name} is left out from here on")
+                        peers.remove(peer)
+                longest = max(longest, time.monotonic() - prompt_began)
+            round_ += 1
+        return f"{_rounds(round_)}, as asked for"
 
 
 def _rounds(n: int) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgespec.bench import Settings, turns, unfit, warm_up
+from edgespec.bench import Settings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.child import REFUSED, Conversation, answer, say
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine
@@ -340,9 +340,9 @@ def _measure(request: Request) -> None:
             name, why = next(iter(too_long.items()))
             raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
         say("kernels", engine.kernels)
-        warm_up(engine, request.prompts, settings)
-        for place, prompt in enumerate(request.prompts):
-            for run in turns(engine, prompt, settings, round_=request.round, place=place):
-                say("run", run)
-        engine.forget(tables=True)  # a benchmark leaves no trace in the profile
+        with leaving_no_trace(engine):
+            warm_up(engine, request.prompts, settings)
+            for place, prompt in enumerate(request.prompts):
+                for run in turns(engine, prompt, settings, round_=request.round, place=place):
+                    say("run", run)
         say("peak", peak_rss_bytes())

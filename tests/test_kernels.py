@@ -21,7 +21,7 @@ TYPES = {
 }
 # Where the F16 scales are in a block.
 SCALES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
-ISAS = ("avx512-vnni", "avx-vnni", "avx2")
+ISAS = ("avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
 MAX_TOKENS = 32
 
 pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")

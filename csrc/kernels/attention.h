@@ -23,9 +23,9 @@ inline float exp1(float x) {
     return y[0];
 }
 
-constexpr int ROW_TILE = LANES == 16 ? 6 : 4;     // rows of a micro-kernel
-constexpr int KEY_VECTORS = LANES == 16 ? 4 : 2;  // vectors of scores for each of its rows
-constexpr int DIM_VECTORS = LANES == 16 ? 4 : 2;  // vectors of outputs
+constexpr int ROW_TILE = LANES == 16 ? 6 : 4;    // rows of a micro-kernel
+constexpr int KEY_VECTORS = LANES == 8 ? 2 : 4;  // vectors of scores for each of its rows: AVX2 has 16 registers
+constexpr int DIM_VECTORS = LANES == 8 ? 2 : 4;  // vectors of outputs
 
 enum MaskKind { ALL_MASKED, NONE_MASKED, MIXED };
 

@@ -3,8 +3,33 @@
 
 #include <string.h>
 
-namespace edgespec {
+#ifdef __aarch64__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
+namespace edgespec {
+namespace {
+
+struct Choice {
+    const Isa *isa;
+    bool (*available)();
+};
+
+} // namespace
+
+#ifdef __aarch64__
+extern const Isa ISA_NEON_DOTPROD, ISA_NEON;
+
+namespace {
+
+bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+bool has_neon() { return true; } // all 64-bit ARM has it
+
+const Choice CHOICES[] = {{&ISA_NEON_DOTPROD, has_dotprod}, {&ISA_NEON, has_neon}};
+
+} // namespace
+#else
 extern const Isa ISA_AVX512_VNNI, ISA_AVX_VNNI, ISA_AVX2;
 
 namespace {
@@ -19,15 +44,13 @@ bool has_avx512_vnni() {
            __builtin_cpu_supports("avx512vnni");
 }
 
-const struct {
-    const Isa *isa;
-    bool (*available)();
-} CHOICES[] = {{&ISA_AVX512_VNNI, has_avx512_vnni}, {&ISA_AVX_VNNI, has_avx_vnni}, {&ISA_AVX2, has_avx2}};
+const Choice CHOICES[] = {{&ISA_AVX512_VNNI, has_avx512_vnni}, {&ISA_AVX_VNNI, has_avx_vnni}, {&ISA_AVX2, has_avx2}};
 
 } // namespace
+#endif
 
 const Isa *best_isa() {
-    for (const auto &choice : CHOICES) {
+    for (const Choice &choice : CHOICES) {
         if (choice.available()) {
             return choice.isa;
         }
@@ -36,7 +59,7 @@ const Isa *best_isa() {
 }
 
 const Isa *find_isa(const char *name) {
-    for (const auto &choice : CHOICES) {
+    for (const Choice &choice : CHOICES) {
         if (!strcmp(choice.isa->name, name)) {
             return choice.available() ? choice.isa : nullptr;
         }

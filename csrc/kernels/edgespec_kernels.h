@@ -16,7 +16,8 @@ extern "C" {
 
 #define ES_API __attribute__((visibility("default")))
 
-/* The instruction set in use: "avx512-vnni", "avx-vnni", "avx2"; "" when this CPU has none of them. */
+/* The instruction set in use: "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon"; "" when this CPU
+ * has none of them. */
 ES_API const char *es_kernels_isa(void);
 
 /* Choose another one, before the first model is loaded. 0, or -1: unknown, or this CPU lacks it. */

@@ -4,7 +4,11 @@
 // linker would keep one copy of a shared inline function, maybe the one for a CPU this is not.
 #include "isa.h"
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 namespace edgespec {
 namespace {
@@ -20,7 +24,9 @@ inline int32_t int_at(const int8_t *p, int i) {
     return x;
 }
 
-#ifdef __AVX512F__
+#if defined(__aarch64__)
+#include "simd_neon.h"
+#elif defined(__AVX512F__)
 #include "simd_avx512.h"
 #else
 #include "simd_avx2.h"
@@ -39,7 +45,7 @@ inline int32_t int_at(const int8_t *p, int i) {
 extern const Isa ES_ISA;
 const Isa ES_ISA = {
     ES_ISA_TEXT,
-    LANES,
+    {LANES, SIGNED_BYTES},
     quantize,
     {TILES(Q4_0), TILES(Q4_1), TILES(Q5_0), TILES(Q5_1), TILES(Q8_0), TILES(IQ4_NL), TILES(Q4_K), TILES(Q5_K),
      TILES(Q6_K)},

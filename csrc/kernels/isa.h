@@ -46,7 +46,7 @@ struct AttentionState {
 
 struct Isa {
     const char *name;
-    int lanes;
+    Layout layout;
     // Quantize blocks [block0, block1) (of act_block columns) of x into column c of a tile of nc.
     void (*quantize)(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile,
                      int nc, int c);

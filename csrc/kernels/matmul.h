@@ -23,8 +23,7 @@ template <int TYPE> struct Weights {
         constexpr int PLANE = LANES * 4;
         if (TYPE == Q8_0) {
             for (int i = 0; i < 8; i++) {
-                v[i] = i_load(p + i * PLANE);
-                v[i] = SIGNED_BYTES ? i_xor(v[i], i_bytes(0x80)) : v[i];
+                v[i] = i_load(p + i * PLANE); // packed as this instruction set wants them
             }
             return;
         }
@@ -32,7 +31,7 @@ template <int TYPE> struct Weights {
         for (int i = 0; i < 4; i++) {
             const I both = i_load(p + i * PLANE);
             v[i] = i_and(both, low);
-            v[i + 4] = i_and(i_shr16<4>(both), low);
+            v[i + 4] = i_high4(both);
         }
         if (TYPE == IQ4_NL) {
             for (int i = 0; i < 8; i++) {
@@ -112,14 +111,13 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y,
                 for (int half = 0; half < 2; half++) {
                     const F scale = W::scale(header, d, s, half);
                     EACH_TOKEN { sum[c] = i_set1(int_at(meta, (2 + half) * NC + c)); }
-                    i_dot4<W::LARGEST, NC>(sum, v + 4 * half, acts + 16 * half);
+                    i_dot<4, W::LARGEST, NC>(sum, v + 4 * half, acts + 16 * half);
                     EACH_TOKEN { of_packet[c] = f_fma(f_int(sum[c]), scale, of_packet[c]); }
                 }
                 continue;
             }
             EACH_TOKEN { sum[c] = W::OFFSET_BITS ? i_shl32<W::OFFSET_BITS - 3>(i_set1(int_at(meta, NC + c))) : i_zero(); }
-            i_dot4<W::LARGEST, NC>(sum, v, acts);
-            i_dot4<W::LARGEST, NC>(sum, v + 4, acts + 16);
+            i_dot<8, W::LARGEST, NC>(sum, v, acts);
             const F scale = W::scale(header, d, s, 0);
             const F min = W::MINUS_MIN || W::PLUS_MIN ? W::minimum(header, dmin, s) : f_zero();
             EACH_TOKEN {

@@ -11,18 +11,18 @@ size_t plain_size(const Tensor *t) {
 }
 
 size_t packed_size(const Isa &isa, const Tensor *t) {
-    return (size_t)(n_groups(t->ne[1], isa.lanes) * group_bytes(find_type(t->type), t->ne[0], isa.lanes));
+    return (size_t)(n_groups(t->ne[1], isa.layout.lanes) * group_bytes(find_type(t->type), t->ne[0], isa.layout.lanes));
 }
 
 namespace {
 
 // f(group, first row, rows) for all groups, on all processors.
 template <class F> void each_group(const Isa &isa, const Tensor *t, const F &f) {
-    const int64_t groups = n_groups(t->ne[1], isa.lanes);
+    const int64_t groups = n_groups(t->ne[1], isa.layout.lanes);
     const int n_threads = (int)std::min<int64_t>(groups, omp_get_num_procs());
     run_team(n_threads, [&](Team &team, int thread) {
         for (int64_t g = groups * thread / team.size(); g < groups * (thread + 1) / team.size(); g++) {
-            f(g, g * isa.lanes, (int)std::min<int64_t>(isa.lanes, t->ne[1] - g * isa.lanes));
+            f(g, g * isa.layout.lanes, (int)std::min<int64_t>(isa.layout.lanes, t->ne[1] - g * isa.layout.lanes));
         }
     });
 }
@@ -32,16 +32,16 @@ template <class F> void each_group(const Isa &isa, const Tensor *t, const F &f) 
 void pack(const Isa &isa, const Tensor *t, const void *blocks) {
     const Type type = find_type(t->type);
     each_group(isa, t, [&](int64_t g, int64_t first, int rows) {
-        pack_group(type, t->ne[0], isa.lanes, rows, (const uint8_t *)blocks + first * row_bytes(type, t->ne[0]),
-                   (uint8_t *)t->data + g * group_bytes(type, t->ne[0], isa.lanes));
+        pack_group(type, t->ne[0], isa.layout, rows, (const uint8_t *)blocks + first * row_bytes(type, t->ne[0]),
+                   (uint8_t *)t->data + g * group_bytes(type, t->ne[0], isa.layout.lanes));
     });
 }
 
 void unpack(const Isa &isa, const Tensor *t, void *blocks) {
     const Type type = find_type(t->type);
     each_group(isa, t, [&](int64_t g, int64_t first, int rows) {
-        unpack_group(type, t->ne[0], isa.lanes, rows,
-                     (const uint8_t *)t->data + g * group_bytes(type, t->ne[0], isa.lanes),
+        unpack_group(type, t->ne[0], isa.layout, rows,
+                     (const uint8_t *)t->data + g * group_bytes(type, t->ne[0], isa.layout.lanes),
                      (uint8_t *)blocks + first * row_bytes(type, t->ne[0]));
     });
 }

@@ -294,7 +294,7 @@ using namespace edgespec;
 // The entry that ggml_backend_load looks for.
 extern "C" ES_API Registry *ggml_backend_init() {
     Plugin &p = plugin();
-    p.refusal = p.isa ? look_up(p.ggml) : "this CPU has no AVX2";
+    p.refusal = p.isa ? look_up(p.ggml) : "this CPU has none of the instruction sets";
     if (!p.refusal.empty()) {
         return nullptr;
     }

@@ -72,15 +72,18 @@ inline I i_xor(I a, I b) { return _mm256_xor_si256(a, b); }
 inline I i_or_and(I a, I b, I c) { return _mm256_or_si256(a, _mm256_and_si256(b, c)); }
 template <int N> inline I i_shl16(I a) { return _mm256_slli_epi16(a, N); }
 template <int N> inline I i_shr16(I a) { return _mm256_srli_epi16(a, N); }
+// The high nibbles of all bytes.
+inline I i_high4(I a) { return i_and(i_shr16<4>(a), i_bytes(15)); }
 template <int N> inline I i_shl32(I a) { return _mm256_slli_epi32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
 }
-// sums[c] + products of four planes with the 16 activations at acts + 32 c; LARGEST bounds the weights (128: signed).
-template <int LARGEST, int NC> inline void i_dot4(I *sums, const I *w, const int8_t *acts) {
+// sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; LARGEST bounds the
+// weights (128: signed).
+template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
 #ifdef __AVXVNNI__
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 8
+    for (int i = 0; i < PLANES; i++) {
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) { // plane by plane: a column's next product would wait for its last
             sums[c] = _mm256_dpbusd_avx_epi32(sums[c], w[i], _mm256_set1_epi32(int_at(acts + 32 * c, i)));
@@ -88,23 +91,25 @@ template <int LARGEST, int NC> inline void i_dot4(I *sums, const I *w, const int
     }
 #else
     const I ones = _mm256_set1_epi16(1);
-    for (int c = 0; c < NC; c++) {
-        I s[4];
-        for (int i = 0; i < 4; i++) {
-            const I a = _mm256_set1_epi32(int_at(acts + 32 * c, i));
-            s[i] = LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(a, w[i]))
-                                  : _mm256_maddubs_epi16(w[i], a);
-        }
-        // 16 bits hold 8 products of 31 * 127, 4 of 63 * 127, 2 of 128 * 127.
-        if (LARGEST <= 31) {
-            const I all = _mm256_add_epi16(_mm256_add_epi16(s[0], s[1]), _mm256_add_epi16(s[2], s[3]));
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(all, ones));
-        } else if (LARGEST <= 63) {
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[0], s[1]), ones));
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[2], s[3]), ones));
-        } else {
+    for (int first = 0; first < PLANES; first += 4) {
+        for (int c = 0; c < NC; c++) {
+            I s[4];
             for (int i = 0; i < 4; i++) {
-                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(s[i], ones));
+                const I a = _mm256_set1_epi32(int_at(acts + 32 * c, first + i)), v = w[first + i];
+                s[i] = LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(a, v))
+                                      : _mm256_maddubs_epi16(v, a);
+            }
+            // 16 bits hold 8 products of 31 * 127, 4 of 63 * 127, 2 of 128 * 127.
+            if (LARGEST <= 31) {
+                const I all = _mm256_add_epi16(_mm256_add_epi16(s[0], s[1]), _mm256_add_epi16(s[2], s[3]));
+                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(all, ones));
+            } else if (LARGEST <= 63) {
+                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[0], s[1]), ones));
+                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[2], s[3]), ones));
+            } else {
+                for (int i = 0; i < 4; i++) {
+                    sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(s[i], ones));
+                }
             }
         }
     }

@@ -52,15 +52,17 @@ inline I i_xor(I a, I b) { return _mm512_xor_si512(a, b); }
 inline I i_or_and(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF8); }
 template <int N> inline I i_shl16(I a) { return _mm512_slli_epi16(a, N); }
 template <int N> inline I i_shr16(I a) { return _mm512_srli_epi16(a, N); }
+// The high nibbles of all bytes.
+inline I i_high4(I a) { return i_and(i_shr16<4>(a), i_bytes(15)); }
 template <int N> inline I i_shl32(I a) { return _mm512_slli_epi32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), index);
 }
-// sums[c] + products of four planes with the 16 activations at acts + 32 c. Plane by plane: a column's next
-// product would wait for its last.
-template <int LARGEST, int NC> inline void i_dot4(I *sums, const I *w, const int8_t *acts) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
+// sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c. Plane by plane: a
+// column's next product would wait for its last.
+template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+#pragma GCC unroll 8
+    for (int i = 0; i < PLANES; i++) {
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) {
             sums[c] = _mm512_dpbusd_epi32(sums[c], w[i], _mm512_set1_epi32(int_at(acts + 32 * c, i)));

@@ -33,7 +33,7 @@ class Team {
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
             if (++spins < SPINS) {
-                __builtin_ia32_pause();
+                pause();
             } else {
                 sched_yield(); // more threads than processors, or another job: let the last one arrive
             }
@@ -41,6 +41,13 @@ class Team {
     }
 
   private:
+    static void pause() {
+#ifdef __aarch64__
+        __asm__ volatile("isb"); // `yield` does nothing on the processors that are meant here
+#else
+        __builtin_ia32_pause();
+#endif
+    }
     static constexpr int SPINS = 1 << 10;
     std::atomic<int> size_{1};
     alignas(64) std::atomic<int> arrived_{0};

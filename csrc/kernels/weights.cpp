@@ -7,7 +7,7 @@ namespace edgespec {
 namespace {
 
 struct Step {
-    uint8_t values[32]; // unsigned, as stored; 8-bit types with the sign bit flipped
+    uint8_t values[32]; // as stored
 };
 
 // ---- ggml's blocks <-> 32 values ----
@@ -47,7 +47,7 @@ inline void decode(Type type, const uint8_t *block, int s, Step &step) {
     }
     case Q8_0:
         for (int i = 0; i < 32; i++) {
-            v[i] = block[2 + i] ^ 0x80;
+            v[i] = block[2 + i];
         }
         return;
     case Q4_K:
@@ -93,7 +93,7 @@ inline void encode(Type type, const Step &step, int s, uint8_t *block) {
     }
     case Q8_0:
         for (int i = 0; i < 32; i++) {
-            block[2 + i] = v[i] ^ 0x80;
+            block[2 + i] = v[i];
         }
         return;
     case Q4_K:
@@ -251,11 +251,19 @@ inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int 
 
 // ---- groups: one function for each type, so that nothing is decided in the inner loops ----
 
-typedef void PackFn(int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst);
+inline void flip_signs(Step &step, uint8_t sign) {
+    for (uint8_t &value : step.values) {
+        value ^= sign;
+    }
+}
 
-template <int TYPE> void pack_group_of(int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+typedef void PackFn(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst);
+
+template <int TYPE> void pack_group_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
     constexpr Type type = (Type)TYPE;
     constexpr Format f = FORMATS[type];
+    const int lanes = layout.lanes;
+    const uint8_t flip = type == Q8_0 && !layout.signed_bytes ? 0x80 : 0;
     const int64_t packet_bytes = (int64_t)(f.header + f.steps * f.step) * lanes, stride = row_bytes(type, columns);
     const int64_t n_steps = columns / 32;
     const int steps_of_block = f.block / 32;
@@ -270,14 +278,17 @@ template <int TYPE> void pack_group_of(int64_t columns, int lanes, int rows, con
             }
             Step step;
             decode(type, block, (int)(s % steps_of_block), step);
+            flip_signs(step, flip);
             store_row(type, step, lanes, packet + (int64_t)(f.header + in_packet * f.step) * lanes + 4 * row);
         }
     }
 }
 
-template <int TYPE> void unpack_group_of(int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+template <int TYPE> void unpack_group_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
     constexpr Type type = (Type)TYPE;
     constexpr Format f = FORMATS[type];
+    const int lanes = layout.lanes;
+    const uint8_t flip = type == Q8_0 && !layout.signed_bytes ? 0x80 : 0;
     const int64_t packet_bytes = (int64_t)(f.header + f.steps * f.step) * lanes, stride = row_bytes(type, columns);
     const int64_t n_steps = columns / 32;
     const int steps_of_block = f.block / 32;
@@ -292,6 +303,7 @@ template <int TYPE> void unpack_group_of(int64_t columns, int lanes, int rows, c
             }
             Step step;
             load_row(type, packet + (int64_t)(f.header + in_packet * f.step) * lanes + 4 * row, lanes, step);
+            flip_signs(step, flip);
             encode(type, step, (int)(s % steps_of_block), block);
         }
     }
@@ -313,14 +325,14 @@ Type find_type(int ggml_type) {
             FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>                                                            \
     }
 
-void pack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+void pack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
     static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(pack_group_of);
-    functions[type](columns, lanes, rows, src, dst);
+    functions[type](columns, layout, rows, src, dst);
 }
 
-void unpack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst) {
+void unpack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
     static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(unpack_group_of);
-    functions[type](columns, lanes, rows, src, dst);
+    functions[type](columns, layout, rows, src, dst);
 }
 
 } // namespace edgespec

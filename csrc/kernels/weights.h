@@ -1,6 +1,6 @@
 // Weight formats: how quantized matrices are laid out in files (ggml's blocks) and in memory (packed).
 //
-// A packed matrix is a row of *groups* of R rows (R = lanes of the instruction set, 16 or 8). A group is
+// A packed matrix is a row of *groups* of R rows (R = lanes of the instruction set: 16, 8 or 4). A group is
 // one strictly sequential stream of *packets*, in the order in which the kernels use it:
 //
 //     packet = header: scales of all its steps, R at a time
@@ -60,9 +60,15 @@ inline int64_t group_bytes(Type type, int64_t columns, int lanes) {
 }
 inline int64_t n_groups(int64_t rows, int lanes) { return (rows + lanes - 1) / lanes; }
 
+// How an instruction set wants its weights.
+struct Layout {
+    int lanes;
+    bool signed_bytes; // else 8-bit types have the sign bit flipped
+};
+
 // Pack the group of `rows` (<= lanes) rows at `src`, `row_bytes` apart, into group_bytes at `dst`.
-void pack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst);
+void pack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst);
 // The inverse.
-void unpack_group(Type type, int64_t columns, int lanes, int rows, const uint8_t *src, uint8_t *dst);
+void unpack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst);
 
 } // namespace edgespec

@@ -10,15 +10,18 @@ C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernel
 PROMPT ?= Write a quicksort in Python.
 RUN ?=
 TEST ?=
-export PROMPT
+PI ?=
+DEPLOY ?=
+export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run test test-c lint format sanitize bench wheel clean
+.PHONY: help run test test-c lint format sanitize bench wheel pi pi4 pi5 pi-armhf pi-test pi-count deploy clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
-	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest'
+	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest,'
+	@echo '  DEPLOY="--port 2222" those of make deploy'
 
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
@@ -66,9 +69,28 @@ bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, mem
 wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
+pi: $(VENV)/.pi ## Cross-compile wheels for the Raspberry Pi 4 and 5 into dist/pi4 and dist/pi5 (docs/raspberry-pi.md)
+	@$(BIN)/python -m pi.wheels pi4 pi5
+
+pi4 pi5: $(VENV)/.pi ## One of them
+	@$(BIN)/python -m pi.wheels $@
+
+pi-armhf: $(VENV)/.pi ## edgespec alone, with its C core, for 32-bit Raspberry Pi OS
+	@$(BIN)/python -m pi.wheels armhf
+
+pi-test: $(VENV)/.pi ## Test these wheels under qemu, emulated as each board
+	@$(BIN)/python -m pi.emulate
+
+pi-count: $(VENV)/.pi ## Count the instructions of products on each board, edgespec's kernels and llama.cpp's
+	@$(BIN)/python -m pi.count
+
+deploy: $(VENV)/.pi ## Install them on a board: make deploy PI=user@host
+	@test -n "$$PI" || { echo "edgespec: which board? make deploy PI=user@host"; exit 2; }
+	@$(BIN)/python -m pi.deploy $(DEPLOY) -- "$$PI"
+
 clean: ## Remove everything built; models and pip's cache stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
-	find edgespec bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find edgespec bench pi tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- what the targets above stand on ----
 
@@ -90,6 +112,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.pi: $(VENV)/.dev
+	$(PIP) install --editable '.[dev,pi]'
 	@touch $@
 
 build/tests/.built: $(VENV)/.dev

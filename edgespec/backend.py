@@ -23,11 +23,15 @@ from typing import Any, TypeVar, cast
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-from llama_cpp import llama_cpp as llama
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
+from edgespec.boards import wheel_for_another_board
 from edgespec.child import run_in_child
 from edgespec.errors import EdgespecError, UsageError
+
+if _problem := wheel_for_another_board():
+    raise EdgespecError(_problem)  # the library would die of SIGILL while it is loaded
+
+from llama_cpp import llama_cpp as llama
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 __all__ = [
     "QUANT_TYPES",

@@ -6,22 +6,70 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+_ARM = "0x41"
+_ARM_CORES = {
+    "0xd03": "Cortex-A53",
+    "0xd04": "Cortex-A35",
+    "0xd05": "Cortex-A55",
+    "0xd07": "Cortex-A57",
+    "0xd08": "Cortex-A72",
+    "0xd09": "Cortex-A73",
+    "0xd0a": "Cortex-A75",
+    "0xd0b": "Cortex-A76",
+    "0xd0c": "Neoverse-N1",
+    "0xd0d": "Cortex-A77",
+    "0xd40": "Neoverse-V1",
+    "0xd41": "Cortex-A78",
+    "0xd42": "Cortex-A78AE",
+    "0xd44": "Cortex-X1",
+    "0xd46": "Cortex-A510",
+    "0xd47": "Cortex-A710",
+    "0xd48": "Cortex-X2",
+    "0xd49": "Neoverse-N2",
+    "0xd4b": "Cortex-A78C",
+    "0xd4d": "Cortex-A715",
+    "0xd4e": "Cortex-X3",
+    "0xd4f": "Neoverse-V2",
+    "0xc07": "Cortex-A7",
+    "0xc09": "Cortex-A9",
+    "0xc0f": "Cortex-A15",
+    "0xb76": "ARM1176",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """The processor's model name and the names of its features."""
 
     model: str
+    """On ARM the names of its kinds of core: "Cortex-A76", or "Cortex-A55 and Cortex-A76"."""
     flags: frozenset[str]
+    count: int = 0
+    """Logical processors; 0: the kernel does not say."""
 
 
 def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     """Return the processor of this machine; of what the kernel does not say, the architecture or nothing."""
     try:
-        first = cpuinfo.read_text(errors="replace").split("\n\n")[0]
+        processors = [_facts(block) for block in cpuinfo.read_text(errors="replace").split("\n\n")]
     except OSError:
-        first = ""
-    pairs = (line.partition(":") for line in first.splitlines())
-    facts = {name.strip(): value.strip() for name, _, value in pairs}
-    flags = facts.get("flags") or facts.get("Features") or ""  # x86, ARM
-    return Cpu(facts.get("model name") or platform.machine(), frozenset(flags.split()))
+        processors = [{}]
+    first = processors[0]
+    flags = first.get("flags") or first.get("Features") or ""  # x86, ARM
+    cores = dict.fromkeys(filter(None, map(_core, processors)))  # each once, in the order of the kernel
+    model = " and ".join(cores) or first.get("model name") or platform.machine()
+    return Cpu(model, frozenset(flags.split()), sum("processor" in facts for facts in processors))
+
+
+def _facts(block: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _core(processor: dict[str, str]) -> str:
+    """Return the name of an ARM core, which the kernel tells by numbers; "" for other processors."""
+    implementer, part = (processor.get(f"CPU {name}", "") for name in ("implementer", "part"))
+    if not (implementer and part):
+        return ""
+    known = _ARM_CORES.get(part) if implementer == _ARM else None
+    return known or f"processor {part} of implementer {implementer}"

@@ -20,7 +20,7 @@ from edgespec.gguf_header import check_model_file
 from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
 from edgespec.knowledge import Knowledge, Objective, Recollection
-from edgespec.memory import fits_in_memory
+from edgespec.memory import USUAL_CTX, fits_in_memory
 from edgespec.models import load_registry
 from edgespec.pull import locate, resolve
 from edgespec.records import Result
@@ -134,7 +134,7 @@ class Engine(Closing):
             raise UsageError(
                 f"--ctx {n_ctx}: {self.target_name} was trained for {headers[0].n_ctx_train} tokens"
             )
-        fits_in_memory([(header, min(header.n_ctx_train, n_ctx or 2048)) for header in headers])
+        fits_in_memory([(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in headers])
         self._models: list[Model] = []
         self._closed = False
         self._on_message = on_message

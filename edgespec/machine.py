@@ -1,4 +1,4 @@
-"""What a benchmark says of its machine, and what disturbed it meanwhile.
+"""What a benchmark says of its machine, and what disturbed it meanwhile; and what the machine says now.
 
     watch = Watch()         before
     watch.sample()          between the runs, while the processor is still as they left it
@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.backend import library_version
+from edgespec.boards import device_model
 from edgespec.cpu import read_cpu
 from edgespec.load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.memory import total_bytes
@@ -43,6 +44,12 @@ _SLOWING_TRIPS = ("passive", "hot", "critical")  # not "active", where a fan beg
 _TRIPS = range(50, 150)  # degrees; some zones have one at 0 or -273, which means none
 _UNDER_VOLTAGE, _CAPPED, _THROTTLED, _SOFT_LIMIT = 1, 2, 4, 8  # what the Raspberry Pi's firmware says
 _EVER = 16  # bits further: the same, since the machine was switched on
+_FIRMWARE_WORDS = {
+    _UNDER_VOLTAGE: "under-voltage",
+    _CAPPED: "frequency capped",
+    _THROTTLED: "throttled",
+    _SOFT_LIMIT: "soft temperature limit",
+}
 _VCGENCMD_S = 5.0
 _COOLING = "free its vents, give it a fan or a heat sink, and let it rest before the next run"
 
@@ -57,7 +64,7 @@ def facts(root: Path = Path("/")) -> Facts:
         "processor": read_cpu(root / "proc/cpuinfo").model,
         "usable processors": len(os.sched_getaffinity(0)),
         "memory GiB": memory and round(memory / (1 << 30), 1),
-        "board": _text(root / "proc/device-tree/model").rstrip("\0"),
+        "board": device_model(root),
         "governor": ", ".join(_governors(root)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
@@ -67,6 +74,53 @@ def facts(root: Path = Path("/")) -> Facts:
         "numpy": version("numpy"),
     }
     return {name: fact for name, fact in known.items() if fact}
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The processor's clock: MHz, of unlike cores the least and the most; 0 where nothing says."""
+
+    governors: tuple[str, ...]
+    least: float
+    most: float
+    now: float
+    """Of the fastest core."""
+
+
+def processor_clock(root: Path = Path("/")) -> Clock | None:
+    """Return how the processor's clock is governed; None where the system does not say. `root`: as above."""
+    names = ("cpuinfo_min_freq", "cpuinfo_max_freq", "scaling_cur_freq")
+    least, most, now = ([int(kHz) / 1000 for kHz in _cpufreq(root, name) if kHz.isdigit()] for name in names)
+    if not most:
+        return None
+    return Clock(tuple(_governors(root)), min(least, default=0.0), max(most), max(now, default=0.0))
+
+
+def temperatures(root: Path = Path("/")) -> dict[str, float]:
+    """Return the degrees Celsius of the thermal zones by name, the hottest last."""
+    zones = (root / "sys/class/thermal").glob("thermal_zone*")
+    found = sorted((_number(zone / "temp") / 1000, _text(zone / "type") or zone.name) for zone in zones)
+    hottest = {name: degrees for degrees, name in found if degrees}  # of those of one name
+    return dict(sorted(hottest.items(), key=lambda zone: zone[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """What a Raspberry Pi's firmware says of voltage and speed, in words."""
+
+    now: tuple[str, ...]
+    since_start: tuple[str, ...]
+
+
+def throttling(root: Path = Path("/")) -> Throttling | None:
+    """Return what a Raspberry Pi's firmware says; None on other machines, and where it cannot be asked."""
+    bits = _firmware(root)
+    if bits is None:
+        return None
+    now, since = (
+        tuple(word for bit, word in _FIRMWARE_WORDS.items() if seen & bit) for seen in (bits, bits >> _EVER)
+    )
+    return Throttling(now, since)
 
 
 @dataclass
@@ -95,7 +149,7 @@ class Watch:
         self._idle = 0 if n_threads is None else max(0, usable - n_threads)
         self._load = OtherLoad(root / "proc/stat")
         self._throttles, self._swapped = _throttles(root), _swapped(root)
-        self._firmware = _firmware(root)
+        self._firmware = _firmware(root) or 0
         self._seen = _Seen()
         self._look()
 
@@ -121,7 +175,7 @@ class Watch:
         """Take in what comes and goes."""
         seen = self._seen
         seen.discharging = seen.discharging or _discharging(self._root)
-        bits = _firmware(self._root)
+        bits = _firmware(self._root) or 0
         seen.firmware |= bits % (1 << _EVER) | (bits & ~self._firmware) >> _EVER
         for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
             degrees = _number(zone / "temp") / 1000
@@ -244,18 +298,18 @@ def _discharging(root: Path) -> bool:
     )
 
 
-def _firmware(root: Path) -> int:
-    """Return what a Raspberry Pi's firmware says of voltage and throttling; 0 on other machines."""
+def _firmware(root: Path) -> int | None:
+    """Return the bits of a Raspberry Pi's firmware about voltage and throttling; None on other machines."""
     program = root / "usr/bin/vcgencmd"
     if not program.exists():
-        return 0
+        return None
     try:
         said = subprocess.run(
             [program, "get_throttled"], capture_output=True, text=True, timeout=_VCGENCMD_S, check=False
         ).stdout
         return int(said.strip().removeprefix("throttled="), 16)
     except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
+        return None
 
 
 def _swapped(root: Path) -> int:

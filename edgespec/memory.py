@@ -1,8 +1,9 @@
-"""Will the models fit? Answered from their headers before anything is loaded. And what they took."""
+"""Will the models fit? Answered from their shapes before anything is loaded. And what they took."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import resource
@@ -11,29 +12,52 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.gguf_header import GGUFHeader
+from edgespec.models import Shape
+
+PROCESS_BYTES = 64 << 20
+"""What the process holds beside its models."""
+
+USUAL_CTX = 2048
+"""Tokens of context for which it is asked whether models fit, where nobody says how many are wanted."""
 
 # Measured over Qwen2.5-Coder 1.5B and 0.5B, SmolLM2 and Gemma 3 270M: what a loaded model holds beside
-# weights, cache and compute buffers (tokenizer tables, graph) for each token of its vocabulary, and the
-# process itself.
+# weights, cache and compute buffers (tokenizer tables, graph) for each token of its vocabulary.
 _BYTES_PER_VOCAB = 400
-_PROCESS_BYTES = 64 << 20
 
+_CTX_STEP = 256  # llama.cpp rounds a cache up to this many tokens
 _MADV_DONTNEED = 4
 _MAPPING = re.compile(
     r"([0-9a-f]+)-([0-9a-f]+) r--. \S+ \S+ \d+ +(.+)"
 )  # a line of /proc/PID/maps, read-only
 
 
-def required_bytes(header: GGUFHeader, n_ctx: int, n_batch: int = 512, n_logits_max: int = 64) -> int:
-    """Return an estimate of the memory a loaded model with one session of `n_ctx` tokens holds.
+def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
+    """Return an estimate of the memory a loaded model with one session of `n_ctx` tokens holds."""
+    return loaded_bytes(header.file_bytes, shape_of(header), n_ctx)
+
+
+def shape_of(header: GGUFHeader) -> Shape:
+    """Return what the header says of the memory that the model takes beside its weights."""
+    return Shape(
+        cache=header.kv_bytes(_CTX_STEP) // _CTX_STEP,
+        heads=header.n_head,
+        width=header.n_ff + 2 * header.n_embd,
+        vocabulary=header.n_vocab,
+    )
+
+
+def loaded_bytes(
+    file_bytes: int, shape: Shape, n_ctx: int, n_batch: int = 512, n_logits_max: int = 64
+) -> int:
+    """Return an estimate of the memory that a model of this size and shape holds with `n_ctx` tokens.
 
     Weights, the F16 cache, and an allowance for the compute buffers, in which the attention scores
     (heads x batch x context) and the logits rows dominate.
     """
-    n_batch = min(n_batch, n_ctx)
-    floats = n_batch * ((header.n_head + 1) * n_ctx + header.n_ff + 2 * header.n_embd)
-    floats += n_logits_max * header.n_vocab
-    return header.file_bytes + header.kv_bytes(n_ctx) + 4 * floats + _BYTES_PER_VOCAB * header.n_vocab
+    cache = shape.cache * math.ceil(n_ctx / _CTX_STEP) * _CTX_STEP
+    floats = min(n_batch, n_ctx) * ((shape.heads + 1) * n_ctx + shape.width)
+    floats += n_logits_max * shape.vocabulary
+    return file_bytes + cache + 4 * floats + _BYTES_PER_VOCAB * shape.vocabulary
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -105,7 +129,7 @@ def fits_in_memory(
         required_bytes(header, n_ctx) - (header.file_bytes if weights_loaded else 0)
         for header, n_ctx in models
     ]
-    required = _PROCESS_BYTES + sum(needs)
+    required = PROCESS_BYTES + sum(needs)
     if available is None or required <= available:
         return
     shares = ", ".join(

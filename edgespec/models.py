@@ -14,7 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +76,20 @@ class Derivation:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What a model's header says of the memory that it takes beside its weights."""
+
+    cache: int
+    """Bytes of an F16 cache of keys and values for each token of context."""
+    heads: int
+    """Attention heads of a layer."""
+    width: int
+    """Of the feed-forward layer, and twice that of the embedding."""
+    vocabulary: int
+    """Tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One model the registry knows. Exactly one of `sources`, `derived` and `path` is given."""
 
@@ -88,6 +102,8 @@ class Entry:
     """Bytes of the complete file, if known."""
     sha256: str | None = None
     """Lower-case hex; None: unverified, the first pull's hash is trusted."""
+    shape: Shape | None = None
+    """None: not known before the file is here; `Registry.shape` knows that of a derived one."""
     sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
     path: Path | None = None
@@ -123,6 +139,10 @@ class Registry:
                 f"no model is called {name!r}{nearest(name, self.entries)}; "
                 "see `edgespec models list`, or give a path or hf:OWNER/REPO/FILE.gguf"
             ) from None
+
+    def shape(self, entry: Entry) -> Shape | None:
+        """Return the entry's shape, or that of what it is derived from; None if models.toml has neither."""
+        return entry.shape or (self.entries[entry.derived.base].shape if entry.derived else None)
 
     def pair(self, name: str) -> Pair:
         """Return the pair called `name`; a UsageError offers the nearest names."""
@@ -252,6 +272,13 @@ def _derivation(value: object, where: str) -> Derivation:
     return derivation
 
 
+def _shape(value: object, where: str) -> Shape:
+    table = _Table(value, where)
+    shape = Shape(**{field.name: table.positive(field.name) for field in fields(Shape)})
+    table.close()
+    return shape
+
+
 def _path(table: _Table) -> Path:
     path = expand_user(table.take("path", str))
     if not path.is_absolute():
@@ -278,6 +305,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
         sha256=table.text("sha256", _SHA256, "64 lower-case hexadecimal digits")
         if table.has("sha256")
         else None,
+        shape=_shape(table.take("shape", dict), f"{where}.shape") if table.has("shape") else None,
         sources=tuple(_source(source, f"{where}.sources[{i}]") for i, source in enumerate(sources)),
         derived=_derivation(table.take("derived", dict), f"{where}.derived")
         if table.has("derived")

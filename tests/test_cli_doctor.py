@@ -8,11 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from energy_trees import laptop, write
+from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
 
 from edgespec import selftest_child
 from edgespec.cpu import read_cpu
 from edgespec.gguf_header import check_model_file
 from edgespec.gguf_tensors import read_tensors
+
+DRIVER = """\
+import sys
+from pathlib import Path
+from edgespec.cli import doctor, main
+
+doctor.ROOT = Path(sys.argv.pop(1))
+sys.exit(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +41,10 @@ def doctor(child_environment, cache, tmp_path):
         "HF_HUB_OFFLINE": "1",
     }
 
-    def doctor(*arguments, **more):
+    def doctor(*arguments, root=None, **more):
+        program = ["-m", "edgespec"] if root is None else ["-c", DRIVER, str(root)]
         return subprocess.run(
-            [sys.executable, "-m", "edgespec", "doctor", *map(str, arguments)],
+            [sys.executable, *program, "doctor", *map(str, arguments)],
             capture_output=True,
             text=True,
             env={**environment, **more},
@@ -61,8 +73,23 @@ def test_text(doctor, packable_path):
 
 def test_json(doctor, packable_path):
     report = json.loads(doctor("--json", packable_path).stdout)
-    assert set(report) == {"edgespec", "cpu", "libraries", "threads", "memory", "kernels", "models"}
-    assert report["cpu"]["features"]["avx2"] == ("avx2" in read_cpu().flags)
+    assert set(report) == {
+        *(
+            "edgespec",
+            "cpu",
+            "machine",
+            "libraries",
+            "threads",
+            "memory",
+            "energy",
+            "pairs",
+            "kernels",
+            "models",
+        )
+    }
+    for name, has in report["cpu"]["features"].items():
+        assert has == (name in read_cpu().flags)
+    assert report["libraries"]["built_for"] is None
     assert report["threads"]["logical"] >= report["threads"]["physical"] >= 1
     memory = report["memory"]
     assert memory["total"] > memory["available"] > 0 < memory["peak_rss"] < memory["total"]
@@ -72,6 +99,99 @@ def test_json(doctor, packable_path):
     counts = [row["packed"] + row["not_packed"] for row in model["types"]]
     assert sum(counts) == len(matrices) == 2 + 2 * 7
     assert sum(row["not_packed"] for row in model["types"]) == len(model["unpacked"])
+
+
+# ---- machines ----
+
+
+def test_a_pi_4_of_2_gb(doctor, tmp_path):
+    process = doctor(root=plant(tmp_path / "root", PI_4_2GB, throttled=0x50005))
+    assert (process.returncode, process.stderr) == (0, "")
+    lines = [line.rstrip() for line in process.stdout.splitlines()]
+    assert lines[:6] == [
+        "cpu      Cortex-A72",
+        "         asimd; not asimdhp asimddp i8mm sve bf16",
+        "board    Raspberry Pi 4 Model B Rev 1.4, revision b03114, 4 processors",
+        "clock    600 to 1800 MHz, now 600, governor ondemand",
+        "heat     58 degrees (cpu-thermal)",
+        "firmware now under-voltage, throttled; since the start under-voltage, throttled",
+    ]
+    assert "memory   1.94 GB, 1.62 GB of it available" in process.stdout
+    assert "energy   unavailable: Raspberry Pi 5 PMIC: a Raspberry Pi 4 Model B Rev 1.4 has no sensor" in (
+        process.stdout
+    )
+    table = {line.split()[0]: line for line in lines if line.endswith(("fits", "best", "too large"))}
+    assert len(table) >= 13
+    assert table["pi-2gb"].split() == ["pi-2gb", "smollm2-360m-q8_0", "871", "MB", "fits,", "best"]
+    assert table["pi-4gb"].endswith("2.08 GB  too large")
+    assert process.stdout.count("best") == 1
+
+
+def test_a_pi_4_of_4_gb(doctor, tmp_path):
+    process = doctor("--json", root=plant(tmp_path / "root", PI_4_4GB, throttled=0x80000))
+    assert (process.returncode, process.stderr) == (0, "")
+    report = json.loads(process.stdout)
+    assert report["cpu"]["model"] == "Cortex-A72"
+    assert report["machine"] == {
+        "model": "Raspberry Pi 4 Model B Rev 1.4",
+        "revision": "c03114",
+        "processors": 4,
+        "clock_mhz": {"governors": ["ondemand"], "least": 600.0, "most": 1800.0, "now": 600.0},
+        "degrees": {"cpu-thermal": 58.426},
+        "firmware": {"now": [], "since_start": ["soft temperature limit"]},
+    }
+    assert report["memory"]["total"] == 3_885_396 * 1024
+    assert report["energy"]["source"] is None
+    assert "no sensor of its current" in report["energy"]["reason"]
+    by_name = {row["pair"]: row for row in report["pairs"]}
+    assert [name for name, row in by_name.items() if row["best"]] == ["pi-4gb"]
+    assert by_name["pi-4gb"].keys() == {"pair", "target", "draft", "needed", "fits", "best"}
+    assert by_name["pi-4gb"]["draft"] == "qwen2.5-0.5b-q4_0"
+    assert not by_name["llama-3.1-8b"]["fits"]
+
+
+def test_a_pi_5(doctor, tmp_path):
+    process = doctor(root=plant(tmp_path / "root", PI_5_8GB))
+    assert (process.returncode, process.stderr) == (0, "")
+    for line in (
+        "cpu      Cortex-A76",
+        "         asimd asimdhp asimddp; not i8mm sve bf16",
+        "board    Raspberry Pi 5 Model B Rev 1.0, revision d04170, 4 processors",
+        "clock    1500 to 2400 MHz, now 1500, governor ondemand",
+        "firmware now all is well; since the start all is well",
+        "energy   Raspberry Pi 5 PMIC",
+    ):
+        assert line in process.stdout.splitlines()
+    assert "too large" not in process.stdout
+
+
+def test_a_laptop_shows_nothing_of_a_board(doctor, tmp_path):
+    root = tmp_path / "root"
+    laptop(root)
+    write(root / "proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable: 12000000 kB")
+    process = doctor(root=root)
+    assert (process.returncode, process.stderr) == (0, "")
+    labels = [line.split()[0] for line in process.stdout.splitlines() if line[:1].strip()]
+    assert labels[:5] == ["cpu", "threads", "memory", "energy", "version"]
+    assert not {"board", "clock", "heat", "firmware"} & set(labels)
+    assert "energy   RAPL\n" in process.stdout
+    machine = json.loads(doctor("--json", root=root).stdout)["machine"]
+    assert machine.pop("processors") == 1
+    assert machine.pop("degrees") == {}
+    assert set(machine.values()) == {None}
+
+
+def test_a_machine_that_says_nothing(doctor, tmp_path):
+    process = doctor(root=tmp_path / "nothing")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "memory   unknown, unknown of it available" in process.stdout
+    assert "best" not in process.stdout
+    report = json.loads(doctor("--json", root=tmp_path / "nothing").stdout)
+    assert {row["fits"] for row in report["pairs"]} == {None}
+    assert all(row["needed"] for row in report["pairs"])
+
+
+# ---- kernels and models ----
 
 
 def test_stock_kernels_are_no_failure(doctor, packable_path):

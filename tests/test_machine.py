@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pi_trees import PI_4_4GB, PI_5_8GB, plant
 
 from edgespec import load
 from edgespec.cpu import read_cpu
-from edgespec.machine import Watch, facts
+from edgespec.machine import Clock, Throttling, Watch, facts, processor_clock, temperatures, throttling
 
 CPUS = "sys/devices/system/cpu"
 ZONE = "sys/class/thermal/thermal_zone0"
@@ -93,13 +94,7 @@ def test_facts_of_this_machine():
 
 
 def test_facts_of_a_board(tree):
-    tree.write(
-        {"proc/cpuinfo": "processor : 0\nmodel name : Cortex-A76", "proc/meminfo": "MemTotal: 8245280 kB"}
-    )
-    (tree.root / "proc/device-tree").mkdir()
-    (tree.root / "proc/device-tree/model").write_bytes(b"Raspberry Pi 5 Model B Rev 1.0\0")
-    tree.cpufreq(0, 1500, governor="ondemand")
-    tree.cpufreq(1, 1500, governor="ondemand")
+    plant(tree.root, PI_5_8GB)
     found = facts(tree.root)
     assert found["processor"] == "Cortex-A76"
     assert found["memory GiB"] == 7.9
@@ -107,6 +102,53 @@ def test_facts_of_a_board(tree):
     assert found["governor"] == "ondemand"
     tree.cpufreq(1, 1500)
     assert facts(tree.root)["governor"] == "ondemand, performance"
+
+
+# ---- what it says now ----
+
+
+def test_clock_and_heat_of_a_board(tmp_path):
+    plant(tmp_path, PI_4_4GB)
+    assert processor_clock(tmp_path) == Clock(("ondemand",), 600.0, 1800.0, 600.0)
+    assert temperatures(tmp_path) == {"cpu-thermal": 58.426}
+
+
+def test_clock_of_cores_that_differ(tree):
+    tree.cpufreq(0, 1800, highest_mhz=1800)
+    tree.cpufreq(4, 2000, highest_mhz=2400, governor="ondemand")
+    tree.write({f"{CPUS}/cpu4/cpufreq/cpuinfo_min_freq": 408000})
+    assert processor_clock(tree.root) == Clock(("ondemand", "performance"), 408.0, 2400.0, 2000.0)
+
+
+def test_hottest_zone_is_last(tree):
+    tree.zone(51, kind="acpitz")
+    tree.write({"temp": 42500, "type": "acpitz"}, ZONE.replace("0", "1"))
+    tree.write({"temp": 47000, "type": "x86_pkg_temp"}, ZONE.replace("0", "2"))
+    tree.write({"temp": "", "type": "iwlwifi_1"}, ZONE.replace("0", "3"))
+    assert [*temperatures(tree.root).items()] == [("x86_pkg_temp", 47.0), ("acpitz", 51.0)]
+
+
+def test_a_machine_that_says_nothing(tree):
+    assert (processor_clock(tree.root), temperatures(tree.root), throttling(tree.root)) == (None, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("bits", "now", "since_start"),
+    [
+        (0, (), ()),
+        (0x50005, ("under-voltage", "throttled"), ("under-voltage", "throttled")),
+        (0x50000, (), ("under-voltage", "throttled")),
+        (0xA0008, ("soft temperature limit",), ("frequency capped", "soft temperature limit")),
+        (0xE0002, ("frequency capped",), ("frequency capped", "throttled", "soft temperature limit")),
+    ],
+)
+def test_flags_of_the_firmware(tmp_path, bits, now, since_start):
+    assert throttling(plant(tmp_path, PI_4_4GB, throttled=bits)) == Throttling(now, since_start)
+
+
+def test_firmware_that_does_not_answer(tree):
+    tree.vcgencmd("echo VCHI initialization failed; exit 1")
+    assert throttling(tree.root) is None
 
 
 def test_facts_that_are_not_known(tmp_path):

@@ -1,4 +1,4 @@
-"""Pages of mapped files: taken out of resident memory, and back when they are read."""
+"""Expected memory; and pages of mapped files: taken out of resident memory, and back when they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from edgespec import weights
-from edgespec.memory import MappedPages, peak_rss_bytes, total_bytes
+from edgespec.gguf_header import check_model_file
+from edgespec.memory import (
+    MappedPages,
+    loaded_bytes,
+    peak_rss_bytes,
+    required_bytes,
+    shape_of,
+    total_bytes,
+)
+from edgespec.models import Shape, load_registry
+from edgespec.store import Store
 from edgespec.weights import Model
 
 N_BYTES = 8 << 20
@@ -111,3 +121,38 @@ def test_the_machine(tmp_path: Path) -> None:
     assert total is not None
     assert total > peak_rss_bytes() > 1 << 20
     assert total_bytes(tmp_path) is None
+
+
+# ---- expected memory ----
+
+
+def test_a_shape_by_hand() -> None:
+    """Weights, 2 x 256 tokens of cache, floats of a batch of 300, those of 64 rows of logits, tables."""
+    shape = Shape(cache=100, heads=3, width=50, vocabulary=1000)
+    floats = 300 * (4 * 300 + 50) + 64 * 1000
+    assert loaded_bytes(7, shape, 300) == 7 + 512 * 100 + 4 * floats + 400 * 1000
+    floats = 512 * (4 * 2048 + 50) + 64 * 1000
+    assert loaded_bytes(7, shape, 2048) == 7 + 2048 * 100 + 4 * floats + 400 * 1000
+
+
+def test_a_header_and_its_shape(tiny_path: Path) -> None:
+    header = check_model_file(tiny_path)
+    shape = shape_of(header)
+    assert (shape.heads, shape.width) == (header.n_head, header.n_ff + 2 * header.n_embd)
+    for n_ctx in (1, 256, 300):
+        assert shape.cache * -(-n_ctx // 256) * 256 == header.kv_bytes(n_ctx)
+        assert required_bytes(header, n_ctx) == loaded_bytes(header.file_bytes, shape, n_ctx)
+
+
+@pytest.mark.pair
+def test_models_toml_says_what_the_headers_say(pair: tuple[Path, Path]) -> None:
+    """Of all models that are here: those of the default pair are."""
+    registry, store = load_registry(), Store.default()
+    here = [entry for entry in registry.entries.values() if store.is_present(entry, registry)]
+    assert len(here) >= len(pair)
+    for entry in here:
+        if not entry.path:  # a user's own may say nothing
+            header = check_model_file(store.file(entry))
+            assert registry.shape(entry) == shape_of(header), entry.name
+            assert entry.size in (None, header.file_bytes)
+            assert header.n_ctx_train >= 2048, "the usual context"

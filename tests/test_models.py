@@ -4,7 +4,7 @@ import pytest
 
 from edgespec import models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import Entry, HubSource, WheelsSource, entry_for_hf, load_registry
+from edgespec.models import Entry, HubSource, Shape, WheelsSource, entry_for_hf, load_registry
 from edgespec.store import Stamp, Store
 
 
@@ -46,6 +46,26 @@ def test_shipped_entries_are_pinned_and_complete(user_toml):
         assert entry.licence
         assert entry.quantization.lower().replace("_", "") in entry.name.replace("_", "")
         assert entry.derived or (entry.size and entry.verified)
+        assert load_registry().shape(entry), "doctor tells whether it fits before it is here"
+
+
+def test_a_derived_model_has_the_shape_of_its_source(user_toml):
+    registry = load_registry()
+    draft = registry.get("qwen2.5-0.5b-q4_0")
+    assert draft.shape is None
+    assert registry.shape(draft) == Shape(cache=12_288, heads=14, width=6_656, vocabulary=151_936)
+    user_toml.write_text('[models.mine]\npath = "/mine.gguf"\n')
+    registry = load_registry()
+    assert registry.shape(registry.get("mine")) is None
+
+
+def test_pairs_for_boards(user_toml):
+    registry = load_registry()
+    for name in ("pi-2gb", "pi-4gb"):
+        pair = registry.pair(name)
+        shapes = [registry.shape(registry.get(model)) for model in (pair.target, pair.draft)]
+        assert shapes[0].vocabulary == shapes[1].vocabulary
+        assert registry.complete(pair.target, None) == (pair.target, pair.draft)
 
 
 def test_top_level_file_is_the_packaged_one():
@@ -125,6 +145,16 @@ HUB = '{ kind = "hub", repo = "a/b", file = "c.gguf" }'
         (f"[models.x]\nsize = true\nsources = [{HUB}]", "models.x.size: expected a whole number, got True"),
         (f"[models.x]\nsize = -1\nsources = [{HUB}]", "models.x.size: expected more than 0"),
         (f"[models.x]\nsha256 = 'ABC'\nsources = [{HUB}]", "models.x.sha256: expected 64 lower-case hex"),
+        (f"[models.x]\nshape = 3\nsources = [{HUB}]", "models.x.shape: expected a table, got 3"),
+        (f"[models.x]\nshape = {{cache = 1}}\nsources = [{HUB}]", "models.x.shape.heads: missing"),
+        (
+            f"[models.x]\nshape = {{cache=1, heads=0, width=1, vocabulary=1}}\nsources = [{HUB}]",
+            "models.x.shape.heads: expected more than 0, got 0",
+        ),
+        (
+            f"[models.x]\nshape = {{cache=1, heads=1, width=1, vocabulary=1, layers=1}}\nsources = [{HUB}]",
+            "models.x.shape.layers: no such field",
+        ),
         (f"[models.x]\nfamliy = 'f'\nsources = [{HUB}]", "models.x.famliy: no such field (nearest: family)"),
         (f"[models.'../x']\nsources = [{HUB}]", "'../x' is not a usable name"),
         ("[models.x]\npath = 'rel.gguf'", "models.x.path: expected an absolute path"),

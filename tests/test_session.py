@@ -17,6 +17,9 @@ from edgespec.session import Session
 from edgespec.weights import Model
 
 PROMPT = list(b"the cat and the other cat")
+# A batch of another size may add up a float32 sum in another order, and an F16 number of the cache then
+# rounds the other way: 3e-4 on ARM, of logits up to 13; with a float32 cache 2e-6.
+TOLERANCE = 1e-3
 ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 
 
@@ -42,14 +45,14 @@ def test_rows_equal_a_fresh_evaluation(tiny_target: Model) -> None:
     with Session(tiny_target, n_ctx=128, n_threads=1) as session:
         rows = session.eval(PROMPT, n_logits=len(PROMPT)).copy()
     for n in (1, 2, 7, len(PROMPT)):
-        assert np.allclose(rows[n - 1], fresh_logits(tiny_target, PROMPT[:n], 1)[0], atol=1e-4)
+        assert np.allclose(rows[n - 1], fresh_logits(tiny_target, PROMPT[:n], 1)[0], atol=TOLERANCE)
 
 
 def test_token_by_token_equals_at_once(tiny_target: Model) -> None:
     with Session(tiny_target, n_ctx=128, n_threads=1) as session:
         one_by_one = np.concatenate([session.eval([token]).copy() for token in PROMPT])
         assert session.n_past == len(PROMPT)
-    assert np.allclose(one_by_one, fresh_logits(tiny_target, PROMPT, len(PROMPT)), atol=1e-4)
+    assert np.allclose(one_by_one, fresh_logits(tiny_target, PROMPT, len(PROMPT)), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("n_tokens", [4, 5, 8, 9, 10, 11, 23, 24, 25])
@@ -61,7 +64,7 @@ def test_passes_never_part_the_wanted_rows(tiny_target: Model, n_tokens: int, n_
         assert rows.shape == (n_logits, tiny_target.n_vocab)
         assert session.n_past == n_tokens
         assert np.allclose(
-            rows, fresh_logits(tiny_target, tokens, n_tokens)[n_tokens - n_logits :], atol=1e-4
+            rows, fresh_logits(tiny_target, tokens, n_tokens)[n_tokens - n_logits :], atol=TOLERANCE
         )
 
 
@@ -100,7 +103,7 @@ def test_rewind_within_a_batch_and_to_nothing(tiny_target: Model) -> None:
         session.rewind(len(PROMPT))  # nothing to do
         session.rewind(3)
         rows = session.eval(PROMPT[3:9], n_logits=6).copy()
-        assert np.allclose(rows, fresh_logits(tiny_target, PROMPT[:9], 6), atol=1e-4)
+        assert np.allclose(rows, fresh_logits(tiny_target, PROMPT[:9], 6), atol=TOLERANCE)
         session.rewind(0)
         assert session.n_past == 0
         assert np.array_equal(session.eval(PROMPT), fresh_logits(tiny_target, PROMPT, 1))
@@ -128,7 +131,7 @@ def test_full_context_changes_nothing(tiny_target: Model) -> None:
             session.eval(PROMPT[8:11])
         assert session.n_past == 8
         rows = session.eval(PROMPT[8:10])
-        assert np.allclose(rows, fresh_logits(tiny_target, PROMPT[:10], 1), atol=1e-4)
+        assert np.allclose(rows, fresh_logits(tiny_target, PROMPT[:10], 1), atol=TOLERANCE)
 
 
 def test_a_token_that_does_not_exist(tiny_target: Model) -> None:
@@ -178,7 +181,7 @@ def test_abort_restores_the_timeline(tiny_target: Model) -> None:
         assert session.n_past == 10
         limit = 1 << 30
         rows = session.eval(PROMPT[10:25])
-        assert np.allclose(rows, fresh_logits(tiny_target, PROMPT[:25], 1), atol=1e-4)
+        assert np.allclose(rows, fresh_logits(tiny_target, PROMPT[:25], 1), atol=TOLERANCE)
 
 
 def test_ctrl_c_between_two_passes_restores_the_timeline(

@@ -16,6 +16,7 @@ template <int TYPE> struct Weights {
                                        : TYPE == Q6_K ? 5
                                        : BYTES && !SIGNED_BYTES ? 7
                                                                 : 0;
+    static constexpr int SHIFT = OFFSET_BITS ? OFFSET_BITS - 3 : 0; // of what isa.h has multiplied by 8
     static constexpr int LARGEST = BYTES ? 128 : FORMAT.step == 24 ? 63 : FORMAT.step == 20 ? 31 : 15;
 
     // The 8 planes of a step, columns 4v.. in plane v.
@@ -116,7 +117,7 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y,
                 }
                 continue;
             }
-            EACH_TOKEN { sum[c] = W::OFFSET_BITS ? i_shl32<W::OFFSET_BITS - 3>(i_set1(int_at(meta, NC + c))) : i_zero(); }
+            EACH_TOKEN { sum[c] = W::OFFSET_BITS ? i_shl32<W::SHIFT>(i_set1(int_at(meta, NC + c))) : i_zero(); }
             i_dot<8, W::LARGEST, NC>(sum, v, acts);
             const F scale = W::scale(header, d, s, 0);
             const F min = W::MINUS_MIN || W::PLUS_MIN ? W::minimum(header, dmin, s) : f_zero();

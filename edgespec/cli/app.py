@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from edgespec.cli.bench import bench_command
 from edgespec.cli.cache import cache_app
 from edgespec.cli.compare import compare_command
-from edgespec.cli.console import INTERRUPTED, err, out
+from edgespec.cli.console import INTERRUPTED, out, print_error
 from edgespec.cli.doctor import doctor_command
 from edgespec.cli.energy import energy_command
 from edgespec.cli.models import models_app
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
         line, code = _explain(error.__cause__ or error if isinstance(error, _Carried) else error)
-        err.print(f"edgespec: error: {line}", markup=False)
+        print_error(line)
     return code if isinstance(code, int) else 0
 
 

@@ -28,7 +28,17 @@ def message(line: str) -> None:
     err.print(f"edgespec: {line}", markup=False)
 
 
+def print_error(line: str) -> None:
+    """Print why a command failed to stderr."""
+    err.print(f"edgespec: error: {line}", markup=False)
+
+
 def print_table(table: Table) -> None:
     """Print a table to stdout; in a pipe nothing in it is shortened or broken into lines."""
     console = out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH)
     console.print(table)
+
+
+def print_line(label: str, text: str) -> None:
+    """Print one line of a report."""
+    out.print(f"{label:8} {text}", markup=False)

@@ -1,4 +1,4 @@
-"""`edgespec doctor`: what this machine has, which kernels are in use, and for which weights."""
+"""`edgespec doctor`: what this machine has and can hold, which kernels are in use, and for which weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
 from edgespec import kernels
 from edgespec.backend import foreign_function, library_version
-from edgespec.cli.console import err, out, print_table
+from edgespec.boards import hwcaps, wheel_board
+from edgespec.cli.console import err, out, print_line, print_table
+from edgespec.cli.machine import (
+    Report,
+    energy_report,
+    machine_report,
+    pairs_report,
+    print_energy,
+    print_machine,
+    print_pairs,
+    size,
+)
 from edgespec.cpu import read_cpu
 from edgespec.engine import choose_models, default_threads
 from edgespec.errors import EdgespecError
@@ -25,16 +36,17 @@ from edgespec.gguf_tensors import FileTensor, read_tensors
 from edgespec.kernels import Kernels, PackedTensor
 from edgespec.memory import available_bytes, fits_in_memory, peak_rss_bytes, total_bytes
 from edgespec.pull import resolve
-from edgespec.sources import format_size
 from edgespec.weights import Model
 
-_FEATURES = (
+ROOT = Path("/")
+"""Below which the machine is looked at; tests bring trees of their own."""
+
+_X86_FEATURES = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
     *("avx512_vnni", "avx512_bf16"),
 )
+_ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve", "bf16")
 _MOST_NAMED = 4  # matrices named in the text for one reason; --json names all
-
-_Report = dict[str, Any]
 
 
 def doctor_command(
@@ -50,19 +62,22 @@ def doctor_command(
     retest: Annotated[bool, typer.Option("--retest", help="Run the kernels' self-test now.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
-    """Report processor, memory, the kernels in use and why, and which weights they work on.
+    """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
     """
     paths = _paths(models)
     with err.status("testing the kernels"):
         loaded = kernels.load(retest=retest)
-    report: _Report = {
+    report: Report = {
         "edgespec": version("edgespec"),
         "cpu": _cpu(),
+        "machine": machine_report(ROOT),
         "libraries": _libraries(),
         "threads": {"physical": default_threads(), "logical": len(os.sched_getaffinity(0))},
-        "memory": {"total": total_bytes(), "available": available_bytes()},
+        "memory": {"total": total_bytes(ROOT), "available": available_bytes(ROOT)},
+        "energy": energy_report(ROOT),
+        "pairs": pairs_report(ROOT),
         "kernels": _kernels(loaded),
         "models": [_model(name, path, loaded) for name, path in paths.items()],
     }
@@ -87,20 +102,24 @@ def _paths(models: Sequence[str] | None) -> dict[str, Path]:
     return here
 
 
-def _cpu() -> _Report:
-    cpu = read_cpu()
-    return {"model": cpu.model, "features": {name: name in cpu.flags for name in _FEATURES}}
+def _cpu() -> Report:
+    cpu = read_cpu(ROOT / "proc/cpuinfo")
+    flags = hwcaps() or cpu.flags
+    features = _ARM_FEATURES if flags & {"asimd", "neon"} else _X86_FEATURES
+    return {"model": cpu.model, "features": {name: name in flags for name in features}}
 
 
-def _libraries() -> _Report:
+def _libraries() -> Report:
+    board = wheel_board()
     return {
         "llama_cpp": library_version(),
         "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
         "llama_cpp_python": version("llama-cpp-python"),
+        "built_for": board and board.name,
     }
 
 
-def _kernels(loaded: Kernels) -> _Report:
+def _kernels(loaded: Kernels) -> Report:
     path, test = kernels.plugin_path(), loaded.self_test
     return {
         "in_use": loaded.name,
@@ -119,8 +138,8 @@ def _kernels(loaded: Kernels) -> _Report:
 # ---- models ----
 
 
-def _model(name: str, path: Path, loaded: Kernels) -> _Report:
-    report: _Report = {"name": name, "path": str(path), "error": None, "types": [], "unpacked": []}
+def _model(name: str, path: Path, loaded: Kernels) -> Report:
+    report: Report = {"name": name, "path": str(path), "error": None, "types": [], "unpacked": []}
     try:
         header = check_model_file(path)
         fits_in_memory([(header, 1)])
@@ -141,7 +160,7 @@ def _model(name: str, path: Path, loaded: Kernels) -> _Report:
     }
 
 
-def _type(type_: str, matrices: Iterable[FileTensor], packed: dict[str, PackedTensor]) -> _Report:
+def _type(type_: str, matrices: Iterable[FileTensor], packed: dict[str, PackedTensor]) -> Report:
     """Return the counts and bytes of one type's matrices."""
     of_type = [tensor for tensor in matrices if tensor.type == type_]
     names = [tensor.name for tensor in of_type if tensor.name in packed]
@@ -168,56 +187,62 @@ def _why(tensor: FileTensor, matrices: Iterable[FileTensor], packed: dict[str, P
 # ---- text ----
 
 
-def _print(report: _Report, *, asked: bool) -> None:
+def _print(report: Report, *, asked: bool) -> None:
     threads, memory = report["threads"], report["memory"]
     features = report["cpu"]["features"]
     present = [name for name, has in features.items() if has]
     absent = [name for name, has in features.items() if not has]
-    _line("cpu", report["cpu"]["model"])
-    _line("", " ".join(present) + (f"; not {' '.join(absent)}" if absent else ""))
-    _line("threads", f"{threads['physical']} physical cores, {threads['logical']} logical")
-    _line(
+    print_line("cpu", report["cpu"]["model"])
+    print_line("", " ".join(present) + (f"; not {' '.join(absent)}" if absent else ""))
+    print_machine(report["machine"])
+    print_line("threads", f"{threads['physical']} physical cores, {threads['logical']} logical")
+    print_line(
         "memory",
-        f"{_size(memory['total'])}, {_size(memory['available'])} of it available; "
-        f"{_size(memory['peak_rss'])} used here at the peak",
+        f"{size(memory['total'])}, {size(memory['available'])} of it available; "
+        f"{size(memory['peak_rss'])} used here at the peak",
     )
+    print_energy(report["energy"])
     libraries = report["libraries"]
-    _line(
+    built_for = f" for {libraries['built_for']}" if libraries["built_for"] else ""
+    print_line(
         "version",
         f"edgespec {report['edgespec']}, llama.cpp {libraries['llama_cpp']}, ggml {libraries['ggml']}, "
-        f"llama-cpp-python {libraries['llama_cpp_python']}",
+        f"llama-cpp-python {libraries['llama_cpp_python']}{built_for}",
     )
     _print_kernels(report["kernels"])
+    out.print()
+    print_pairs(report["pairs"])
     if not report["models"] and not asked:
-        _line("models", "the default pair is not here; name a model to see what of it is packed")
+        out.print()
+        print_line("models", "the default pair is not here; name a model to see what of it is packed")
     for model in report["models"]:
         _print_model(model)
 
 
-def _print_kernels(found: _Report) -> None:
-    _line("kernels", found["in_use"] + (f": {found['reason']}" if found["reason"] else ""))
+def _print_kernels(found: Report) -> None:
+    print_line("kernels", found["in_use"] + (f": {found['reason']}" if found["reason"] else ""))
     if found["plugin"]:
-        _line("", found["plugin"])
+        print_line("", found["plugin"])
     if test := found["self_test"]:
         outcome = "passed" if test["passed"] else test["reason"]
-        _line("", f"self-test {outcome} ({test['isa']}, {test['when']})")
+        print_line("", f"self-test {outcome} ({test['isa']}, {test['when']})")
 
 
-def _print_model(model: _Report) -> None:
+def _print_model(model: Report) -> None:
     out.print()
-    _line("model", model["name"])
-    _line("", model["path"])
+    print_line("model", model["name"])
+    print_line("", model["path"])
     if model["error"]:
-        _line("", f"cannot be loaded: {model['error']}")
+        print_line("", f"cannot be loaded: {model['error']}")
         return
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
     for row in model["types"]:
         table.add_row(
             row["type"],
             str(row["packed"]),
-            _size(row["packed_bytes"]) if row["packed"] else "",
+            size(row["packed_bytes"]) if row["packed"] else "",
             str(row["not_packed"]),
-            _size(row["not_packed_bytes"]) if row["not_packed"] else "",
+            size(row["not_packed_bytes"]) if row["not_packed"] else "",
         )
     print_table(table)
     by_reason: dict[str, list[str]] = {}
@@ -225,12 +250,4 @@ def _print_model(model: _Report) -> None:
         by_reason.setdefault(tensor["why"], []).append(tensor["name"].removesuffix(".weight"))
     for why, names in by_reason.items():
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        _line("", f"not packed: {', '.join(names[:_MOST_NAMED])}{more}: {why}")
-
-
-def _size(n_bytes: int | None) -> str:
-    return "unknown" if n_bytes is None else format_size(n_bytes)
-
-
-def _line(label: str, text: str) -> None:
-    out.print(f"{label:8} {text}", markup=False)
+        print_line("", f"not packed: {', '.join(names[:_MOST_NAMED])}{more}: {why}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from edgespec.cli.console import message, out, print_table
+from edgespec.cli.console import message, out, print_line, print_table
 from edgespec.cli.progress import WorkDisplay
 from edgespec.energy import EnergyMeter, Resolution, idle_path, keep_idle, measure_idle
 
@@ -118,18 +118,18 @@ def _print(report: _Report, cost: str) -> None:
                 out.print(f"    {line}", markup=False)
     out.print()
     if report["chosen"] is None:
-        _line("chosen", f"unavailable: {report['reason']}")
-        _line(
+        print_line("chosen", f"unavailable: {report['reason']}")
+        print_line(
             "",
             "joules are not measured here; --assume-watts WATTS makes estimates, labelled as such, "
             "of a power you know, as from a meter at the plug",
         )
         return
-    _line("chosen", report["chosen"] + (" (estimated)" if report["estimated"] else ""))
-    _line("finest", _resolution(report["resolution"], estimated=report["estimated"]))
+    print_line("chosen", report["chosen"] + (" (estimated)" if report["estimated"] else ""))
+    print_line("finest", _resolution(report["resolution"], estimated=report["estimated"]))
     if cost:
-        _line("cost", cost)
-    _line("idle", _idle(report))
+        print_line("cost", cost)
+    print_line("idle", _idle(report))
 
 
 def _resolution(resolution: _Report, *, estimated: bool) -> str:
@@ -156,7 +156,3 @@ def _idle(report: _Report) -> str:
     if report["idle_w"] is None:
         return "unavailable" + (": an assumption says nothing of it" if report["estimated"] else "")
     return f"{report['idle_w']:.2f} W" + (f", kept in {report['kept']}" if report["kept"] else "")
-
-
-def _line(label: str, text: str) -> None:
-    out.print(f"{label:8} {text}", markup=False)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.boards import device_model
 from edgespec.energy.base import Finding, Power, UnreadableError, read_number, read_text
 from edgespec.errors import describe_os_error
 
@@ -72,7 +73,7 @@ class PmicPower(Power):
 
 def find_pmic(root: Path, vcgencmd: Path | None = None) -> Finding:
     """Look for a Raspberry Pi 5; `vcgencmd` is its command, by default where distributions put it."""
-    board = _board(root)
+    board = device_model(root)
     if "Raspberry Pi" in board and "Raspberry Pi 5" not in board:
         return Finding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
     if vcgencmd is None:
@@ -88,13 +89,6 @@ def find_pmic(root: Path, vcgencmd: Path | None = None) -> Finding:
     except UnreadableError as error:
         return Finding(PMIC, None, str(error), error.fix, present=True)
     return Finding(PMIC, source, present=True)
-
-
-def _board(root: Path) -> str:
-    try:
-        return (root / "proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
-    except OSError:
-        return ""
 
 
 # ---- INA sensors ----

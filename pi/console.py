@@ -1,0 +1,130 @@
+"""What the tools in pi/ share: commands with their output in a log, and mistakes as one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The repository."""
+BUILD = ROOT / "build" / "pi"
+"""Where all of pi/ works; nothing in it is needed by anyone else."""
+
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
+_TAIL = 20  # lines of a log
+_KEPT = ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME")  # of a user's environment
+_CAUSES = {"No space left on device": "the disk is full"}
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def message(line: str) -> None:
+    """Print a line to stderr, as edgespec's own."""
+    err.print(f"edgespec: {line}", markup=False)
+
+
+def run(
+    what: str,
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    causes: Mapping[str, str] | None = None,
+) -> None:
+    """Run a command with all of its output in a log file; meanwhile `what` is the status line.
+
+    `env` is all of its environment; None: this process's. Raises EdgespecError if there is no such
+    program, or if the command fails: with the line that `causes` has for a text in the log, else after
+    the log's end has been printed.
+    """
+    start = time.monotonic()
+    if code := run_for_code(what, command, log, env=env, cwd=cwd):
+        text = log.read_text(encoding="utf-8", errors="replace")
+        for sign, line in {**(causes or {}), **_CAUSES}.items():
+            if sign in text:
+                raise EdgespecError(f"{what}: {line} ({log})")
+        err.print("\n".join(text.splitlines()[-_TAIL:]), markup=False)
+        raise EdgespecError(f"{what}: failed ({describe_exit(code)}); all of its output is in {log}")
+    message(f"{what}: done in {time.monotonic() - start:.0f} s")
+
+
+def run_for_code(
+    what: str,
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> int:
+    """Run a command as `run` does, and return its exit code: -N if signal N ended it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    alone = threading.current_thread() is threading.main_thread()  # a terminal has one status line
+    if not err.is_terminal or not alone:
+        message(what)
+    with log.open("w", encoding="utf-8") as stream, err.status(what) if alone else nullcontext():
+        stream.write(shlex.join(map(str, command)) + "\n")
+        stream.flush()
+        try:
+            return subprocess.run(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=cwd,
+                umask=0o022,  # which would be in the bytes of a wheel
+                check=False,
+            ).returncode
+        except FileNotFoundError as error:
+            raise EdgespecError(f"{error.filename}: there is no such program") from error
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return an environment without the user's settings, such as CMAKE_ARGS, CPATH or PYTEST_ADDOPTS."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {"LC_ALL": "C.UTF-8", **kept, **more}
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process ended: "exit code 2", or "signal 4" for -4."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, as all of ours are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(action: Callable[[], int]) -> int:
+    """Run a tool and return its exit code; a user's mistake, a full disk and Ctrl-C are one line each."""
+    try:
+        return action()
+    except EdgespecError as error:
+        message(str(error))
+        return error.exit_code
+    except OSError as error:
+        message(describe_os_error(error))
+        return EdgespecError.exit_code
+    except KeyboardInterrupt:
+        message("interrupted")
+        return INTERRUPTED
+    finally:
+        sys.stdout.flush()

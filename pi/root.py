@@ -1,0 +1,179 @@
+"""A file tree of Debian bookworm for arm64 or armhf: Python 3.11, its headers and the C libraries.
+
+    build/pi/apt-ARCH     apt's lists, state, cache and configuration; the system's own are not touched
+    build/pi/root-ARCH    the tree: packages unpacked, not installed (none of their scripts has run)
+
+Raspberry Pi OS bookworm has the same Python and C library. Wheels are built against the headers, and the
+emulator finds its libraries here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import unquote
+
+from edgespec.errors import EdgespecError
+from pi.console import BUILD, run
+
+_SUITE = "bookworm"
+_PACKAGES = ("python3.11", "python3.11-venv", "libpython3.11-dev", "libgomp1", "libstdc++6")
+"""What is asked for; apt-get adds what these depend on, the C library among it."""
+_KEYRINGS = tuple(f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("gpg", "pgp"))
+_STAMP = "edgespec-root.json"
+
+_NO_NETWORK = "the Debian mirror cannot be reached; check the network, or apt's proxy"
+_CAUSES = {
+    "Could not resolve": _NO_NETWORK,
+    "Temporary failure resolving": _NO_NETWORK,
+    "Could not connect": _NO_NETWORK,
+    "Connection failed": _NO_NETWORK,
+    "connection timed out": _NO_NETWORK,
+    "Network is unreachable": _NO_NETWORK,
+    "NO_PUBKEY": "the mirror's signature is not by a key in the keyring; update debian-archive-keyring",
+    "is not signed": "the mirror's lists are not signed; use another mirror",
+    "Release file for": "the mirror's lists are out of date; check this machine's clock",
+    "does not have a Release file": f"the mirror that this machine's apt uses has no Debian {_SUITE}",
+    "don't have enough free space": "the disk is full",
+}
+"""What apt-get's output says, and what a user is told."""
+
+
+def ensure_root(debian_arch: str) -> Path:
+    """Return the tree for "arm64" or "armhf", made on first use: 33 MB are downloaded, 140 MB on disk.
+
+    Raises EdgespecError if this is not Debian, without a network, keyring or space.
+    """
+    root = BUILD / f"root-{debian_arch}"
+    if not _is_current(root):
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with (BUILD / f"root-{debian_arch}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_current(root):  # another process may have made it in the meantime
+                _make(root, debian_arch)
+    return root
+
+
+def _is_current(root: Path) -> bool:
+    try:
+        stamp = json.loads((root / _STAMP).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(stamp["suite"] == _SUITE and stamp["asked"] == list(_PACKAGES))
+
+
+def _make(root: Path, debian_arch: str) -> None:
+    for program in ("apt-get", "dpkg"):
+        if not shutil.which(program):
+            raise EdgespecError(
+                f"no {program}: Python for the boards is taken from Debian's packages; "
+                "run this on Debian, a container will do"
+            )
+    packages = _download(BUILD / f"apt-{debian_arch}", debian_arch)
+    new = root.with_name(f"{root.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir()
+        run(
+            f"unpacking {len(packages)} packages for {debian_arch}",
+            ["sh", "-ec", 'root=$1; shift; for file; do dpkg -x "$file" "$root"; done', "sh", new, *packages],
+            BUILD / f"unpack-{debian_arch}.log",
+        )
+        _make_links_relative(new)
+        versions = dict(unquote(file.name).split("_")[:2] for file in packages)
+        stamp = {"suite": _SUITE, "architecture": debian_arch, "asked": _PACKAGES, "packages": versions}
+        (new / _STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
+        shutil.rmtree(root, ignore_errors=True)
+        new.rename(root)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)  # half of a tree fills the disk for nothing
+    for file in packages:
+        file.unlink()
+
+
+def _download(state: Path, debian_arch: str) -> list[Path]:
+    """Return the packages' files, downloaded by apt-get with all of its state in a folder of our own."""
+    archives = state / "archives"
+    shutil.rmtree(archives, ignore_errors=True)  # no version of an earlier time is unpacked too
+    for folder in (archives / "partial", state / "lists" / "partial"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (state / "status").write_text("")  # nothing is installed: everything is downloaded
+    (state / "sources.list").write_text(
+        f"deb [arch={debian_arch} signed-by={_keyring()}] {_mirror()} {_SUITE} main\n"
+    )
+    (state / "apt.conf").write_text(_configuration(state, debian_arch))
+    apt = ["apt-get", "-q", "-y", "-c", str(state / "apt.conf")]
+    what = f"Debian {_SUITE} for {debian_arch}"
+    log = BUILD / f"apt-{debian_arch}.log"
+    english = {**os.environ, "LC_ALL": "C.UTF-8"}
+    run(f"{what}: lists", [*apt, "update"], log, env=english, causes=_CAUSES)
+    command = [*apt, "install", "--download-only", *_PACKAGES]
+    run(f"{what}: packages", command, log, env=english, causes=_CAUSES)
+    return sorted(archives.glob("*.deb"))
+
+
+def _configuration(state: Path, debian_arch: str) -> str:
+    """Return apt's configuration; what the machine's own says of proxies and the like stays."""
+    return f"""\
+#clear APT::Architectures;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear DPkg::Pre-Install-Pkgs;
+APT::Architecture "{debian_arch}";
+APT::Architectures {{ "{debian_arch}"; }};
+APT::Get::AllowUnauthenticated "false";
+APT::Install-Recommends "false";
+APT::Sandbox::User "{"root" if os.geteuid() == 0 else ""}";
+APT::Update::Error-Mode "any";
+Acquire::AllowInsecureRepositories "false";
+Acquire::Languages "none";
+Acquire::Retries "3";
+Dir::Cache "{state}";
+Dir::Cache::archives "{state}/archives";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::Etc::sourcelist "{state}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Log "{state}";
+Dir::State "{state}";
+Dir::State::lists "{state}/lists";
+Dir::State::status "{state}/status";
+"""
+
+
+def _keyring() -> str:
+    for keyring in _KEYRINGS:
+        if Path(keyring).exists():
+            return keyring
+    raise EdgespecError(
+        f"{_KEYRINGS[0]}: not here, and Debian's packages cannot be checked without; "
+        "apt install debian-archive-keyring"
+    )
+
+
+def _mirror() -> str:
+    """Return the mirror from which this machine's own apt takes Debian."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+    command += ["Created-By: Packages", "Origin: Debian", "Label: Debian"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    mirrors = [uri for uri in found if not uri.startswith("cdrom:")]
+    if not mirrors:
+        raise EdgespecError(
+            "this machine's apt has no lists of a Debian mirror; on Debian run `apt-get update`, "
+            "elsewhere use a container with Debian"
+        )
+    return mirrors[0]
+
+
+def _make_links_relative(root: Path) -> None:
+    """Make absolute links point into the tree: the system would follow them out of it."""
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            link = Path(folder, name)
+            if link.is_symlink() and (target := link.readlink()).is_absolute():
+                link.unlink()
+                link.symlink_to(os.path.relpath(f"{root}{target}", folder))

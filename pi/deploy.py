@@ -39,7 +39,7 @@ from pi.ssh import FAILED, Connection
 
 DEFAULT_FOLDER = "edgespec"
 
-_VENV_BYTES = 64 << 20  # an empty venv with pip, and the bytecode of what is installed
+_VENV_BYTES = 96 << 20  # an empty venv with pip, and the bytecode of what is installed
 _SUMS = "SHA256SUMS"
 _FOLDER = re.compile(r"[\w ./-]+")  # the folder is in pip's commands, which may be shell scripts
 _STEP = re.compile(r"::(\w+)\n")
@@ -53,7 +53,10 @@ shift
 mkdir -p "$into"
 cd "$into"
 exec 9<.
-flock -n 9 || { echo "another deploy is at work in $into" >&2; exit 1; }
+flock -n 9 || {
+    echo "another deploy, maybe one that was cut off, is at work in $into; try again in a minute" >&2
+    exit 1
+}
 old=$(readlink venv || :)
 for leftover in .edgespec-venv-*; do [ "$leftover" = "$old" ] || rm -rf "$leftover"; done
 new=$(mktemp -d .edgespec-venv-XXXXXX)

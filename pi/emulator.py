@@ -80,7 +80,7 @@ def install(emulator: Emulator) -> str:
     if stamp.exists() and stamp.read_text() == made:
         return f"{len(own)} of {folder}, {len(others)} others, installed before"
     shutil.rmtree(emulator.venv, ignore_errors=True)
-    python = _wrapper(emulator)
+    python = wrapper(emulator)
     run(
         f"{emulator.board.name}: making a venv",
         [python, "-m", "venv", emulator.venv],
@@ -94,7 +94,7 @@ def install(emulator: Emulator) -> str:
     return f"{len(own)} of {folder}, {len(others)} others"
 
 
-def _wrapper(emulator: Emulator) -> Path:
+def wrapper(emulator: Emulator) -> Path:
     """Return the program that is Python to the emulated system: argv[0] is how it was called.
 
     It is beside Python itself, so that it finds its library; a venv's `python` is a link to it.

@@ -334,7 +334,7 @@ def test_wheels_for_another_board_are_refused(run, board, server):
 def test_no_room_on_the_disk(run, board, server):
     board.disk(50_000)
     line = last_line(run())
-    assert line.startswith(f"{server.host}: 51 MB free for {board.home}/edgespec, and 67 MB are needed; ")
+    assert line.startswith(f"{server.host}: 51 MB free for {board.home}/edgespec, and 101 MB are needed; ")
     assert names(board.home) == []
 
 
@@ -363,8 +363,8 @@ def test_two_deploys_at_a_time(run, board, server):
     finally:
         os.close(folder)
     assert line == (
-        f"{server.host}: preparing failed: another deploy is at work in {board.home}/edgespec; "
-        "nothing has changed there"
+        f"{server.host}: preparing failed: another deploy, maybe one that was cut off, is at work in "
+        f"{board.home}/edgespec; try again in a minute; nothing has changed there"
     )
 
 

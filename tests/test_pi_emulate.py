@@ -165,7 +165,7 @@ def test_the_emulated_python_is_called_by_the_name_that_it_was_called_by(tmp_pat
     programs.mkdir()
     (programs / emulator.QEMU).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (programs / emulator.QEMU).chmod(0o755)
-    python = emulator._wrapper(emulator.Emulator(BOARDS[0], root))
+    python = emulator.wrapper(emulator.Emulator(BOARDS[0], root))
     link = tmp_path / "venv-python"
     link.symlink_to(python)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}"}

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -277,26 +277,31 @@ def _fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Re
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def run_pip(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run pip, or what calls it, and return its output; nothing is asked, and settings are the user's own."""
+    defaults = {"PIP_RETRIES": "2", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return subprocess.run(
+        command,
+        env=defaults | os.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+
+
 def _download_wheel(package: str, directory: Path) -> Path:
     """Have pip download one wheel: its index, proxies and certificates are the user's own settings."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     # pip's cache would hold every wheel a second time.
     command += ["--no-cache-dir", "--progress-bar", "off", "--quiet", "--dest", str(directory), package]
-    defaults = {"PIP_RETRIES": "2", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     reason = ""
     for _ in range(_WHEEL_ATTEMPTS):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        pip = subprocess.run(
-            command,
-            env=defaults | os.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        pip = run_pip(command)
         wheels = list(directory.glob("*.whl"))
         if pip.returncode == 0 and len(wheels) == 1:
             return wheels[0]

@@ -7,16 +7,14 @@ board set up later gets the very same versions.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.sources import one_line
+from edgespec.sources import one_line, run_pip
 
 _OLDEST_GLIBC = 17  # 2.17: manylinux2014's, the oldest that wheels for ARM are built for
 
@@ -89,17 +87,7 @@ def _pip(arguments: Sequence[str], machine: str, python: str) -> str | None:
         "python_version": ".".join(python.split(".")[:2]),
     }
     command = [sys.executable, "-P", "-c", _PIP, json.dumps(there), "download", "--quiet", *arguments]
-    defaults = {"PIP_RETRIES": "2", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    process = subprocess.run(
-        command,
-        env=defaults | os.environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+    process = run_pip(command)
     return process.stdout if process.returncode else None
 
 

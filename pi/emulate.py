@@ -242,6 +242,8 @@ def emulate(names: Sequence[str]) -> int:
     if not shutil.which(QEMU):
         raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user-static")
     root = ensure_root("arm64")
+    # Tests press Ctrl-C, which a shell has told what it runs in the background, and its programs, to ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(len(boards)) as threads:
         of_boards = threads.map(_all_steps, [Emulator(board, root) for board in boards])
         results = [result for of_board in of_boards for result in of_board]

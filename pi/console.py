@@ -9,32 +9,43 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
+from rich.status import Status
 
+from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+
+__all__ = [
+    "BUILD",
+    "INTERRUPTED",
+    "ROOT",
+    "Parser",
+    "describe_exit",
+    "environment",
+    "err",
+    "main",
+    "message",
+    "out",
+    "run",
+    "run_for_code",
+    "status",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository."""
 BUILD = ROOT / "build" / "pi"
 """Where all of pi/ works; nothing in it is needed by anyone else."""
 
-INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 _TAIL = 20  # lines of a log
 _KEPT = ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME")  # of a user's environment
 _CAUSES = {"No space left on device": "the disk is full"}
 
 out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def message(line: str) -> None:
-    """Print a line to stderr, as edgespec's own."""
-    err.print(f"edgespec: {line}", markup=False)
 
 
 def run(
@@ -73,10 +84,7 @@ def run_for_code(
 ) -> int:
     """Run a command as `run` does, and return its exit code: -N if signal N ended it."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    alone = threading.current_thread() is threading.main_thread()  # a terminal has one status line
-    if not err.is_terminal or not alone:
-        message(what)
-    with log.open("w", encoding="utf-8") as stream, err.status(what) if alone else nullcontext():
+    with log.open("w", encoding="utf-8") as stream, status(what):
         stream.write(shlex.join(map(str, command)) + "\n")
         stream.flush()
         try:
@@ -92,6 +100,20 @@ def run_for_code(
             ).returncode
         except FileNotFoundError as error:
             raise EdgespecError(f"{error.filename}: there is no such program") from error
+
+
+@contextmanager
+def status(what: str) -> Iterator[Status | None]:
+    """Show what is being done: in a terminal while it is, elsewhere as a line, and None is given.
+
+    A terminal has one such line, the main thread's; other threads print theirs.
+    """
+    if err.is_terminal and threading.current_thread() is threading.main_thread():
+        with err.status(what) as shown:
+            yield shown
+    else:
+        message(what)
+        yield None
 
 
 def environment(**more: str) -> dict[str, str]:

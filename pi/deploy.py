@@ -20,19 +20,18 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.status import Status
 
 from edgespec.boards import BOARDS, Board
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.sources import format_size
 from pi import console, probe
-from pi.console import BUILD, err, message
+from pi.console import BUILD, err, message, status
 from pi.dependencies import download, folder_name
 from pi.manifest import DIST, check_wheels, read_manifest, sha256
 from pi.ssh import FAILED, Connection
@@ -104,14 +103,14 @@ def deploy(
         raise UsageError(
             f"--into {into!r}: a folder's name here has letters, digits, spaces and . _ - / alone"
         )
-    with _status(f"asking {connection.host} what it is"):
+    with status(f"asking {connection.host} what it is"):
         facts = probe.parse(connection.ask(probe.SCRIPT, into), connection.host)
     chosen = probe.choose_board(facts, board)
     manifest = read_manifest(dist / chosen.name)
     probe.check(facts, glibc=manifest.glibc)
     message(f"{facts.host}: {facts.describe()}")
     own = check_wheels(dist / chosen.name, manifest)
-    with _status(f"gathering wheels for Python {facts.python_text} on {manifest.machine}"):
+    with status(f"gathering wheels for Python {facts.python_text} on {manifest.machine}"):
         to = kept / folder_name(manifest.machine, facts.python_text)
         others = download(own, manifest.machine, facts.python_text, to, glibc=facts.glibc)
     wheels = [*own, *others]
@@ -170,12 +169,13 @@ def _install(connection: Connection, folder: str, own: Sequence[Path], others: S
 def _follow(stream: Iterable[str]) -> tuple[str, list[str]]:
     """Show what the remote command does until it ends; return its last step and what it said in it."""
     step, said = "preparing", list[str]()
-    with _status("installing there") as status:
+    with status("installing there") as shown:
         for line in stream:
             if found := _STEP.fullmatch(line):
                 step, said = found[1], []
                 if step == "doctor":
-                    status.stop()
+                    if shown:
+                        shown.stop()
                     message("edgespec doctor there:")
             elif step == "doctor":
                 err.out(line, end="")
@@ -210,15 +210,6 @@ def _add(stream: IO[bytes], name: str, size: int, content: IO[bytes]) -> None:
 
 
 # ---- the command ----
-
-
-@contextmanager
-def _status(what: str) -> Iterator[Status]:
-    """Show what is being done: in a terminal while it is, elsewhere as a line."""
-    if not err.is_terminal:
-        message(what)
-    with err.status(what) as status:
-        yield status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,6 +35,7 @@ from pi.console import BUILD, ROOT, Parser, describe_exit, main, message, out, r
 from pi.emulator import QEMU, Emulator, install
 from pi.manifest import DIST, check_wheels, read_manifest
 from pi.root import ensure_root
+from pi.wheels import ARM64
 
 _TESTS: dict[str, str] = {
     "test_boards.py": "commands_say_it",  # the guard's step does it with real wheels
@@ -99,7 +100,7 @@ def _c_tests(emulator: Emulator) -> str:
         "CMAKE_CROSSCOMPILING_EMULATOR": ";".join(map(str, emulator.qemu())),
         "EDGESPEC_TESTS": "ON",
         "GGML_INCLUDE_DIR": Path(sysconfig.get_path("purelib"), "include"),  # of llama-cpp-python
-        "PI_TRIPLE": "aarch64-linux-gnu",
+        "PI_TRIPLE": ARM64.triple,
     }
     configure: list[str | Path] = [programs / "cmake", "-S", ROOT, "-B", build, "-G", "Ninja"]
     configure += [f"-D{key}={value}" for key, value in defines.items()]

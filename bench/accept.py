@@ -57,6 +57,8 @@ OURS, OUR_DRAFTS, TWIN, FULL, APPLY = (
 )
 TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 NO_TOKENS = np.zeros(0, np.int32)
+SLOTS = np.arange(GAMMA, dtype=np.int32)
+PARENTS = SLOTS - 1  # a chain
 
 
 @dataclass
@@ -86,9 +88,10 @@ def recorded(target: Model, draft: Model, text: str, n_threads: int, n: int) -> 
     if n < 1:
         raise SystemExit("the text is too short")
     with ExitStack() as stack:
-        options = {"n_ctx": len(tokens) + 1, "n_threads": n_threads}
-        p_session = stack.enter_context(Session(target, **options))
-        q_session = stack.enter_context(Session(draft, **options))
+        p_session, q_session = (
+            stack.enter_context(Session(model, n_ctx=len(tokens) + 1, n_threads=n_threads))
+            for model in (target, draft)
+        )
         for session in (p_session, q_session):
             session.eval(tokens[:N_PROMPT])
         for start in range(N_PROMPT, N_PROMPT + n * (GAMMA + 1), GAMMA + 1):
@@ -118,7 +121,7 @@ class Edgespec:
         for i in range(GAMMA):
             draft[i] = self.sampler.sample(position.draft_rows[i], draft[:i], coins[i], i)
         self.drafts_s = time.perf_counter() - began
-        self.sampler.verify(position.target_rows, draft, draft, coins[GAMMA:], True)
+        self.sampler.verify(position.target_rows, draft, PARENTS, SLOTS, NO_TOKENS, coins[GAMMA:], True)
 
 
 def twin_step(params: SamplingParams, position: Position, coins: list[float]) -> None:
@@ -130,7 +133,7 @@ def twin_step(params: SamplingParams, position: Position, coins: list[float]) ->
         q[i, : len(row)] = row
         draft.append(sample(row, coins[i]))
     p = np.stack([filtered_probs(row, params) for row in position.target_rows])
-    verify.verify(p, q, draft, coins[GAMMA:], "block")
+    verify.verify(verify.Drafted(draft, list(PARENTS), q, p), coins[GAMMA:], "block")
 
 
 class LlamaChain:

@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-extern PyType_Spec es_suffix_spec; /* module_suffix.c */
+extern PyType_Spec es_sampler_spec; /* module_sampler.c */
+extern PyType_Spec es_suffix_spec;  /* module_suffix.c */
 
 /* Gets a C-contiguous buffer of 4-byte elements of the given kind ('f' or 'i'). */
 static inline int get_buffer(PyObject *object, Py_buffer *view, char kind, const char *name, int flags) {

@@ -25,10 +25,15 @@ static void *take(arena *a, size_t n, size_t size) {
     return piece;
 }
 
-static void take_dist(arena *a, es_dist *dist, size_t n_vocab) {
-    dist->ids = take(a, n_vocab, sizeof *dist->ids);
-    dist->probs = take(a, n_vocab, sizeof *dist->probs);
-    dist->block_sum = take(a, es_n_blocks(n_vocab), sizeof *dist->block_sum);
+static es_dist *take_dists(arena *a, size_t n, size_t n_vocab) {
+    es_dist *dists = take(a, n, sizeof *dists), unplaced;
+    for (size_t i = 0; i < n; i++) {
+        es_dist *dist = a->base ? &dists[i] : &unplaced;
+        dist->ids = take(a, n_vocab, sizeof *dist->ids);
+        dist->probs = take(a, n_vocab, sizeof *dist->probs);
+        dist->block_sum = take(a, es_n_blocks(n_vocab), sizeof *dist->block_sum);
+    }
+    return dists;
 }
 
 static void take_all(arena *a, es_sampler *s, int32_t **bias_ids, float **bias_values) {
@@ -39,11 +44,13 @@ static void take_all(arena *a, es_sampler *s, int32_t **bias_ids, float **bias_v
     s->counts = take(a, s->n_vocab, sizeof *s->counts);
     s->block_max = take(a, es_n_blocks(s->n_vocab), sizeof *s->block_max);
     s->candidates = take(a, s->n_vocab, sizeof *s->candidates);
-    s->residual.block_sum = take(a, es_n_blocks(s->n_vocab), sizeof *s->residual.block_sum);
-    take_dist(a, &s->target, s->n_vocab);
-    s->slots = take(a, s->n_slots, sizeof *s->slots);
-    es_dist unplaced;
-    for (size_t i = 0; i < s->n_slots; i++) take_dist(a, a->base ? &s->slots[i] : &unplaced, s->n_vocab);
+    s->spare_sums = take(a, es_n_blocks(s->n_vocab), sizeof *s->spare_sums);
+    s->path = take(a, s->n_slots, sizeof *s->path);
+    s->ends = take(a, s->n_slots, sizeof *s->ends);
+    s->judged = take(a, s->n_slots, sizeof *s->judged);
+    s->frames = take(a, s->n_slots + 1, sizeof *s->frames);
+    s->target = take_dists(a, s->n_slots + 1, s->n_vocab);
+    s->slots = take_dists(a, s->n_slots, s->n_vocab);
 }
 
 es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *params, const int32_t *bias_ids,
@@ -73,7 +80,6 @@ es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *para
     }
     s->bias_ids = own_ids;
     s->bias_values = own_values;
-    s->residual.probs = s->adjusted;
     return s;
 }
 
@@ -245,7 +251,7 @@ static size_t typical(es_sampler *s, const float *row, size_t n, double max, dou
     return kept;
 }
 
-/* ---- distributions ---- */
+/* ---- filters ---- */
 
 static void set_sparse(es_dist *out, const es_candidate *c, size_t n, double max, double scale) {
     double total = 0;
@@ -263,42 +269,14 @@ static void set_sparse(es_dist *out, const es_candidate *c, size_t n, double max
     }
 }
 
-es_status es_dist_set_point(es_sampler *s, int32_t token, es_dist *out) {
-    if (token < 0 || (size_t)token >= s->n_vocab) return ES_BAD_LENGTH;
-    out->dense = false;
-    out->n = 1;
-    out->ids[0] = token;
-    out->probs[0] = 1.0f;
-    out->total = 1.0;
-    return ES_OK;
-}
-
-es_status es_dist_set(es_sampler *s, const float *probs, size_t n, es_dist *out) {
-    if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
-    double total = 0;
-    out->dense = true;
-    out->n = n;
-    out->total = 0; /* stays so when a probability is refused */
-    for (size_t b = 0; b < es_n_blocks(n); b++) {
-        out->block_sum[b] = 0;
-        for (size_t i = b * ES_BLOCK_LEN; i < n && i < (b + 1) * ES_BLOCK_LEN; i++) {
-            if (!(probs[i] >= 0.0f && probs[i] <= 1.0f)) return ES_NOT_FINITE;
-            out->probs[i] = probs[i];
-            out->block_sum[b] += (double)probs[i];
-        }
-        total += out->block_sum[b];
-    }
-    out->total = total;
-    return total > 0 ? ES_OK : ES_NO_TOKEN;
-}
-
 static bool penalties_on(const es_params *p) {
     return p->penalty_last_n != 0 &&
            (p->repeat_penalty != 1.0f || p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f);
 }
 
 /* Copies the row and applies bias and penalties to the copy. */
-static const float *adjust(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix) {
+static const float *adjust(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                           const int32_t *path, size_t n_path) {
     const es_params *p = &s->params;
     float *x = s->adjusted;
     memcpy(x, row, n * sizeof *x);
@@ -306,25 +284,34 @@ static const float *adjust(es_sampler *s, const float *row, size_t n, const int3
         if ((size_t)s->bias_ids[i] < n) x[s->bias_ids[i]] += s->bias_values[i];
     if (!penalties_on(p)) return x;
 
-    const size_t last_n = p->penalty_last_n < 0 ? n_prefix : (size_t)p->penalty_last_n;
-    const size_t begin = n_prefix > last_n ? n_prefix - last_n : 0;
-    for (size_t i = begin; i < n_prefix; i++)
-        if (prefix[i] >= 0 && (size_t)prefix[i] < n) s->counts[prefix[i]]++;
-    for (size_t i = begin; i < n_prefix; i++) {
-        if (prefix[i] < 0 || (size_t)prefix[i] >= n || s->counts[prefix[i]] == 0) continue;
-        float *logit = &x[prefix[i]];
+    const size_t n_before = n_prefix + n_path;
+    const size_t last_n = p->penalty_last_n < 0 ? n_before : (size_t)p->penalty_last_n;
+    const size_t begin = n_before > last_n ? n_before - last_n : 0;
+    for (size_t i = begin; i < n_before; i++) {
+        const int32_t token = i < n_prefix ? prefix[i] : path[i - n_prefix];
+        if (token >= 0 && (size_t)token < n) s->counts[token]++;
+    }
+    for (size_t i = begin; i < n_before; i++) {
+        const int32_t token = i < n_prefix ? prefix[i] : path[i - n_prefix];
+        if (token < 0 || (size_t)token >= n || s->counts[token] == 0) continue;
+        float *logit = &x[token];
         *logit = *logit <= 0.0f ? *logit * p->repeat_penalty : *logit / p->repeat_penalty;
-        *logit -= (float)s->counts[prefix[i]] * p->frequency_penalty + p->presence_penalty;
-        s->counts[prefix[i]] = 0; /* done, and zero again for the next call */
+        *logit -= (float)s->counts[token] * p->frequency_penalty + p->presence_penalty;
+        s->counts[token] = 0; /* done, and zero again for the next call */
     }
     return x;
 }
 
 es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                     es_dist *out) {
+    return es_filter_along(s, row, n, prefix, n_prefix, NULL, 0, out);
+}
+
+es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                          const int32_t *path, size_t n_path, es_dist *out) {
     const es_params *p = &s->params;
     if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
-    if (s->n_bias || penalties_on(p)) row = adjust(s, row, n, prefix, n_prefix);
+    if (s->n_bias || penalties_on(p)) row = adjust(s, row, n, prefix, n_prefix, path, n_path);
 
     if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
     size_t best_block = 0;
@@ -378,79 +365,17 @@ es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *pr
     return ES_OK;
 }
 
-double es_dist_prob(const es_dist *d, int32_t token) {
-    if (token < 0) return 0.0;
-    if (d->dense) return (size_t)token < d->n ? (double)d->probs[token] : 0.0;
-    for (size_t i = 0; i < d->n; i++)
-        if (d->ids[i] == token) return (double)d->probs[i];
-    return 0.0;
-}
-
-int32_t es_dist_top(const es_dist *d) {
-    size_t best = 0;
-    for (size_t i = 1; i < d->n; i++)
-        if (d->probs[i] > d->probs[best] || (d->probs[i] == d->probs[best] && !d->dense && d->ids[i] < d->ids[best]))
-            best = i;
-    return d->dense ? (int32_t)best : d->ids[best];
-}
-
-es_status es_confidence(es_sampler *s, const float *row, size_t n, double *confidence) {
-    if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
+es_status es_likeliest(es_sampler *s, const float *row, size_t n, size_t k, int32_t *ids, double *probs) {
+    if (n == 0 || n > s->n_vocab || k == 0 || k > n) return ES_BAD_LENGTH;
     if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
-    float max = s->block_max[0];
-    for (size_t b = 1; b < es_n_blocks(n); b++) max = s->block_max[b] > max ? s->block_max[b] : max;
-    if (max == INFINITY) return ES_NOT_FINITE;
-    if (max == -INFINITY) return ES_NO_TOKEN;
-    *confidence = 1.0 / s->rows->exp_sum(row, n, max);
+    top_k(s, row, n, k);
+    const es_candidate *c = s->candidates;
+    if (c[0].key == INFINITY) return ES_NOT_FINITE;
+    if (c[0].key == -INFINITY) return ES_NO_TOKEN;
+    const double total = s->rows->exp_sum(row, n, (float)c[0].key);
+    for (size_t i = 0; i < k; i++) {
+        ids[i] = c[i].id;
+        probs[i] = exp(c[i].key - c[0].key) / total;
+    }
     return ES_OK;
-}
-
-int32_t es_dist_sample(const es_dist *d, double coin) {
-    const double goal = coin * d->total;
-    double sum = 0;
-    size_t i = 0;
-    if (d->dense)
-        for (size_t b = 0; i + ES_BLOCK_LEN < d->n && sum + d->block_sum[b] <= goal; b++, i += ES_BLOCK_LEN)
-            sum += d->block_sum[b];
-    size_t last = i;
-    for (; i < d->n; i++) {
-        sum += (double)d->probs[i];
-        if (d->probs[i] > 0.0f) {
-            last = i;
-            if (sum > goal) break;
-        }
-    }
-    /* Rounding may leave the sum just below the goal: then the last possible token is the one.
-     * Blocks skipped above may hold it. */
-    while (last > 0 && d->probs[last] == 0.0f) last--;
-    return d->dense ? (int32_t)last : d->ids[last];
-}
-
-void es_residual(es_sampler *s, const es_dist *q, double weight) {
-    const es_dist *p = &s->target;
-    es_dist *r = &s->residual;
-    /* q by token id: in place when it is dense and as long as p, else scattered over zeros. */
-    const float *q_by_id = q->probs;
-    const bool scatter = !q->dense || (p->dense && q->n < p->n);
-    if (scatter) {
-        for (size_t i = 0; i < q->n; i++) s->scattered[q->dense ? (int32_t)i : q->ids[i]] = q->probs[i];
-        q_by_id = s->scattered;
-    }
-    r->dense = p->dense;
-    r->n = p->n;
-    r->ids = p->ids;
-    if (p->dense) {
-        r->total = s->rows->residual(p->probs, q_by_id, p->n, (float)weight, r->probs, r->block_sum);
-    } else {
-        r->total = 0;
-        for (size_t i = 0; i < p->n; i++) {
-            const int32_t id = p->ids[i];
-            const float q_i = scatter || (size_t)id < q->n ? q_by_id[id] : 0.0f;
-            const float excess = (float)(weight * (double)p->probs[i] - (double)q_i);
-            r->probs[i] = excess > 0.0f ? excess : 0.0f;
-            r->total += (double)r->probs[i];
-        }
-    }
-    if (scatter)
-        for (size_t i = 0; i < q->n; i++) s->scattered[q->dense ? (int32_t)i : q->ids[i]] = 0.0f;
 }

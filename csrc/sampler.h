@@ -8,7 +8,8 @@
  * probabilities, in no particular order, each id once).  Invariants, checked by the tests:
  *   - probabilities are finite and not negative; `total` is their sum and is positive;
  *   - a distribution made by es_filter has a total of 1 up to float rounding.
- * Memory is allocated by es_sampler_new alone; nothing here allocates afterwards. */
+ * Memory is allocated by es_sampler_new alone; nothing here allocates afterwards.  It comes zeroed and is not
+ * touched before it is used: the distributions of filters that keep few tokens stay small. */
 #ifndef EDGESPEC_SAMPLER_H
 #define EDGESPEC_SAMPLER_H
 
@@ -21,6 +22,8 @@ typedef enum es_status {
     ES_NOT_FINITE, /* a logit is NaN or +infinity */
     ES_NO_TOKEN,   /* every logit is -infinity */
     ES_BAD_LENGTH, /* a length or an index is outside what the sampler was made for */
+    ES_BAD_TREE,   /* parents are not those of a tree in depth-first order */
+    ES_NOT_DRAWN,  /* a node's token has no probability in the slot it is said to come from */
 } es_status;
 
 typedef struct es_params {
@@ -49,39 +52,65 @@ typedef struct es_candidate {
     int32_t id;
 } es_candidate;
 
+/* What the two models gave a drafted token. */
+typedef struct es_judged {
+    int32_t node; /* its index in the tree */
+    double p, q;  /* p is the target's own, before anything was taken from it */
+} es_judged;
+
+/* One depth of the path that verify.c follows through a tree; depth 0 is the timeline's last token. */
+typedef struct es_frame {
+    int32_t node;  /* -1 at depth 0 */
+    int32_t next;  /* the child to be looked at next, or where the node's subtree ends */
+    double weight; /* of the node, see verify.h */
+    double scale;  /* what is left of p is target[depth] times this: it stands there not normalised */
+    bool held;     /* its row was filtered into target[depth] */
+} es_frame;
+
 typedef struct es_sampler {
     const es_rows *rows;
     es_params params;
     size_t n_vocab, n_slots, n_bias;
     const int32_t *bias_ids;
     const float *bias_values;
-    es_dist target;           /* p at the position last filtered */
-    es_dist residual;         /* max(0, weight * p - q), not normalised; shares ids with `target` */
-    es_dist *slots;           /* q at every drafted position */
+    es_dist *target;          /* n_slots + 1: p, or what is left of it, at each depth of a path */
+    es_dist *slots;           /* the q that drafted tokens were sampled from */
     /* Scratch, n_vocab entries each unless said otherwise. */
-    float *adjusted;          /* logits after bias and penalties; later the residual's probabilities */
+    float *adjusted;          /* logits after bias and penalties; later what a residual is written to */
+    double *spare_sums;       /* es_n_blocks(n_vocab): the residual's block sums */
     float *scattered;         /* a sparse q by token id; all zero between calls */
     int32_t *counts;          /* occurrences by token id; all zero between calls */
     float *block_max;         /* es_n_blocks(n_vocab) */
     es_candidate *candidates;
+    /* Of verify.c, n_slots entries each. */
+    int32_t *path;            /* tokens, then nodes, of the path */
+    int32_t *ends;            /* where each node's subtree ends: the index after its last descendant */
+    es_judged *judged;
+    es_frame *frames;         /* n_slots + 1 */
     void *memory;             /* the one allocation behind every pointer above */
 } es_sampler;
 
 /* Returns NULL when memory runs out.  Bias ids outside the vocabulary must have been refused before.
- * n_vocab >= 1, and n_slots is the longest draft that will be verified. */
+ * n_vocab >= 1, and n_slots is the largest tree that will be verified. */
 es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *params, const int32_t *bias_ids,
                            const float *bias_values, size_t n_bias);
 void es_sampler_free(es_sampler *sampler);
 
-/* Filters row[n] (n <= n_vocab), at a position that follows prefix[n_prefix], into `out`, which is
- * `target` or one of `slots`. */
+/* Filters row[n] (n <= n_vocab), at a position that follows prefix[n_prefix], into `out`, which is one of
+ * `target` or of `slots`. */
 es_status es_filter(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                     es_dist *out);
+/* The same at a position that follows prefix[n_prefix] and then path[n_path]. */
+es_status es_filter_along(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                          const int32_t *path, size_t n_path, es_dist *out);
 
 /* Makes `out` the distribution whose n entries (n <= n_vocab) are given by token id. */
 es_status es_dist_set(es_sampler *sampler, const float *probs, size_t n, es_dist *out);
 /* Makes `out` the point mass on `token`. */
 es_status es_dist_set_point(es_sampler *sampler, int32_t token, es_dist *out);
+/* Makes `out` the distribution q without `token`, normalised; out may be q.  ES_NO_TOKEN, and `out` as it was,
+ * when nothing is left, or less than a float can say. */
+es_status es_dist_without(const es_sampler *sampler, const es_dist *q, int32_t token, es_dist *out);
 
 double es_dist_prob(const es_dist *dist, int32_t token);
 /* The likeliest token, of equal ones that of the smallest id. */
@@ -89,10 +118,12 @@ int32_t es_dist_top(const es_dist *dist);
 /* The token at which the running sum first exceeds coin * total; coin in [0, 1). */
 int32_t es_dist_sample(const es_dist *dist, double coin);
 
-/* Sets *confidence to the probability that row[n] (n <= n_vocab) itself, unfiltered, gives its likeliest token. */
-es_status es_confidence(es_sampler *sampler, const float *row, size_t n, double *confidence);
+/* Writes the k (1 <= k <= n) likeliest tokens of row[n] (n <= n_vocab), best first, to ids[k], and the probability
+ * that the row itself, unfiltered, gives each to probs[k]. */
+es_status es_likeliest(es_sampler *sampler, const float *row, size_t n, size_t k, int32_t *ids, double *probs);
 
-/* Sets sampler->residual to max(0, weight * target - q). */
-void es_residual(es_sampler *sampler, const es_dist *q, double weight);
+/* Makes p, one of `target`, max(0, weight * p - q), not normalised, and returns its total.  When that is 0,
+ * p stays as it was. */
+double es_residual(es_sampler *sampler, es_dist *p, const es_dist *q, double weight);
 
 #endif

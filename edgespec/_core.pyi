@@ -47,32 +47,73 @@ class Sampler:
     def top(self, slot: int) -> int:
         """Return the likeliest token of `slot`, of equal ones that of the smallest id."""
 
-    def confidence(self, row: _Floats) -> float:
-        """Return the probability that `row` itself (float32, at most n_vocab), unfiltered, gives its top."""
+    def draw(self, slot: int, coin: float) -> int:
+        """Sample a token from `slot` as it stands, with `coin` in [0, 1)."""
+
+    def likeliest(self, row: _Floats, k: int) -> list[tuple[int, float]]:
+        """Return the `k` (1 to 16) likeliest tokens of `row` (float32, at most n_vocab), best first.
+
+        Beside each stands the probability that the row itself, unfiltered, gives it.
+        """
 
     def probs(self, slot: int, out: _Floats) -> None:
         """Write the probabilities of `slot` by token id into `out` (float32, n_vocab)."""
 
-    def verify(
-        self, rows: _Floats, draft: _Ints, prefix: _Ints, coins: list[float], block: bool
-    ) -> tuple[int, int, list[tuple[float, float]]]:
-        """Accept or resample the n tokens of `draft` (int32); returns (n_accepted, next_token, judged).
+    def without(self, slot: int, token: int, into: int) -> None:
+        """Make slot `into` what slot `slot` is without `token`, normalised: sampling without replacement.
 
-        `judged` holds (p, q) of the accepted tokens and of the first one that was not.
-
-        `rows` are n + 1 rows of n_vocab target logits, `prefix` (int32) ends with the draft itself,
-        `coins` are n + 1 numbers in [0, 1). q of draft[i] stands in slot i.
+        The two may be the same. Raises ArithmeticError, and leaves `into` alone, when nothing is left.
         """
 
-    def acceptance(
-        self, rows: _Floats, draft: _Ints, prefix: _Ints, block: bool
-    ) -> tuple[list[float], list[float]]:
-        """Return the probability of each of the n coins, and the n + 1 residual weights."""
+    def verify(
+        self,
+        rows: _Floats,
+        tokens: _Ints,
+        parents: _Ints,
+        slots: _Ints,
+        prefix: _Ints,
+        coins: list[float],
+        block: bool,
+        *,
+        lenience: float = 1.0,
+    ) -> tuple[list[int], int, list[tuple[int, float, float]]]:
+        """Accept a path of a token tree and sample what follows it; returns (path, next_token, judged).
 
-    def next_probs(
-        self, rows: _Floats, draft: _Ints, prefix: _Ints, tau: int, weight: float, out: _Floats
-    ) -> None:
-        """Write the distribution of the token after `tau` accepted ones into `out` (n_vocab)."""
+        `tokens`, `parents` and `slots` (int32) describe n nodes, at most n_slots, in depth-first order: a
+        node's parent is the index of an earlier node, or -1 when it follows the timeline, and its slot holds
+        the q that it was sampled from, or is -1 for a point mass. Siblings are tested in their order.
+        `rows` are n + 1 rows of n_vocab target logits, the first after the timeline, row i + 1 after node i.
+        `prefix` (int32) is what precedes the tree; the penalties read it, and go on along the path. `coins`
+        are n + 1 numbers in [0, 1): one for each node, the last for the next token.
+
+        `path` holds the accepted nodes, root to leaf. `judged` holds (node, p, q), in order, of each node
+        whose parent was accepted (or is the timeline), up to the accepted one among siblings: p is the
+        target's own probability of the token there, q that of its slot (1 for a point mass).
+
+        What is emitted is distributed as the target alone would emit it, with two exceptions: if a sampled
+        node was left out because of what it turned out to be, and with a `lenience` below 1 (above 0, with
+        the chain rule only: Leviathan et al., arXiv 2211.17192, appendix). A token is then accepted with
+        min(1, p / (lenience q)) and may come out up to 1 / lenience times as likely as the target makes it.
+        """
+
+    def outcome(
+        self,
+        rows: _Floats,
+        tokens: _Ints,
+        parents: _Ints,
+        slots: _Ints,
+        prefix: _Ints,
+        block: bool,
+        end: int,
+        out: _Floats,
+        *,
+        lenience: float = 1.0,
+    ) -> float:
+        """Return the probability that `verify`'s path ends at node `end` (-1: that it is empty).
+
+        Writes the distribution of the next token in that case into `out` (float32, n_vocab). Tests enumerate
+        with it what coins can do.
+        """
 
 class SuffixStore:
     """The last `capacity` tokens (rounded up to a power of two) of a stream, and how they went on.
@@ -85,11 +126,15 @@ class SuffixStore:
     def extend(self, tokens: _Ints | array[int]) -> None:
         """Append `tokens` (int32); with one below -1 raise ValueError and append none."""
 
-    def propose(self, tail: _Ints | array[int], max: int) -> tuple[list[int], list[float]]:
-        """Return the likeliest continuation of `tail` (int32), at most `max` (0 to 32) tokens.
+    def propose(
+        self, tail: _Ints | array[int], max: int, branches: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Return how `tail` (int32) may go on: the tokens of a tree, their parents and probabilities.
 
-        Beside them stands the probability of each, given those before it: between 0 and 1. `tail` may be
-        the whole text; its last 32 tokens are read.
+        At most `max` tokens (0 to 32), the likeliest paths first, and at most `branches` (1 to 32) follow
+        each; with 1 that is a chain. A parent is the index of the token before, and comes first; -1: `tail`.
+        A probability is given all tokens before: between 0 and 1. Paths of less than 1/1024 are left out.
+        `tail` may be the whole text; its last 32 tokens are read.
         """
 
     def check(self) -> bool:

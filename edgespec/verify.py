@@ -1,16 +1,19 @@
-"""Accept, resample, bonus: the reference ("twin") of `csrc/verify.c`.
+"""Accept, resample, bonus over a token tree: the reference ("twin") of `csrc/verify.c`.
 
-Pure functions: no model, no clock, and coins come in. A draft x_1 .. x_n was sampled from
-q_1 .. q_n; the target's probabilities stand in n + 1 rows, row i for the position of x_(i+1). What
-is emitted, the first tau drafted tokens and one more, is distributed as the target alone would.
+Pure functions, written for reading: no model, no clock, and coins come in. What is emitted, the tokens of the
+accepted path and one more, is distributed as the target alone would emit it, whatever the tokens of the tree
+were sampled from.
 
-Chain rule: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
-Block rule: Sun et al., arXiv 2403.10444, algorithm 2; it never accepts less than the chain rule.
+Chain rule: Leviathan et al., arXiv 2211.17192, algorithm 1 (lenience: its appendix), and Chen et al., arXiv
+2302.01318, algorithm 2. Over siblings, recursive rejection: Miao et al. (SpecInfer), arXiv 2305.09781,
+section 4; siblings sampled without replacement: Chen et al. (Sequoia), arXiv 2402.12374, section 3.
+Block rule: Sun et al., arXiv 2403.10444, algorithm 2. Over a tree, traversal verification: Weng et al.,
+arXiv 2505.12398, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,72 +26,101 @@ Rule = Literal["block", "chain", "match"]
 drafted tokens, point masses all, are kept while they are what it samples. So the text for a seed does not
 depend on what was drafted (drafter invariance: Daliri et al., arXiv 2408.07978)."""
 
+_Toss = Callable[[int, float], bool]
+"""Whether the coin of a node falls below a probability."""
+
 
 @dataclass(frozen=True)
-class Acceptance:
-    """The probabilities behind a rule, for n drafted tokens.
+class Drafted:
+    """A tree of n drafted tokens and what the two models gave them. A chain's node i has the parent i - 1."""
 
-    `accept[i - 1]` is the probability of coin i: min(1, p/q) for the chain rule, h_i for the block
-    rule. `weight[i]`, i = 0 .. n, scales p in the residual when tau is i.
-    """
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    """Index of each token's parent, which precedes it; -1: it follows the timeline. In depth-first order."""
+    draft_probs: Floats
+    """(n, n_vocab): the q that each was sampled from; of a deterministic proposal, a point mass."""
+    target_probs: Floats
+    """(n + 1, n_vocab): row 0 follows the timeline, row i + 1 follows node i."""
 
-    accept: list[float]
-    weight: list[float]
+    def children(self, node: int) -> list[int]:
+        """Return the nodes that follow `node` (-1: the timeline), in order."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
 
-
-def acceptance(target_probs: Floats, draft_probs: Floats, draft: Sequence[int], rule: Rule) -> Acceptance:
-    """Return the rule's coin probabilities and residual weights.
-
-    Shapes: `target_probs` (n + 1, n_vocab), `draft_probs` (n, n_vocab), `draft` n tokens. A
-    deterministic proposal has a point mass as its row of `draft_probs`.
-    """
-    accept, weight = [], [1.0]
-    for i, token in enumerate(draft, start=1):
-        p, q = float(target_probs[i - 1, token]), float(draft_probs[i - 1, token])
-        carried = weight[-1]
-        ratio = 1.0 if carried * p >= q else carried * p / q
-        if rule == "chain":
-            accept.append(ratio)
-            weight.append(1.0)
-            continue
-        weight.append(ratio)
-        if i == len(draft):
-            accept.append(ratio)
-        else:
-            left = float(np.maximum(0.0, ratio * target_probs[i] - draft_probs[i]).sum())
-            accept.append(left / (left + (1.0 - ratio)) if left > 0.0 else 0.0)
-    return Acceptance(accept, weight)
-
-
-def next_probs(target_probs: Floats, draft_probs: Floats, tau: int, weight: float) -> Floats:
-    """Return the distribution of the token after `tau` accepted ones: residual, or p as the bonus."""
-    p: Floats = target_probs[tau]
-    if tau == len(draft_probs):
-        return p
-    residual = np.maximum(0.0, weight * p - draft_probs[tau])
-    return np.asarray(residual / residual.sum()) if residual.sum() > 0.0 else p
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the first one down to `node`; none for -1."""
+        return [] if node < 0 else [*self.path(self.parents[node]), node]
 
 
 def verify(
-    target_probs: Floats, draft_probs: Floats, draft: Sequence[int], coins: Sequence[float], rule: Rule
-) -> tuple[int, int]:
-    """Run the rule with n + 1 coins in [0, 1); return (n_accepted, next_token)."""
-    found = acceptance(target_probs, draft_probs, draft, rule)
-    tau = 0
-    for i, (coin, probability) in enumerate(zip(coins, found.accept, strict=False), start=1):
-        if coin < probability:
-            tau = i
-        elif rule == "chain":
-            break
-    return tau, sample(next_probs(target_probs, draft_probs, tau, found.weight[tau]), coins[-1])
+    drafted: Drafted, coins: Sequence[float], rule: Rule, *, lenience: float = 1.0
+) -> tuple[list[int], int]:
+    """Run the rule with n + 1 coins in [0, 1); return the accepted path and the token after it."""
+    node, rest = _follow(drafted, rule, lenience, lambda node, probability: coins[node] < probability)
+    return drafted.path(node), sample(rest, coins[-1])
 
 
-def tau_probs(found: Acceptance, rule: Rule) -> list[float]:
-    """Return the probability of each tau = 0 .. n over independent uniform coins."""
-    accept = found.accept
-    n = len(accept)
+def outcomes(drafted: Drafted, rule: Rule, *, lenience: float = 1.0) -> list[tuple[int, float, Floats]]:
+    """Return everything that independent uniform coins can make of it.
+
+    Each entry is the node that the accepted path ends at (-1: none is accepted), its probability, and the
+    distribution that the next token is then sampled from.
+    """
+    found: list[tuple[int, float, Floats]] = []
+    unseen: list[list[bool]] = [[]]  # how the first coins fall
+    while unseen:
+        falls = unseen.pop()
+        chance, n_tossed = 1.0, 0
+
+        def toss(_node: int, probability: float, falls: list[bool] = falls) -> bool:
+            nonlocal chance, n_tossed
+            if not 0.0 < probability < 1.0:
+                return probability > 0.0
+            if n_tossed == len(falls):
+                unseen.append([*falls, False])
+                falls.append(True)
+            n_tossed += 1
+            chance *= probability if falls[n_tossed - 1] else 1.0 - probability
+            return falls[n_tossed - 1]
+
+        node, rest = _follow(drafted, rule, lenience, toss)
+        found.append((node, chance, rest))
+    return found
+
+
+def residual(p: Floats, q: Floats, weight: float = 1.0) -> tuple[Floats, float]:
+    """Return max(0, weight p - q), normalised (p itself when nothing is left), and its total before that."""
+    excess = np.maximum(0.0, weight * p - q)
+    left = float(excess.sum())
+    return (np.asarray(excess / left) if left > 0.0 else p), left
+
+
+def _follow(drafted: Drafted, rule: Rule, lenience: float, toss: _Toss) -> tuple[int, Floats]:
+    """Return the node that the accepted path ends at, and what the next token is sampled from."""
     if rule == "chain":
-        reached = [float(np.prod(accept[:i])) for i in range(n + 1)]
-        return [reached[i] * (1.0 - accept[i] if i < n else 1.0) for i in range(n + 1)]
-    missed_after = [float(np.prod([1.0 - h for h in accept[i:]])) for i in range(n + 1)]
-    return [(accept[i - 1] if i else 1.0) * missed_after[i] for i in range(n + 1)]
+        return _descend(drafted, -1, lenience, toss)
+    node, rest = _climb(drafted, -1, 1.0, toss)
+    return (-1 if node is None else node), rest
+
+
+def _descend(drafted: Drafted, node: int, lenience: float, toss: _Toss) -> tuple[int, Floats]:
+    """Chain rule: the first child that its coin lets pass is accepted for good."""
+    p = drafted.target_probs[node + 1]
+    for child in drafted.children(node):
+        q, token = drafted.draft_probs[child], drafted.tokens[child]
+        if toss(child, min(1.0, p[token] / (lenience * q[token]))):
+            return _descend(drafted, child, lenience, toss)
+        p, _ = residual(p, q)
+    return node, p
+
+
+def _climb(drafted: Drafted, node: int, weight: float, toss: _Toss) -> tuple[int | None, Floats]:
+    """Block rule: accept something below `node`, else `node`: with a probability of `weight` in all."""
+    p = drafted.target_probs[node + 1]
+    for child in drafted.children(node):
+        q, token = drafted.draft_probs[child], drafted.tokens[child]
+        accepted, rest = _climb(drafted, child, min(1.0, weight * p[token] / q[token]), toss)
+        if accepted is not None:
+            return accepted, rest
+        p, left = residual(p, q, weight)
+        weight = left / (left + (1.0 - weight)) if left > 0.0 else 0.0
+    return (node if node >= 0 and toss(node, weight) else None), p

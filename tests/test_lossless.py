@@ -18,6 +18,7 @@ from edgespec import _core, verify
 from edgespec.sampling import SamplingParams, filtered_probs
 
 V, EOG = 3, 2
+NO_TOKENS = np.zeros(0, np.int32)
 PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 FILTERS = [
     {**PLAIN},
@@ -78,34 +79,45 @@ def drafts(model, params, goes_on, draft=()):
                 yield longer, q[token] * probability
 
 
+def chain_of(tokens, p, q):
+    """What the twin verifies: a chain is the tree whose node i has the parent i - 1."""
+    return verify.Drafted(tokens, range(-1, len(tokens) - 1), q, p)
+
+
 class Twin:
     def __init__(self, target, draft, params):
         self.target, self.draft, self.params = target, draft, params
 
-    def outcomes(self, tokens, rule):
-        """(probability of tau, distribution of the next token) for tau = 0 .. n."""
+    def chain(self, tokens):
         n = len(tokens)
         p = np.stack([self.target.probs(tokens[:i], self.params) for i in range(n + 1)])
         q = np.stack([self.draft.probs(tokens[:i], self.params) for i in range(n)]) if n else np.empty((0, V))
-        found = verify.acceptance(p, q, tokens, rule)
-        for tau, chance in enumerate(verify.tau_probs(found, rule)):
-            yield chance, verify.next_probs(p, q, tau, found.weight[tau])
+        return chain_of(tokens, p, q)
+
+    def outcomes(self, tokens, rule):
+        """(tau, its probability, distribution of the next token)."""
+        for node, chance, following in verify.outcomes(self.chain(tokens), rule):
+            yield node + 1, chance, following
 
 
 class C(Twin):
     def outcomes(self, tokens, rule):
         n = len(tokens)
         sampler = self.params.sampler(V, max(n, 1))
+        slots = np.arange(n, dtype=np.int32)
         for i in range(n):
             prefix = np.asarray(tokens[:i], np.int32)
             sampler.sample(self.draft.logits(tokens[:i]), prefix, 0.0, i)
         rows = np.stack([self.target.logits(tokens[:i]) for i in range(n + 1)])
-        ids = np.asarray(tokens, np.int32)
-        accept, weight = sampler.acceptance(rows, ids, ids, rule == "block")
+        yield from c_outcomes(sampler, rows, tokens, slots, rule)
+
+
+def c_outcomes(sampler, rows, tokens, slots, rule):
+    ids, parents = np.asarray(tokens, np.int32), np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    for tau in range(len(tokens) + 1):
         out = np.empty(V, np.float32)
-        for tau, chance in enumerate(verify.tau_probs(verify.Acceptance(accept, weight), rule)):
-            sampler.next_probs(rows, ids, ids, tau, weight[tau], out)
-            yield chance, out.astype(np.float64)
+        chance = sampler.outcome(rows, ids, parents, slots, NO_TOKENS, rule == "block", tau - 1, out)
+        yield tau, chance, out.astype(np.float64)
 
 
 def emitted(engine, rule, proposals, length):
@@ -123,7 +135,7 @@ def emitted(engine, rule, proposals, length):
             spread((*prefix, token), chance * target_after(prefix)[token])
 
     for tokens, proposed in proposals:
-        for tau, (chance, following) in enumerate(engine.outcomes(tokens, rule)):
+        for tau, chance, following in engine.outcomes(tokens, rule):
             for token in range(V):
                 spread((*tokens[:tau], token), proposed * chance * following[token])
     return total
@@ -162,15 +174,8 @@ def test_deterministic_proposals_are_exact(rule):
     class CPoint(C):
         def outcomes(self, tokens, rule):
             sampler = self.params.sampler(V, max(len(tokens), 1))
-            for i, token in enumerate(tokens):
-                sampler.set_point(i, token)
             rows = np.stack([self.target.logits(tokens[:i]) for i in range(len(tokens) + 1)])
-            ids = np.asarray(tokens, np.int32)
-            accept, weight = sampler.acceptance(rows, ids, ids, rule == "block")
-            out = np.empty(V, np.float32)
-            for tau, chance in enumerate(verify.tau_probs(verify.Acceptance(accept, weight), rule)):
-                sampler.next_probs(rows, ids, ids, tau, weight[tau], out)
-                yield chance, out.astype(np.float64)
+            yield from c_outcomes(sampler, rows, tokens, np.full(len(tokens), -1, np.int32), rule)
 
     for seed in range(5):
         target, draft = ToyModel(seed), ArgmaxDraft(seed + 50)
@@ -190,7 +195,7 @@ def test_block_never_accepts_less_than_chain():
             mean[rule] = sum(
                 proposed * tau * chance
                 for tokens, proposed in drafts(engine.draft, params, fixed_length(3))
-                for tau, (chance, _) in enumerate(engine.outcomes(tokens, rule))
+                for tau, chance, _ in engine.outcomes(tokens, rule)
             )
         gains.append(mean["block"] - mean["chain"])
     assert min(gains) > -1e-12
@@ -204,18 +209,20 @@ class ResamplesFromTarget(Twin):
     """After a rejection it samples p instead of the residual."""
 
     def outcomes(self, tokens, rule):
-        for tau, (chance, _) in enumerate(super().outcomes(tokens, rule)):
-            yield chance, self.target.probs(tokens[:tau], self.params)
+        for tau, chance, _ in super().outcomes(tokens, rule):
+            yield tau, chance, self.target.probs(tokens[:tau], self.params)
 
 
 class IndependentBlock(Twin):
     """The block rule with the chain rule's residual."""
 
     def outcomes(self, tokens, rule):
-        p = [self.target.probs(tokens[:i], self.params) for i in range(len(tokens) + 1)]
-        q = [self.draft.probs(tokens[:i], self.params) for i in range(len(tokens))]
-        for tau, (chance, _) in enumerate(super().outcomes(tokens, "block")):
-            yield chance, verify.next_probs(np.stack(p), np.stack(q) if q else np.empty((0, V)), tau, 1.0)
+        drafted = self.chain(tokens)
+        for tau, chance, bonus in super().outcomes(tokens, "block"):
+            if tau == len(tokens):
+                yield tau, chance, bonus
+            else:
+                yield tau, chance, verify.residual(drafted.target_probs[tau], drafted.draft_probs[tau])[0]
 
 
 def drops_unlikely_tokens(draft, params):
@@ -282,6 +289,7 @@ def run_c_core(target, draft, params, rule, n_runs, *, argmax_drafts=False):
         for tokens in itertools.product(range(V), repeat=gamma)
     }
     ids = {tokens: np.asarray(tokens, np.int32) for tokens in verify_rows}
+    slots = np.arange(gamma, dtype=np.int32)
     counts = np.zeros((V,) * length)
     per_run = 2 * gamma + 1 + length
     coins = _core.coins(20261121, 0, min(n_runs * per_run, 1 << 24))
@@ -295,10 +303,10 @@ def run_c_core(target, draft, params, rule, n_runs, *, argmax_drafts=False):
             if argmax_drafts:  # llama.cpp's examples/speculative at temperature > 0
                 token = int(np.argmax(row))
             tokens = (*tokens, token)
-        tau, following, _ = sampler.verify(
-            verify_rows[tokens], ids[tokens], ids[tokens], c[gamma : 2 * gamma + 1], block
+        path, following, _ = sampler.verify(
+            verify_rows[tokens], ids[tokens], slots - 1, slots, NO_TOKENS, c[gamma : 2 * gamma + 1], block
         )
-        sequence = (*tokens[:tau], following)
+        sequence = (*tokens[: len(path)], following)
         while len(sequence) < length:
             row, _, prefix = rows[sequence]
             sequence = (*sequence, sampler.sample(row, prefix, c[2 * gamma + 1 + len(sequence) - 1], -1))

@@ -150,51 +150,108 @@ def normalised(rng, n, sharpness, holes):
     return p / p.sum()
 
 
+def random_parents(rng, n):
+    """A tree in depth-first order: each node hangs from the one before it or from one above that."""
+    parents = []
+    for i in range(n):
+        parent = i - 1
+        while parent >= 0 and rng.random() < 0.35:
+            parent = parents[parent]
+        parents.append(parent)
+    return parents
+
+
+def path_to(node, parents):
+    return [] if node < 0 else [*path_to(parents[node], parents), node]
+
+
+verify_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 5]),
+    top_p=st.sampled_from([0.8, 1.0]).map(as_float32),
+    min_p=st.just(0.0),
+    repeat_penalty=st.sampled_from([1.0, 1.5]),
+    penalty_last_n=st.sampled_from([-1, 0, 3]),
+)
+
+
 @settings(max_examples=500, deadline=None)
 @given(
     st.integers(2, 300),
-    st.integers(1, 6),
+    st.integers(0, 6),
     st.integers(0, 2**32 - 1),
-    st.sampled_from(["block", "chain"]),
+    verify_params,
+    st.sampled_from([("block", 1.0), ("chain", 1.0), ("chain", as_float32(0.3))]),
     st.sampled_from([0.0, 0.5]),
-    st.sampled_from([0, 5]),
-    st.booleans(),
 )
-def test_verification_agrees_with_the_twin(n, gamma, seed, rule, holes, top_k, point):
+def test_verification_agrees_with_the_twin(n, n_nodes, seed, params, rule_and_lenience, holes):
+    rule, lenience = rule_and_lenience
     rng = np.random.default_rng(seed)
-    params = SamplingParams(temperature=1.0, **{**OFF, "top_k": top_k})
-    logits = rng.normal(0, 2, (gamma + 1, n)).astype(np.float32)
-    p = np.stack([filtered_probs(row, params) for row in logits])
-    q = np.stack([normalised(rng, n, rng.integers(1, 6), holes) for _ in range(gamma)]).astype(np.float32)
-    draft = np.asarray(
-        [rng.choice(n, p=row.astype(np.float64) / row.astype(np.float64).sum()) for row in q], np.int32
-    )
-    sampler = params.sampler(n, gamma)
-    for i in range(gamma):
-        if point:
-            sampler.set_point(i, int(draft[i]))
-            q[i] = np.eye(n)[draft[i]]
+    parents = random_parents(rng, n_nodes)
+    prefix = rng.integers(0, n, rng.integers(0, 9)).astype(np.int32)
+    logits = rng.normal(0, 2, (n_nodes + 1, n)).astype(np.float32)
+    sampler = params.sampler(n, max(n_nodes, 1))
+    tokens, slots, q = [], [], []
+    for i in range(n_nodes):
+        siblings = [j for j in range(i) if parents[j] == parents[i] and slots[j] >= 0]
+        own = np.empty(n, np.float32)
+        if siblings and 0 < q[siblings[-1]][tokens[siblings[-1]]] < 0.9:
+            sampler.without(slots[siblings[-1]], tokens[siblings[-1]], i)
+            want = q[siblings[-1]].copy()
+            want[tokens[siblings[-1]]] = 0
+            sampler.probs(i, own)
+            np.testing.assert_allclose(own, want / want.sum(), atol=1e-6)
         else:
-            sampler.set_probs(i, q[i])
-    q64 = q.astype(np.float64)
-    want = verify.acceptance(p, q64, draft, rule)
-    accept, weight = sampler.acceptance(logits, draft, draft, rule == "block")
-    np.testing.assert_allclose(weight, want.weight, atol=1e-5)
-    np.testing.assert_allclose(accept, want.accept, atol=1e-4)  # h divides two small numbers
-    out = np.empty(n, np.float32)
-    for tau in range(gamma + 1):
-        exact = verify.next_probs(p, q64, tau, weight[tau])
-        residual_mass = 1.0 if tau == gamma else np.maximum(0, weight[tau] * p[tau] - q64[tau]).sum()
-        if residual_mass < 1e-3:
-            continue  # what is left is rounding
-        sampler.next_probs(logits, draft, draft, tau, weight[tau], out)
-        np.testing.assert_allclose(out, exact, atol=2e-5 / min(1, residual_mass))
-    coins = list(rng.random(gamma + 1))
-    got = sampler.verify(logits, draft, draft, coins, rule == "block")
-    margins = [abs(c - h) for c, h in zip(coins, want.accept, strict=False)]
-    if min(margins) > 1e-4:
-        assert got[0] == verify.verify(p, q64, draft, coins, rule)[0]
-    assert p[got[0], got[1]] > 0
+            sampler.set_probs(i, normalised(rng, n, rng.integers(1, 6), holes).astype(np.float32))
+            sampler.probs(i, own)
+        q.append(own.astype(np.float64))
+        tokens.append(int(rng.choice(n, p=q[i] / q[i].sum())))
+        slots.append(i)
+        if rng.random() < 0.3:
+            slots[i], q[i] = -1, np.eye(n)[tokens[i]]
+    p = []  # the core's own, with the penalties of the path: of filters, other tests tell
+    for node in range(-1, n_nodes):
+        path = [tokens[i] for i in path_to(node, parents)]
+        sampler.sample(logits[node + 1], np.asarray([*prefix, *path], np.int32), 0.5, -1)
+        row = np.empty(n, np.float32)
+        sampler.probs(-1, row)
+        p.append(row.astype(np.float64))
+    drafted = verify.Drafted(tokens, parents, np.array(q).reshape(-1, n), np.array(p))
+    arrays = [np.asarray(x, np.int32) for x in (tokens, parents, slots)]
+
+    want = {node: (chance, rest) for node, chance, rest in verify.outcomes(drafted, rule, lenience=lenience)}
+    nothing = (0.0, np.zeros(n))
+    near = False
+    for node in range(-1, n_nodes):
+        chance, rest = want.get(node, nothing)
+        out = np.empty(n, np.float32)
+        got = sampler.outcome(logits, *arrays, prefix, rule == "block", node, out, lenience=lenience)
+        # What is left may be little, and rounded much; then it is unlikely, too.
+        np.testing.assert_allclose(got * out, chance * rest, atol=2e-5)
+        near |= abs(got - chance) > 1e-6
+
+    coins = list(rng.random(n_nodes + 1))
+    path, token, judged = sampler.verify(logits, *arrays, prefix, coins, rule == "block", lenience=lenience)
+    end = path[-1] if path else -1
+    assert path == path_to(end, parents)
+    assert want.get(end, nothing)[0] > 0 or near
+    assert p[end + 1][token] > 0
+    assert [node for node, _, _ in judged] == [
+        i
+        for i in range(n_nodes)
+        if (parents[i] in path or parents[i] < 0)
+        and not any(j in path for j in range(i) if parents[j] == parents[i])
+    ]
+    for node, p_node, q_node in judged:
+        assert p_node == pytest.approx(p[parents[node] + 1][tokens[node]], rel=1e-6)
+        assert q_node == pytest.approx(q[node][tokens[node]], rel=1e-6)
+    moved = [
+        verify.verify(drafted, np.clip(np.array(coins) + by, 0, 1), rule, lenience=lenience)[0]
+        for by in (-1e-4, 0, 1e-4)
+    ]
+    if not near and moved[0] == moved[1] == moved[2]:  # no coin is so near that rounding decides
+        assert path == moved[1]
 
 
 def test_q_over_a_shorter_vocabulary():
@@ -207,36 +264,43 @@ def test_q_over_a_shorter_vocabulary():
     q = np.empty(300, np.float32)
     sampler.probs(0, q)
     assert not q[200:].any()
-    draft = np.asarray([token], np.int32)
     p = np.stack([filtered_probs(row, params) for row in logits])
-    accept, weight = sampler.acceptance(logits, draft, draft, False)
-    want = verify.acceptance(p, q[None].astype(np.float64), draft, "chain")
-    np.testing.assert_allclose(accept, want.accept, rtol=1e-5)
-    out = np.empty(300, np.float32)
-    sampler.next_probs(logits, draft, draft, 0, weight[0], out)
-    np.testing.assert_allclose(out, verify.next_probs(p, q[None].astype(np.float64), 0, 1.0), atol=1e-6)
+    want = verify.outcomes(verify.Drafted([token], [-1], q[None].astype(np.float64), p), "chain")
+    for node, chance, rest in want:
+        out = np.empty(300, np.float32)
+        assert sampler.outcome(logits, *chain([token]), NO_TOKENS, False, node, out) == pytest.approx(chance)
+        np.testing.assert_allclose(out, rest, atol=1e-6)
 
 
-def test_penalties_follow_each_positions_own_prefix():
+def chain(tokens):
+    slots = np.arange(len(tokens), dtype=np.int32)
+    return np.asarray(tokens, np.int32), slots - 1, slots
+
+
+@pytest.mark.parametrize("last_n", [-1, 0, 1, 2, 4, 64])
+def test_penalties_follow_each_nodes_own_path(last_n):
+    """Every path of a tree on its own: the core appends its tokens to what precedes the tree."""
     params = SamplingParams(
-        temperature=1.0, repeat_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, **OFF
+        temperature=1.0,
+        repeat_penalty=2.0,
+        frequency_penalty=0.5,
+        presence_penalty=0.25,
+        penalty_last_n=last_n,
+        **OFF,
     )
     rng = np.random.default_rng(5)
-    logits = rng.normal(0, 2, (4, 20)).astype(np.float32)
-    prefix, draft = [1, 2, 2], [7, 7, 3]
-    sampler = params.sampler(20, 3)
-    history = np.asarray(prefix + draft, np.int32)
-    for i, token in enumerate(draft):
-        sampler.set_point(i, token)
-    out = np.empty(20, np.float32)
-    for tau in range(4):
-        p = filtered_probs(logits[tau], params, prefix + draft[:tau])
-        if tau < 3:
-            accept, _ = sampler.acceptance(logits, np.asarray(draft, np.int32), history, False)
-            assert accept[tau] == pytest.approx(p[draft[tau]], abs=1e-6)
-        else:
-            sampler.next_probs(logits, np.asarray(draft, np.int32), history, tau, 1.0, out)
-            np.testing.assert_allclose(out, p, atol=1e-6)
+    tokens, parents = [7, 7, 3, 1, 2, 2], [-1, 0, 1, 0, -1, 4]
+    logits = rng.normal(0, 2, (7, 20)).astype(np.float32)
+    sampler = params.sampler(20, 6)
+    arrays = [np.asarray(x, np.int32) for x in (tokens, parents, [-1] * 6)]
+    for prefix in ([1, 2, 2], [], list(rng.integers(0, 20, 500))):
+        for node in (2, 3, 5):  # the leaves: nothing is taken from their p
+            path = [tokens[i] for i in path_to(node, parents)]
+            out = np.empty(20, np.float32)
+            sampler.outcome(logits, *arrays, np.asarray(prefix, np.int32), False, node, out)
+            np.testing.assert_allclose(
+                out, filtered_probs(logits[node + 1], params, prefix + path), atol=1e-6
+            )
 
 
 def test_coins_are_philox():
@@ -320,6 +384,14 @@ def test_filters_agree_with_llama_cpp(options, n):
 # ---- misuse ----
 
 
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
+def ints(*lists):
+    return [np.asarray(one, np.int32) for one in lists]
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -338,36 +410,43 @@ def test_filters_agree_with_llama_cpp(options, n):
         (lambda s: s.set_point(0, 8), ValueError),
         (lambda s: s.set_probs(0, np.full(8, 2.0, np.float32)), ArithmeticError),
         (lambda s: s.set_probs(0, np.zeros(8, np.float32)), ArithmeticError),
+        (lambda s: s.without(2, 0, 0), ValueError),
+        (lambda s: s.without(0, 8, 1), ValueError),
+        (lambda s: s.without(0, 0, 2), ValueError),
+        (lambda s: (s.set_point(0, 3), s.without(0, 3, 1)), ArithmeticError),
+        (lambda s: s.verify(zeros(9), *ints([0], [-1], [-1], []), [0.0] * 2, True), ValueError),
         (
-            lambda s: s.verify(
-                np.zeros((2, 8), np.float32), np.zeros(2, np.int32), np.zeros(2, np.int32), [0.0] * 3, True
-            ),
+            lambda s: s.verify(zeros(4, 8), *ints([0] * 3, [-1, 0, 1], [-1] * 3, []), [0.0] * 4, True),
+            ValueError,
+        ),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [-1], []), [0.0], True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [], [-1], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([8], [-1], [-1], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [0], [-1], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [-2], [-1], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [2], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [-2], []), [0.0] * 2, True), ValueError),
+        (lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [0], []), [0.0] * 2, True), ValueError),
+        (
+            lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [-1], []), [0.0] * 2, True, lenience=0.5),
             ValueError,
         ),
         (
-            lambda s: s.verify(
-                np.zeros((3, 7), np.float32), np.zeros(2, np.int32), np.zeros(2, np.int32), [0.0] * 3, True
-            ),
+            lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [-1], []), [0.0] * 2, False, lenience=0.0),
             ValueError,
         ),
         (
-            lambda s: s.verify(
-                np.zeros((4, 8), np.float32), np.zeros(3, np.int32), np.zeros(3, np.int32), [0.0] * 4, True
-            ),
+            lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [-1], []), [0.0] * 2, False, lenience=1.5),
             ValueError,
         ),
         (
-            lambda s: s.verify(
-                np.zeros((2, 8), np.float32), np.zeros(1, np.int32), NO_TOKENS, [0.0] * 2, True
-            ),
+            lambda s: s.verify(zeros(2, 8), *ints([0], [-1], [-1], []), [0.0] * 2, False, lenience=math.nan),
             ValueError,
         ),
-        (
-            lambda s: s.verify(
-                np.zeros((2, 8), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32), [0.0], True
-            ),
-            ValueError,
-        ),
+        (lambda s: s.verify(zeros(2, 8), [0], *ints([-1], [-1], []), [0.0] * 2, True), TypeError),
+        (lambda s: s.outcome(zeros(2, 8), *ints([0], [-1], [-1], []), True, 1, zeros(8)), ValueError),
+        (lambda s: s.outcome(zeros(2, 8), *ints([0], [-1], [-1], []), True, 0, zeros(7)), ValueError),
     ],
 )
 def test_misuse_is_refused(call, error):

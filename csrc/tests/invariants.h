@@ -41,4 +41,20 @@ static inline void check_filtered(const es_sampler *s, const es_dist *d) {
     CHECK(fabs(d->total - 1.0) <= 1e-5);
 }
 
+/* Parents of a tree in depth-first order: each node hangs from the one before it, or from one above that. */
+static inline void random_tree(uint64_t *state, int32_t *parents, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        int32_t parent = (int32_t)i - 1;
+        while (parent >= 0 && random_bits(state) % 3 == 0) parent = parents[parent];
+        parents[i] = parent;
+    }
+}
+
+static inline void chain_of(int32_t *parents, int32_t *slots, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        parents[i] = (int32_t)i - 1;
+        slots[i] = (int32_t)i;
+    }
+}
+
 #endif

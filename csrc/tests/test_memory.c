@@ -34,9 +34,9 @@ int main(void) {
     n_calls = 0;
     for (size_t slot = 0; slot < 4; slot++) {
         CHECK(es_filter(s, row, 300, NULL, 0, &s->slots[slot]) == ES_OK);
-        CHECK(es_filter(s, row, 300, NULL, 0, &s->target) == ES_OK);
-        es_residual(s, &s->slots[slot], 0.5);
-        es_dist_sample(&s->residual, 0.5);
+        CHECK(es_filter(s, row, 300, NULL, 0, s->target) == ES_OK);
+        es_residual(s, s->target, &s->slots[slot], 0.5);
+        es_dist_sample(s->target, 0.5);
     }
     CHECK(n_calls == 0);
     es_sampler_free(s);

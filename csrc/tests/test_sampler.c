@@ -149,10 +149,10 @@ static void ties_are_ordered_by_id(void) {
     es_params params = all_off();
     for (params.top_k = 1; params.top_k < N; params.top_k++) {
         es_sampler *s = es_sampler_new(N, 0, &params, NULL, NULL, 0);
-        CHECK(s && es_filter(s, row, N, NULL, 0, &s->target) == ES_OK);
-        CHECK(s->target.n == (size_t)params.top_k);
-        for (size_t i = 0; i < s->target.n; i++)
-            CHECK(s->target.ids[i] == (int32_t)(i % 100 * 7 + 6 - i / 100));
+        CHECK(s && es_filter(s, row, N, NULL, 0, s->target) == ES_OK);
+        CHECK(s->target->n == (size_t)params.top_k);
+        for (size_t i = 0; i < s->target->n; i++)
+            CHECK(s->target->ids[i] == (int32_t)(i % 100 * 7 + 6 - i / 100));
         es_sampler_free(s);
     }
 }
@@ -164,22 +164,22 @@ static void refusals(void) {
         es_sampler *s = es_sampler_new(N, 2, &params, NULL, NULL, 0);
         float row[N + 1] = {0};
         CHECK(s);
-        CHECK(es_filter(s, row, 0, NULL, 0, &s->target) == ES_BAD_LENGTH);
-        CHECK(es_filter(s, row, N + 1, NULL, 0, &s->target) == ES_BAD_LENGTH);
+        CHECK(es_filter(s, row, 0, NULL, 0, s->target) == ES_BAD_LENGTH);
+        CHECK(es_filter(s, row, N + 1, NULL, 0, s->target) == ES_BAD_LENGTH);
         for (size_t i = 0; i < N; i += 13) {
             row[i] = NAN;
-            CHECK(es_filter(s, row, N, NULL, 0, &s->target) == ES_NOT_FINITE);
+            CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NOT_FINITE);
             row[i] = INFINITY;
-            CHECK(es_filter(s, row, N, NULL, 0, &s->target) == ES_NOT_FINITE);
+            CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NOT_FINITE);
             row[i] = 0;
         }
         for (size_t i = 0; i < N; i++) row[i] = -INFINITY;
-        CHECK(es_filter(s, row, N, NULL, 0, &s->target) == ES_NO_TOKEN);
+        CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NO_TOKEN);
         row[150] = -1e30f; /* the only possible token */
-        CHECK(es_filter(s, row, N, NULL, 0, &s->target) == ES_OK);
-        check_filtered(s, &s->target);
-        CHECK(es_dist_prob(&s->target, 150) == 1.0);
-        CHECK(es_dist_sample(&s->target, 0.0) == 150 && es_dist_sample(&s->target, 1 - 0x1p-53) == 150);
+        CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_OK);
+        check_filtered(s, s->target);
+        CHECK(es_dist_prob(s->target, 150) == 1.0);
+        CHECK(es_dist_sample(s->target, 0.0) == 150 && es_dist_sample(s->target, 1 - 0x1p-53) == 150);
 
         es_dist *d = &s->slots[0];
         CHECK(es_dist_set_point(s, -1, d) == ES_BAD_LENGTH && es_dist_set_point(s, N, d) == ES_BAD_LENGTH);
@@ -203,10 +203,10 @@ static void bias_and_extreme_temperatures(void) {
     const float values[] = {1.0f, -INFINITY, 0.5f}, row[6] = {0, 0, 0, 0, 0, 9};
     es_params params = all_off();
     es_sampler *s = es_sampler_new(6, 0, &params, ids, values, 3);
-    CHECK(s && es_filter(s, row, 6, NULL, 0, &s->target) == ES_OK);
-    CHECK(es_dist_prob(&s->target, 5) == 0.0);
-    CHECK(fabs(es_dist_prob(&s->target, 3) / es_dist_prob(&s->target, 0) - exp(1.5)) < 1e-5);
-    CHECK(es_filter(s, row, 3, NULL, 0, &s->target) == ES_OK); /* a shorter row lacks the biased ids */
+    CHECK(s && es_filter(s, row, 6, NULL, 0, s->target) == ES_OK);
+    CHECK(es_dist_prob(s->target, 5) == 0.0);
+    CHECK(fabs(es_dist_prob(s->target, 3) / es_dist_prob(s->target, 0) - exp(1.5)) < 1e-5);
+    CHECK(es_filter(s, row, 3, NULL, 0, s->target) == ES_OK); /* a shorter row lacks the biased ids */
     es_sampler_free(s);
 
     const float coldest[] = {1e-45f, 1e-40f, 1e-30f}; /* 1 / temperature overflows a float */
@@ -214,9 +214,9 @@ static void bias_and_extreme_temperatures(void) {
         for (params.top_k = 0; params.top_k <= 3; params.top_k += 3) {
             params.temperature = coldest[i];
             s = es_sampler_new(6, 0, &params, NULL, NULL, 0);
-            CHECK(s && es_filter(s, row, 6, NULL, 0, &s->target) == ES_OK);
-            check_filtered(s, &s->target);
-            CHECK(es_dist_prob(&s->target, 5) > 0.999999);
+            CHECK(s && es_filter(s, row, 6, NULL, 0, s->target) == ES_OK);
+            check_filtered(s, s->target);
+            CHECK(es_dist_prob(s->target, 5) > 0.999999);
             es_sampler_free(s);
         }
 }
@@ -267,15 +267,15 @@ static void sampling_over_dense_filters(void) { /* block sums are rounded apart 
         float *row = exact(n * sizeof *row);
         fill_row(&state, run % N_ROW_KINDS, row, n);
         es_sampler *s = es_sampler_new(n, 0, &params, NULL, NULL, 0);
-        CHECK(s && es_filter(s, row, n, NULL, 0, &s->target) == ES_OK);
-        check_filtered(s, &s->target);
+        CHECK(s && es_filter(s, row, n, NULL, 0, s->target) == ES_OK);
+        check_filtered(s, s->target);
         for (size_t c = 0; c < 20; c++) {
             const double coin = c < 6 ? EDGES[c] : random_unit(&state);
-            const int32_t token = es_dist_sample(&s->target, coin);
-            CHECK(token >= 0 && (size_t)token < n && s->target.probs[token] > 0.0f);
+            const int32_t token = es_dist_sample(s->target, coin);
+            CHECK(token >= 0 && (size_t)token < n && s->target->probs[token] > 0.0f);
             double below = 0;
-            for (int32_t i = 0; i < token; i++) below += (double)s->target.probs[i];
-            CHECK(below <= coin + 1e-5 && below + (double)s->target.probs[token] >= coin - 1e-5);
+            for (int32_t i = 0; i < token; i++) below += (double)s->target->probs[i];
+            CHECK(below <= coin + 1e-5 && below + (double)s->target->probs[token] >= coin - 1e-5);
         }
         es_sampler_free(s);
         free(row);
@@ -309,27 +309,96 @@ static void residuals(void) {
             CHECK(es_dist_set(s, probs, n_q, q) == ES_OK);
         }
         fill_row(&state, random_below(&state, N_ROW_KINDS), row, n);
-        CHECK(es_filter(s, row, n, NULL, 0, &s->target) == ES_OK);
-        const double weight = random_bits(&state) % 2 ? 1.0 : random_unit(&state);
-        es_residual(s, q, weight);
-        check_scratch(s);
-        double total = 0;
-        for (int32_t i = 0; (size_t)i < n; i++) {
-            const double p_i = es_dist_prob(&s->target, i), q_i = es_dist_prob(q, i);
-            const double want = fmax(0.0, weight * p_i - q_i), got = es_dist_prob(&s->residual, i);
-            CHECK(fabs(got - want) <= 2e-7 * (p_i + q_i) + 1e-44); /* half a subnormal step */
-            CHECK(got == 0.0 || p_i > 0.0);
-            total += got;
-        }
-        CHECK(fabs(s->residual.total - total) <= 1e-6 * total + 1e-30);
-        if (s->residual.total > 0.0) {
-            check_dist(s, &s->residual);
+        CHECK(es_filter(s, row, n, NULL, 0, s->target) == ES_OK);
+        double *before = exact(n * sizeof *before);
+        double weight = random_bits(&state) % 2 ? 1.0 : random_unit(&state);
+        for (size_t time = 0; time < 2; time++) { /* what is left can be taken from again */
+            for (int32_t i = 0; (size_t)i < n; i++) before[i] = es_dist_prob(s->target, i);
+            const double left = es_residual(s, s->target, q, weight);
+            check_scratch(s);
+            double total = 0;
+            for (int32_t i = 0; (size_t)i < n; i++) {
+                const double q_i = es_dist_prob(q, i), got = es_dist_prob(s->target, i);
+                const double want = fmax(0.0, weight * before[i] - q_i);
+                CHECK(left > 0.0 || got == before[i]);
+                if (left == 0.0) continue;
+                CHECK(fabs(got - want) <= 2e-7 * (weight * before[i] + q_i) + 1e-44); /* half a subnormal step */
+                CHECK(got == 0.0 || before[i] > 0.0);
+                total += got;
+            }
+            if (left == 0.0) continue;
+            CHECK(fabs(left - total) <= 1e-6 * total + 1e-30 && s->target->total == left);
+            check_dist(s, s->target);
             for (size_t c = 0; c < 6; c++)
-                CHECK(es_dist_prob(&s->residual, es_dist_sample(&s->residual, EDGES[c])) > 0.0);
+                CHECK(es_dist_prob(s->target, es_dist_sample(s->target, EDGES[c])) > 0.0);
+            weight = random_unit(&state) / left;
         }
+        free(before);
         es_sampler_free(s);
         free(row);
         free(probs);
+    }
+}
+
+/* ---- without replacement ---- */
+
+static void without(void) {
+    for (size_t run = 0; run < 3000; run++) {
+        es_params params = all_off();
+        if (run % 2) params.top_k = 1 + (int32_t)random_below(&state, 20);
+        const size_t n = 1 + random_below(&state, 400), n_q = run % 3 ? n : 1 + random_below(&state, n);
+        es_sampler *s = es_sampler_new(n, 2, &params, NULL, NULL, 0);
+        CHECK(s);
+        es_dist *q = &s->slots[0], *out = run % 5 ? &s->slots[1] : q;
+        float *row = exact(n_q * sizeof *row);
+        double *want = exact(n * sizeof *want), left = 0;
+        fill_row(&state, random_below(&state, N_ROW_KINDS), row, n_q);
+        CHECK(es_filter(s, row, n_q, NULL, 0, q) == ES_OK);
+        const int32_t token =
+            random_bits(&state) % 2 ? es_dist_sample(q, random_unit(&state)) : (int32_t)random_below(&state, n);
+        for (int32_t i = 0; (size_t)i < n; i++) left += want[i] = i == token ? 0.0 : es_dist_prob(q, i);
+        const double before = es_dist_prob(q, token);
+        const es_status status = es_dist_without(s, q, token, out);
+        CHECK(status == (left >= 0x1p-126 ? ES_OK : ES_NO_TOKEN));
+        if (status == ES_OK) {
+            check_filtered(s, out);
+            CHECK(es_dist_prob(out, token) == 0.0);
+            for (int32_t i = 0; (size_t)i < n; i++)
+                CHECK(fabs(es_dist_prob(out, i) - want[i] / left) <= 1e-6 * want[i] / left + 1e-44);
+        } else {
+            CHECK(es_dist_prob(q, token) == before);
+        }
+        CHECK(es_dist_without(s, q, -1, out) == ES_BAD_LENGTH);
+        CHECK(es_dist_without(s, q, (int32_t)n, out) == ES_BAD_LENGTH);
+        check_scratch(s);
+        es_sampler_free(s);
+        free(row);
+        free(want);
+    }
+}
+
+/* A history in two pieces is one history. */
+static void histories_join(void) {
+    enum { N = 50, LENGTH = 40 };
+    for (size_t run = 0; run < 500; run++) {
+        const es_params params = random_params(16);
+        es_sampler *s = es_sampler_new(N, 1, &params, NULL, NULL, 0);
+        CHECK(s);
+        float row[N];
+        fill_row(&state, 0, row, N);
+        int32_t history[LENGTH];
+        for (size_t i = 0; i < LENGTH; i++) history[i] = (int32_t)random_below(&state, N + 2) - 1;
+        const size_t n = random_below(&state, LENGTH + 1), n_prefix = random_below(&state, n + 1);
+        int32_t *prefix = exact(n_prefix * sizeof *prefix), *path = exact((n - n_prefix) * sizeof *path);
+        memcpy(prefix, history, n_prefix * sizeof *prefix);
+        memcpy(path, history + n_prefix, (n - n_prefix) * sizeof *path);
+        CHECK(es_filter(s, row, N, history, n, s->target) == ES_OK);
+        CHECK(es_filter_along(s, row, N, prefix, n_prefix, path, n - n_prefix, &s->slots[0]) == ES_OK);
+        for (int32_t i = 0; i < N; i++) CHECK(es_dist_prob(s->target, i) == es_dist_prob(&s->slots[0], i));
+        check_scratch(s);
+        es_sampler_free(s);
+        free(prefix);
+        free(path);
     }
 }
 
@@ -342,5 +411,7 @@ int main(void) {
     sampling_edges();
     sampling_over_dense_filters();
     residuals();
+    without();
+    histories_join();
     return 0;
 }

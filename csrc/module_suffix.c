@@ -54,35 +54,45 @@ static PyObject *suffix_extend(PyObject *object, PyObject *tokens_object) {
     Py_RETURN_NONE;
 }
 
+static PyObject *list_of_ints(const int32_t *values, size_t n) {
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *value = PyLong_FromLong(values[i]);
+        if (!value || PyList_SetItem(list, (Py_ssize_t)i, value) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
 /* Keeps the GIL: a proposal takes less time than giving it away could cost. */
 static PyObject *suffix_propose(PyObject *object, PyObject *args) {
     suffix_object *self = (suffix_object *)object;
     PyObject *tail_object;
-    Py_ssize_t max;
-    if (!PyArg_ParseTuple(args, "On:propose", &tail_object, &max)) return NULL;
+    Py_ssize_t max, branches;
+    if (!PyArg_ParseTuple(args, "Onn:propose", &tail_object, &max, &branches)) return NULL;
     if (max < 0 || max > ES_SUFFIX_LONGEST)
         return PyErr_Format(PyExc_ValueError, "max must be 0..%d", ES_SUFFIX_LONGEST);
+    if (branches < 1 || branches > ES_SUFFIX_MOST)
+        return PyErr_Format(PyExc_ValueError, "branches must be 1..%d", ES_SUFFIX_MOST);
     Py_buffer tail;
     if (get_buffer(tail_object, &tail, 'i', "tail", 0) < 0) return NULL;
     const bool entered = enter(self) == 0;
-    int32_t tokens[ES_SUFFIX_LONGEST];
-    float probs[ES_SUFFIX_LONGEST];
+    es_suffix_node nodes[ES_SUFFIX_LONGEST];
     size_t n = 0;
     if (entered) {
-        n = es_suffix_propose(self->store, tail.buf, n_elements(&tail), (size_t)max, tokens, probs);
+        n = es_suffix_propose(self->store, tail.buf, n_elements(&tail), (size_t)max, (size_t)branches, nodes);
         self->busy = false;
     }
     PyBuffer_Release(&tail);
     if (!entered) return NULL;
 
-    PyObject *ids = PyList_New((Py_ssize_t)n);
-    double wide[ES_SUFFIX_LONGEST];
-    for (size_t i = 0; ids && i < n; i++) {
-        wide[i] = (double)probs[i];
-        PyObject *id = PyLong_FromLong(tokens[i]);
-        if (!id || PyList_SetItem(ids, (Py_ssize_t)i, id) < 0) Py_CLEAR(ids);
+    int32_t tokens[ES_SUFFIX_LONGEST], parents[ES_SUFFIX_LONGEST];
+    double probs[ES_SUFFIX_LONGEST];
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = nodes[i].token;
+        parents[i] = nodes[i].parent;
+        probs[i] = (double)nodes[i].prob;
     }
-    return ids ? Py_BuildValue("NN", ids, list_of(wide, n)) : NULL;
+    return Py_BuildValue("NNN", list_of_ints(tokens, n), list_of_ints(parents, n), list_of(probs, n));
 }
 
 static PyObject *suffix_check(PyObject *object, PyObject *args) {
@@ -113,7 +123,7 @@ static PyObject *suffix_n_bytes(PyObject *object, void *closure) {
 static PyMethodDef suffix_methods[] = {
     {"extend", suffix_extend, METH_O, "extend(tokens): append them; -1 ends a document."},
     {"propose", suffix_propose, METH_VARARGS,
-     "propose(tail, max) -> (tokens, probs): the likeliest continuation of tail."},
+     "propose(tail, max, branches) -> (tokens, parents, probs): a tree of continuations of tail."},
     {"check", suffix_check, METH_NOARGS, "check() -> whether every invariant of the store holds."},
     {NULL, NULL, 0, NULL},
 };

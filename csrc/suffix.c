@@ -148,64 +148,111 @@ static size_t gather(const es_suffix *s, view text, occurrence found[ES_SUFFIX_M
     return n;
 }
 
-/* The token with most weight, of equals the one that occurred last, and its probability. */
-static int32_t vote(const occurrence *found, size_t n, float *prob) {
-    struct {
-        int32_t token;
-        uint32_t age;
-        float weight;
-    } tally[ES_SUFFIX_MOST];
-    size_t n_tally = 0, best = 0;
-    float total = ESCAPE;
+/* The nodes that may be next, the likeliest last; of equals the one that came first. */
+typedef struct queue {
+    size_t n;
+    es_suffix_node nodes[ES_SUFFIX_LONGEST]; /* what is behind as many will never be next */
+} queue;
+
+static void push(queue *waiting, es_suffix_node node) {
+    size_t at = waiting->n;
+    while (at > 0 && waiting->nodes[at - 1].path >= node.path) at--;
+    if (waiting->n < ES_SUFFIX_LONGEST) {
+        memmove(waiting->nodes + at + 1, waiting->nodes + at, (waiting->n++ - at) * sizeof node);
+    } else {
+        if (at-- == 0) return;
+        memmove(waiting->nodes, waiting->nodes + 1, at * sizeof node);
+    }
+    waiting->nodes[at] = node;
+}
+
+typedef struct candidate {
+    int32_t token;
+    uint32_t age;
+    float weight;
+} candidate;
+
+/* Counts the votes for each token.  Returns how many tokens there are. */
+static size_t count(const occurrence *found, size_t n, candidate tally[ES_SUFFIX_MOST], float *total) {
+    size_t n_tally = 0;
+    *total = ESCAPE;
     for (size_t i = 0; i < n; i++) {
         size_t t = 0;
         while (t < n_tally && tally[t].token != found[i].next) t++;
-        if (t == n_tally) {
-            tally[n_tally].token = found[i].next;
-            tally[n_tally].age = found[i].age;
-            tally[n_tally++].weight = 0;
-        }
+        if (t == n_tally) tally[n_tally++] = (candidate){found[i].next, found[i].age, 0};
         if (found[i].age < tally[t].age) tally[t].age = found[i].age;
         tally[t].weight += weight(found[i].len);
-        total += weight(found[i].len);
+        *total += weight(found[i].len);
     }
-    for (size_t t = 1; t < n_tally; t++)
-        if (tally[t].weight > tally[best].weight ||
-            (tally[t].weight == tally[best].weight && tally[t].age < tally[best].age))
-            best = t;
-    const float p = tally[best].weight / total;
-    *prob = p < 1.0f ? p : 1.0f - FLT_EPSILON / 2; /* an escape too small to count leaves 1 */
-    return tally[best].token;
+    return n_tally;
 }
 
-/* Keeps the occurrences of `token`, moved on behind it, that are in the store and in the document. */
-static size_t advance(const es_suffix *s, occurrence *found, size_t n, int32_t token) {
+static bool is_better(candidate a, candidate b) {
+    return a.weight > b.weight || (a.weight == b.weight && a.age < b.age);
+}
+
+/* Lets the `branches` likeliest tokens that the occurrences vote for wait behind `parent`. */
+static void vote(const occurrence *found, size_t n, size_t branches, int32_t parent, float path,
+                 queue *waiting) {
+    candidate tally[ES_SUFFIX_MOST];
+    float total;
+    const size_t n_tally = count(found, n, tally, &total);
+    for (size_t b = 0; b < branches && b < n_tally; b++) {
+        size_t best = b;
+        for (size_t t = b + 1; t < n_tally; t++)
+            if (is_better(tally[t], tally[best])) best = t;
+        const candidate chosen = tally[best];
+        tally[best] = tally[b];
+        float prob = chosen.weight / total;
+        if (prob >= 1.0f) prob = 1.0f - FLT_EPSILON / 2; /* an escape too small to count leaves 1 */
+        if (path * prob < ES_SUFFIX_LEAST) return;
+        push(waiting, (es_suffix_node){chosen.token, parent, prob, path * prob});
+    }
+}
+
+/* The occurrences of `token`, moved on behind it, that are in the store and in the document. */
+static size_t advance(const es_suffix *s, const occurrence *from, size_t n, int32_t token, occurrence *to) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++) {
-        const uint32_t age = found[i].age - 1;
-        if (found[i].next != token || age == 0) continue;
+        const uint32_t age = from[i].age - 1;
+        if (from[i].next != token || age == 0) continue;
         const int32_t next = token_at(before(s, age), 0);
         if (next == ES_SUFFIX_END) continue;
-        found[kept++] = (occurrence){age, found[i].len + (found[i].len < ES_SUFFIX_LONGEST), next};
+        to[kept++] = (occurrence){age, from[i].len + (from[i].len < ES_SUFFIX_LONGEST), next};
     }
     return kept;
 }
 
-size_t es_suffix_propose(const es_suffix *s, const int32_t *tail, size_t n_tail, size_t max, int32_t *tokens,
-                         float *probs) {
-    int32_t text[2 * ES_SUFFIX_LONGEST]; /* the part of the tail that can agree, then what is proposed */
-    uint32_t n_text = 0;
-    while (n_text < ES_SUFFIX_LONGEST && n_text < n_tail && tail[n_tail - 1 - n_text] != ES_SUFFIX_END) n_text++;
-    if (n_text) memcpy(text, tail + (n_tail - n_text), n_text * sizeof *text);
-    if (max > ES_SUFFIX_LONGEST) max = ES_SUFFIX_LONGEST;
+/* Gathers occurrences of the part of the tail that can agree, and of the nodes down to `at` behind it. */
+static size_t gather_behind(const es_suffix *s, const int32_t *tail, size_t n_tail, const es_suffix_node *nodes,
+                            int32_t at, occurrence found[ES_SUFFIX_MOST]) {
+    int32_t text[ES_SUFFIX_LONGEST];
+    uint32_t n = 0;
+    for (; n < ES_SUFFIX_LONGEST && at >= 0; at = nodes[at].parent)
+        text[ES_SUFFIX_LONGEST - ++n] = nodes[at].token;
+    while (n < ES_SUFFIX_LONGEST && n_tail > 0 && tail[n_tail - 1] != ES_SUFFIX_END)
+        text[ES_SUFFIX_LONGEST - ++n] = tail[--n_tail];
+    return gather(s, (view){text, UINT32_MAX, ES_SUFFIX_LONGEST, n}, found);
+}
 
-    occurrence found[ES_SUFFIX_MOST];
-    size_t n = 0;
-    for (size_t i = 0; i < max; i++) {
-        if (n == 0) n = gather(s, (view){text, UINT32_MAX, n_text, n_text}, found);
-        if (n == 0) return i;
-        tokens[i] = text[n_text++] = vote(found, n, &probs[i]);
-        n = advance(s, found, n, tokens[i]);
+size_t es_suffix_propose(const es_suffix *s, const int32_t *tail, size_t n_tail, size_t max,
+                         size_t branches, es_suffix_node *nodes) {
+    occurrence found[ES_SUFFIX_LONGEST][ES_SUFFIX_MOST]; /* behind the tail, then behind each node */
+    size_t n_found[ES_SUFFIX_LONGEST];
+    queue waiting;
+    waiting.n = 0;
+    if (max > ES_SUFFIX_LONGEST) max = ES_SUFFIX_LONGEST;
+    for (size_t n = 0; n < max; n++) {
+        const int32_t last = (int32_t)n - 1;
+        n_found[n] = 0;
+        if (n > 0) {
+            const size_t parent = (size_t)(nodes[last].parent + 1);
+            n_found[n] = advance(s, found[parent], n_found[parent], nodes[last].token, found[n]);
+        }
+        if (n_found[n] == 0) n_found[n] = gather_behind(s, tail, n_tail, nodes, last, found[n]);
+        vote(found[n], n_found[n], branches, last, n > 0 ? nodes[last].path : 1.0f, &waiting);
+        if (waiting.n == 0) return n;
+        nodes[n] = waiting.nodes[--waiting.n];
     }
     return max;
 }

@@ -35,13 +35,14 @@
 enum {
     ES_SUFFIX_END = -1,
     ES_SUFFIX_LONGEST = 32,      /* tokens of the text that are compared; most tokens proposed at once */
-    ES_SUFFIX_MOST = 32,         /* occurrences that vote */
+    ES_SUFFIX_MOST = 32,         /* occurrences that vote; most tokens proposed for one position */
     ES_SUFFIX_VISITS = 128,      /* links followed in one chain by one lookup: what hides behind more in
                                     the same bucket is not found */
     ES_SUFFIX_ORDERS = 4,        /* chains by 1, 2, 4 and 8 tokens */
     ES_SUFFIX_LARGEST = 1 << 28, /* tokens of capacity */
 };
 #define ES_SUFFIX_OLDEST (UINT32_C(3) << 30)
+#define ES_SUFFIX_LEAST (1.0f / 1024) /* what is less likely, with all before it, is not proposed */
 
 typedef struct es_suffix {
     uint32_t capacity;
@@ -53,6 +54,14 @@ typedef struct es_suffix {
     void *memory;    /* the one allocation behind the three pointers above */
 } es_suffix;
 
+/* A token of what is proposed: a tree, in an array in which parents come first. */
+typedef struct es_suffix_node {
+    int32_t token;
+    int32_t parent; /* the index of the node before it; -1: it follows the text */
+    float prob;     /* of the token, given those before it: in (0, 1) */
+    float path;     /* of it and all before it: the product of their probabilities */
+} es_suffix_node;
+
 /* The capacity is rounded up to a power of two.  Returns NULL when memory runs out and for a capacity
  * of 0 or above ES_SUFFIX_LARGEST. */
 es_suffix *es_suffix_new(size_t capacity);
@@ -61,19 +70,21 @@ void es_suffix_free(es_suffix *store);
 /* Appends tokens[n].  Returns false, and changes nothing, when one of them is below ES_SUFFIX_END. */
 bool es_suffix_extend(es_suffix *store, const int32_t *tokens, size_t n);
 
-/* Writes the likeliest continuation of tail[n_tail], at most `max` tokens and at most
- * ES_SUFFIX_LONGEST, to tokens[max], and to probs[max] the probability of each in (0, 1), given those
- * before it.  Returns how many there are.
+/* Writes how tail[n_tail] may go on to nodes[max]: at most `max` tokens, at most ES_SUFFIX_LONGEST, the
+ * likeliest paths first, down to ES_SUFFIX_LEAST; at most `branches` tokens follow each.  With `branches`
+ * 1 that is a chain, and the first children of every tree are a part of that chain, from its beginning
+ * on.  Returns how many nodes there are.
  *
  * An occurrence is a position in the window with a token that is not ES_SUFFIX_END, before which at
  * least the last token of the text stands.  Its length is the number of tokens, going backwards, in
  * which store and text agree: at most ES_SUFFIX_LONGEST, within the window and the document.
  * ES_SUFFIX_MOST occurrences are gathered, those of length 8 and more before those of 4 to 7, 2 to 3
  * and 1, the most recent first.  Each votes for its token with a weight that grows with its length;
- * the token with most weight is proposed, of equals the one that occurred last.  The occurrences that
- * voted for it move on by one token, the others are dropped; when none is left they are gathered anew. */
-size_t es_suffix_propose(const es_suffix *store, const int32_t *tail, size_t n_tail, size_t max, int32_t *tokens,
-                         float *probs);
+ * what a token got of all weight, and of some for what was never seen, is its probability.  Of equals
+ * the one that occurred last comes first.  Behind a node the occurrences that voted for it move on by one
+ * token; when none of them can, they are gathered anew. */
+size_t es_suffix_propose(const es_suffix *store, const int32_t *tail, size_t n_tail, size_t max,
+                         size_t branches, es_suffix_node *nodes);
 
 size_t es_suffix_size(const es_suffix *store);
 size_t es_suffix_bytes(const es_suffix *store);

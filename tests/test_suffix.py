@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec._core import SuffixStore
+from edgespec.drafters.suffix import SuffixDrafts
 
 END = -1
 ESCAPE = 2.0  # this and weight() as in suffix.c
+LEAST = 1 / 1024
 
 
 def weight(length):
@@ -38,24 +40,38 @@ def gather(log, start, text):
     return [o for low, high in classes for o in found if low <= o[1] <= high][:32]
 
 
-def oracle(log, capacity, tail, most):
-    start, text, found = max(0, len(log) - capacity), list(tail), []
-    tokens, probs = [], []
-    while len(tokens) < most:
-        found = found or gather(log, start, text)
-        if not found:
-            break
+def behind(log, start, tail, nodes, at):
+    """Return the occurrences behind node `at`: its parent's that went on with it, or else all there are."""
+    if at < 0:
+        return gather(log, start, tail)
+    token, parent = nodes[at][:2]
+    found = [(p + 1, min(32, n + 1)) for p, n in behind(log, start, tail, nodes, parent) if log[p] == token]
+    found = [o for o in found if o[0] < len(log) and log[o[0]] != END]
+    path = []
+    while at >= 0:
+        path.insert(0, nodes[at][0])
+        at = nodes[at][1]
+    return found or gather(log, start, [*tail, *path])
+
+
+def oracle(log, capacity, tail, most, branches):
+    """Return the nodes (token, parent, probability, path) and look at every token for each."""
+    start, nodes, waiting = max(0, len(log) - capacity), [], []
+    while len(nodes) < most:
         votes, last = {}, {}
-        for p, length in found:
+        for p, length in behind(log, start, tail, nodes, len(nodes) - 1):
             votes[log[p]] = votes.get(log[p], 0) + weight(length)
             last[log[p]] = max(last.get(log[p], 0), p)
-        token = max(votes, key=lambda t: (votes[t], last[t]))
-        tokens.append(token)
-        probs.append(votes[token] / (sum(votes.values()) + ESCAPE))
-        text.append(token)
-        found = [(p + 1, min(32, n + 1)) for p, n in found if log[p] == token]
-        found = [o for o in found if o[0] < len(log) and log[o[0]] != END]
-    return tokens, probs
+        path = nodes[-1][3] if nodes else np.float32(1)
+        for token in sorted(votes, key=lambda t: (votes[t], last[t]), reverse=True)[:branches]:
+            prob = np.float32(votes[token]) / np.float32(sum(votes.values()) + ESCAPE)
+            waiting.append((token, len(nodes) - 1, prob, path * prob))
+        waiting = [node for node in waiting if node[3] >= LEAST]
+        if not waiting:
+            break
+        nodes.append(max(waiting, key=lambda node: node[3]))  # of equals the one that came first
+        waiting.remove(nodes[-1])
+    return nodes
 
 
 few = st.lists(st.integers(END, 3), max_size=40)
@@ -66,8 +82,8 @@ streams = st.lists(few, min_size=1, max_size=4).flatmap(
 
 
 @settings(max_examples=400, deadline=None)
-@given(streams, few, st.integers(0, 6), st.integers(0, 32))
-def test_proposals_are_the_oracles(pieces, tail, log_capacity, most):
+@given(streams, few, st.integers(0, 6), st.integers(0, 32), st.sampled_from([1, 2, 3, 32]))
+def test_proposals_are_the_oracles(pieces, tail, log_capacity, most, branches):
     store, log, capacity = SuffixStore(2**log_capacity), [], 2**log_capacity
     for piece in pieces:
         store.extend(ints(piece))
@@ -75,43 +91,66 @@ def test_proposals_are_the_oracles(pieces, tail, log_capacity, most):
         assert store.check()
         assert len(store) == min(len(log), capacity)
         for text in (tail, log + tail, log):
-            tokens, probs = store.propose(ints(text), most)
-            want, want_probs = oracle(log, capacity, text, most)
-            assert tokens == want
-            assert probs == pytest.approx(want_probs, abs=1e-6)
+            tokens, parents, probs = store.propose(ints(text), most, branches)
+            want = oracle(log, capacity, text, most, branches)
+            assert list(zip(tokens, parents, probs, strict=True)) == [node[:3] for node in want]
             assert all(0 < p < 1 for p in probs)
 
 
 def test_the_most_recent_of_equals():
     store = SuffixStore(64)
     store.extend(ints([5, 1, END, 5, 2, END, 5, 1, END, 5, 2, END]))
-    assert store.propose(ints([5]), 8) == ([2], [pytest.approx(2 / 6)])
+    assert store.propose(ints([5]), 8, 1) == ([2], [-1], [pytest.approx(2 / 6)])
+    assert store.propose(ints([5]), 8, 2) == ([2, 1], [-1, -1], [pytest.approx(2 / 6)] * 2)
+
+
+def test_the_likeliest_paths_come_first():
+    store = SuffixStore(64)
+    store.extend(ints([5, 1, 7, END, 5, 1, 8, END, 5, 1, 8, END, 5, 2, 9, END]))
+    tokens, parents, probs = store.propose(ints([5]), 8, 32)
+    assert tokens == [1, 8, 2, 7, 9]
+    assert parents == [-1, 0, -1, 0, 2]
+    assert probs == pytest.approx([3 / 6, 8 / 14, 1 / 6, 4 / 14, 4 / 6])
+    for most in range(6):
+        assert store.propose(ints([5]), most, 32) == (tokens[:most], parents[:most], probs[:most])
+
+
+@pytest.mark.parametrize("branches", [1, 32])
+def test_paths_that_are_too_unlikely_are_left_out(branches):
+    # Each token follows the one before in a document of its own: a third, by what one token says.
+    store = SuffixStore(64)
+    store.extend(ints([token for i in range(8) for token in (i, i + 1, END)]))
+    assert store.propose(ints([0]), 8, branches) == (
+        [1, 2, 3, 4, 5, 6],
+        [-1, 0, 1, 2, 3, 4],
+        pytest.approx([1 / 3] * 6),
+    )
 
 
 def test_a_proposal_goes_on_through_shorter_contexts():
     store = SuffixStore(64)
     store.extend(ints([1, 2, 3, END, 9, 3, 4, 5]))
-    assert store.propose(ints([1, 2]), 8)[0] == [3, 4, 5]
-    assert store.propose(ints([1, 2]), 2)[0] == [3, 4]
-    assert store.propose(ints([1, 2]), 0) == ([], [])
+    assert store.propose(ints([1, 2]), 8, 1)[0] == [3, 4, 5]
+    assert store.propose(ints([1, 2]), 2, 1)[0] == [3, 4]
+    assert store.propose(ints([1, 2]), 0, 1) == ([], [], [])
 
 
 def test_arrays_of_the_standard_library_also_empty_ones():
     store = SuffixStore(8)
     store.extend(array("i"))
     store.extend(array("i", [1, 2, 1]))
-    assert store.propose(array("i", [1]), 1)[0] == [2]
-    assert store.propose(array("i"), 8) == ([], [])
+    assert store.propose(array("i", [1]), 1, 1)[0] == [2]
+    assert store.propose(array("i"), 8, 1) == ([], [], [])
 
 
 def test_nothing_known_proposes_nothing():
     store = SuffixStore(8)
     assert len(store) == 0
     assert store.check()
-    assert store.propose(ints([1, 2, 3]), 8) == ([], [])
+    assert store.propose(ints([1, 2, 3]), 8, 32) == ([], [], [])
     store.extend(ints([1, 2, END]))
     for tail in ([], [7], [END], [1, END], [2], [-5]):
-        assert store.propose(ints(tail), 8) == ([], [])
+        assert store.propose(ints(tail), 8, 32) == ([], [], [])
 
 
 @pytest.mark.parametrize("bad", [[-2], [1, 2, -2], [-(2**31), 1]])
@@ -122,7 +161,7 @@ def test_a_token_below_the_end_changes_nothing(bad):
         store.extend(ints(bad))
     assert len(store) == 2
     assert store.check()
-    assert store.propose(ints([1]), 1)[0] == [2]
+    assert store.propose(ints([1]), 1, 1)[0] == [2]
     store.extend(ints([3]))  # and it is not in use
     assert len(store) == 3
 
@@ -136,7 +175,13 @@ def test_absurd_capacities(capacity):
 @pytest.mark.parametrize("most", [-1, 33, 2**40])
 def test_absurd_lengths(most):
     with pytest.raises(ValueError, match="max"):
-        SuffixStore(8).propose(ints([1]), most)
+        SuffixStore(8).propose(ints([1]), most, 1)
+
+
+@pytest.mark.parametrize("branches", [0, -1, 33, 2**40])
+def test_absurd_branches(branches):
+    with pytest.raises(ValueError, match="branches"):
+        SuffixStore(8).propose(ints([1]), 1, branches)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +192,7 @@ def test_what_is_not_an_array_of_int32(wrong):
     with pytest.raises((TypeError, BufferError, ValueError)):
         store.extend(wrong)
     with pytest.raises((TypeError, BufferError, ValueError)):
-        store.propose(wrong, 1)
+        store.propose(wrong, 1, 1)
     assert len(store) == 0
 
 
@@ -158,6 +203,7 @@ def test_arguments_are_checked():
         store.extend,
         store.propose,
         lambda: store.propose(ints([1])),
+        lambda: store.propose(ints([1]), 1),
         lambda: store.check(1),
     ):
         with pytest.raises(TypeError):
@@ -175,7 +221,7 @@ def test_two_threads_at_once_are_refused():
         while thread.is_alive():  # until it is at work
             len(store)
     for call in (
-        lambda: store.propose(tokens, 1),
+        lambda: store.propose(tokens, 1, 1),
         lambda: store.extend(tokens[:1]),
         lambda: len(store),
         store.check,
@@ -194,14 +240,31 @@ def test_memory_is_bounded():
     tokens = np.random.default_rng(1).integers(-1, 50, 4096).astype(np.int32)
     for _ in range(20):
         store.extend(tokens)
-        store.propose(tokens, 32)
+        store.propose(tokens, 32, 32)
     tracemalloc.start()
     try:
         for _ in range(200):
             store.extend(tokens)
-            store.propose(tokens, 32)
+            store.propose(tokens, 32, 32)
         assert tracemalloc.get_traced_memory()[0] < 4096
     finally:
         tracemalloc.stop()
     assert len(store) == 1024
     assert store.check()
+
+
+def drafts_of(*documents):
+    drafts = SuffixDrafts(64)
+    for tokens in documents:
+        drafts.begin(tokens)
+    return drafts
+
+
+def test_an_offer_is_the_first_children_of_the_offered_tree():
+    drafts = drafts_of([5, 1, 7], [5, 1, 8], [5, 1, 8], [5, 2, 9], [3, 5])
+    assert drafts.offer([], 8)[0] == [1, 8]
+    assert drafts.offer_tree([], 8)[:2] == ([1, 8, 2, 7, 9], [-1, 0, -1, 0, 2])
+    assert drafts.offer([2], 8)[0] == [9]
+    assert drafts.offer_tree([2], 8) == ([9], [-1], drafts.offer([2], 8)[1])
+    assert drafts.offer_tree([1], 1)[:2] == ([8], [-1])
+    assert drafts.offer_tree([4], 8) == ([], [], [])

@@ -62,16 +62,19 @@ static size_t slow_gather(const stream *l, const int32_t *text, size_t n_text, s
     return n;
 }
 
-static size_t slow_propose(const stream *l, const int32_t *tail, size_t n_tail, size_t max, int32_t *tokens,
-                           float *probs) {
-    int32_t text[MOST_TAIL + 32];
-    size_t at[33], len[33], n = 0, n_text = n_tail, i = 0;
-    for (size_t t = 0; t < n_tail; t++) text[t] = tail[t];
-    for (; i < max && i < 32; i++) {
-        if (n == 0) n = slow_gather(l, text, n_text, at, len);
-        if (n == 0) break;
+/* Where the text goes on, and the node that this would add. */
+typedef struct slow_choice {
+    es_suffix_node node;
+    bool is_taken;
+} slow_choice;
+
+/* All tokens that follow the occurrences at[n], the likeliest first, of equals the most recent. */
+static void slow_vote(const stream *l, const size_t *at, const size_t *len, size_t n, size_t branches,
+                      int32_t parent, float path, slow_choice *choices, size_t *n_choices) {
+    bool is_done[33] = {false};
+    for (size_t b = 0; b < branches; b++) {
         float total = ESCAPE, most = 0;
-        size_t last = 0;
+        size_t last = SIZE_MAX;
         for (size_t j = 0; j < n; j++) {
             float sum = 0;
             size_t recent = 0;
@@ -81,20 +84,57 @@ static size_t slow_propose(const stream *l, const int32_t *tail, size_t n_tail, 
                 if (at[k] > recent) recent = at[k];
             }
             total += weight((uint32_t)len[j]);
-            if (j == 0 || sum > most || (sum == most && recent > last)) {
+            if (is_done[j]) continue;
+            if (last == SIZE_MAX || sum > most || (sum == most && recent > last)) {
                 most = sum;
                 last = recent;
             }
         }
-        tokens[i] = text[n_text++] = l->tokens[last];
-        probs[i] = most / total;
-        size_t kept = 0;
-        for (size_t j = 0; j < n; j++) {
-            if (l->tokens[at[j]] != tokens[i] || at[j] + 1 == l->n || l->tokens[at[j] + 1] == -1) continue;
-            at[kept] = at[j] + 1;
-            len[kept++] = len[j] < 32 ? len[j] + 1 : 32;
+        if (last == SIZE_MAX) return;
+        for (size_t j = 0; j < n; j++) is_done[j] |= l->tokens[at[j]] == l->tokens[last];
+        const float prob = most / total;
+        if (path * prob >= 1.0f / 1024)
+            choices[(*n_choices)++] = (slow_choice){{l->tokens[last], parent, prob, path * prob}, false};
+    }
+}
+
+/* The occurrences behind a node: those behind its parent that went on with it, or all that agree now. */
+static size_t slow_behind(const stream *l, const int32_t *tail, size_t n_tail, const es_suffix_node *nodes,
+                          int32_t node, size_t *at, size_t *len) {
+    size_t n = 0;
+    if (node >= 0) {
+        size_t above[33], above_len[33];
+        const size_t n_above = slow_behind(l, tail, n_tail, nodes, nodes[node].parent, above, above_len);
+        for (size_t j = 0; j < n_above; j++) {
+            if (l->tokens[above[j]] != nodes[node].token) continue;
+            if (above[j] + 1 == l->n || l->tokens[above[j] + 1] == -1) continue;
+            at[n] = above[j] + 1;
+            len[n++] = above_len[j] < 32 ? above_len[j] + 1 : 32;
         }
-        n = kept;
+    }
+    if (n) return n;
+    int32_t text[MOST_TAIL + 32], path[32];
+    size_t n_text = 0, n_path = 0;
+    for (; node >= 0; node = nodes[node].parent) path[n_path++] = nodes[node].token;
+    for (size_t t = 0; t < n_tail; t++) text[n_text++] = tail[t];
+    while (n_path) text[n_text++] = path[--n_path];
+    return slow_gather(l, text, n_text, at, len);
+}
+
+static size_t slow_propose(const stream *l, const int32_t *tail, size_t n_tail, size_t max, size_t branches,
+                           es_suffix_node *nodes) {
+    static slow_choice choices[33 * 32];
+    size_t at[33], len[33], n_choices = 0, i = 0;
+    for (; i < max && i < 32; i++) {
+        const size_t n = slow_behind(l, tail, n_tail, nodes, (int32_t)i - 1, at, len);
+        slow_vote(l, at, len, n, branches, (int32_t)i - 1, i ? nodes[i - 1].path : 1.0f, choices, &n_choices);
+        size_t best = SIZE_MAX;
+        for (size_t c = 0; c < n_choices; c++)
+            if (!choices[c].is_taken && (best == SIZE_MAX || choices[c].node.path > choices[best].node.path))
+                best = c;
+        if (best == SIZE_MAX) break;
+        choices[best].is_taken = true;
+        nodes[i] = choices[best].node;
     }
     return i;
 }
@@ -115,25 +155,46 @@ static void random_piece(const stream *l, size_t alphabet, size_t end_every, int
         tokens[random_below(&state, n)] = random_token(alphabet, end_every);
 }
 
+/* Whatever the shape: the first children are what a chain is, and none is left out that would fit. */
+static void check_shape(const es_suffix_node *nodes, size_t n, const es_suffix_node *chain, size_t n_chain,
+                        size_t branches) {
+    size_t n_below[33] = {0}, n_first = 0;
+    int32_t last = -1;
+    for (size_t i = 0; i < n; i++) {
+        CHECK(nodes[i].parent >= -1 && nodes[i].parent < (int32_t)i);
+        CHECK(n_below[nodes[i].parent + 1]++ < branches);
+        CHECK(i == 0 || nodes[i].path <= nodes[i - 1].path);
+        CHECK(nodes[i].prob > 0.0f && nodes[i].prob < 1.0f && nodes[i].path >= ES_SUFFIX_LEAST);
+        for (size_t j = 0; j < i; j++)
+            CHECK(nodes[j].parent != nodes[i].parent || nodes[j].token != nodes[i].token);
+        if (nodes[i].parent != last || n_below[last + 1] > 1) continue;
+        CHECK(n_first < n_chain && nodes[i].token == chain[n_first].token);
+        CHECK(nodes[i].prob == chain[n_first].prob && nodes[i].path == chain[n_first].path);
+        n_first++;
+        last = (int32_t)i;
+    }
+}
+
 static void compare(const es_suffix *s, const stream *l, size_t alphabet) {
     const size_t n_tail = random_below(&state, MOST_TAIL), max = random_below(&state, 40);
-    int32_t *tail = exact(n_tail * sizeof *tail), *tokens = exact(max * sizeof *tokens), want[32];
-    float *probs = exact(max * sizeof *probs), want_probs[32];
+    const size_t branches = random_bits(&state) % 2 ? 1 : 1 + random_below(&state, 40);
+    int32_t *tail = exact(n_tail * sizeof *tail);
+    es_suffix_node *nodes = exact(max * sizeof *nodes), want[32], chain[32];
     if (random_bits(&state) % 2 && l->n >= n_tail) {
         for (size_t i = 0; i < n_tail; i++) tail[i] = l->tokens[l->n - n_tail + i];
     } else {
         random_piece(l, alphabet, 30, tail, n_tail);
         if (n_tail && random_bits(&state) % 8 == 0) tail[random_below(&state, n_tail)] = INT32_MIN;
     }
-    const size_t n = es_suffix_propose(s, tail, n_tail, max, tokens, probs);
-    CHECK(n == slow_propose(l, tail, n_tail, max, want, want_probs));
+    const size_t n = es_suffix_propose(s, tail, n_tail, max, branches, nodes);
+    CHECK(n == slow_propose(l, tail, n_tail, max, branches, want));
     for (size_t i = 0; i < n; i++) {
-        CHECK(tokens[i] == want[i] && tokens[i] >= 0);
-        CHECK(fabsf(probs[i] - want_probs[i]) <= 1e-6f && probs[i] > 0.0f && probs[i] < 1.0f);
+        CHECK(nodes[i].token == want[i].token && nodes[i].token >= 0 && nodes[i].parent == want[i].parent);
+        CHECK(nodes[i].prob == want[i].prob && nodes[i].path == want[i].path);
     }
+    check_shape(nodes, n, chain, es_suffix_propose(s, tail, n_tail, 32, 1, chain), branches);
     free(tail);
-    free(tokens);
-    free(probs);
+    free(nodes);
 }
 
 static void proposals_are_the_oracles(void) {
@@ -195,12 +256,36 @@ static void visits_are_bounded(void) {
         while (bucket_of(s, same) != bucket_of(s, 0)) same++;
         CHECK(es_suffix_extend(s, (int32_t[]){0, 7, ES_SUFFIX_END}, 3));
         for (size_t i = 0; i < others; i++) CHECK(es_suffix_extend(s, (int32_t[]){same, 8, ES_SUFFIX_END}, 3));
-        int32_t token;
-        float prob;
-        CHECK(es_suffix_propose(s, (int32_t[]){0}, 1, 1, &token, &prob) == (others < ES_SUFFIX_VISITS));
-        CHECK(es_suffix_propose(s, &same, 1, 1, &token, &prob) == 1 && token == 8);
+        es_suffix_node node;
+        CHECK(es_suffix_propose(s, (int32_t[]){0}, 1, 1, 1, &node) == (others < ES_SUFFIX_VISITS));
+        CHECK(es_suffix_propose(s, &same, 1, 1, 1, &node) == 1 && node.token == 8);
         es_suffix_free(s);
     }
+}
+
+/* More tokens than a tree holds are waiting: the likeliest of them are taken, to the last. */
+static void a_wide_tree(void) {
+    static stream l;
+    es_suffix *s = new_at(8192, 0);
+    l.capacity = s->capacity;
+    for (int32_t i = 0; i < 6; i++) /* the text, then its tokens in other orders, so that each is a way on */
+        for (int32_t a = 0; a < 24; a++)
+            for (int32_t b = 0; b < 1 + (a + i) % 3; b++) {
+                const int32_t piece[] = {100, 100 + i, a, 100 + (a + b) % 6, (7 * a + b) % 24, ES_SUFFIX_END};
+                CHECK(es_suffix_extend(s, piece, 6));
+                memcpy(l.tokens + l.n, piece, sizeof piece);
+                l.n += 6;
+            }
+    for (int32_t tail = 99; tail < 107; tail++)
+        for (size_t max = 1; max <= 32; max++)
+            for (size_t branches = 1; branches <= 32; branches += 1 + branches / 8) {
+                es_suffix_node nodes[32], want[32];
+                const size_t n = es_suffix_propose(s, &tail, 1, max, branches, nodes);
+                CHECK(n == slow_propose(&l, &tail, 1, max, branches, want));
+                CHECK(memcmp(nodes, want, n * sizeof *nodes) == 0);
+                CHECK(tail == 99 || tail == 106 || branches < 8 || n == max);
+            }
+    es_suffix_free(s);
 }
 
 static void memory_runs_out(void) {
@@ -221,11 +306,11 @@ static void memory_is_bounded(void) {
     const size_t bytes = es_suffix_bytes(s);
     CHECK(s->capacity == 128 && bytes >= 128 * 36 && bytes < 128 * 40);
     n_calls = 0;
-    int32_t tokens[32] = {0}, next[32];
-    float probs[32];
+    int32_t tokens[32] = {0};
+    es_suffix_node nodes[32];
     for (size_t i = 0; i < 1000; i++) {
         CHECK(es_suffix_extend(s, tokens, 32));
-        CHECK(es_suffix_propose(s, tokens, 32, 32, next, probs) == 32);
+        CHECK(es_suffix_propose(s, tokens, 32, 32, 32, nodes) == 32);
     }
     CHECK(n_calls == 0 && es_suffix_bytes(s) == bytes && es_suffix_size(s) == 128);
     es_suffix_free(s);
@@ -236,7 +321,7 @@ static void memory_is_bounded(void) {
 static void refusals(void) {
     CHECK(!es_suffix_new(0) && !es_suffix_new((size_t)ES_SUFFIX_LARGEST + 1) && !es_suffix_new(SIZE_MAX));
     es_suffix *s = new_at(16, 0);
-    CHECK(es_suffix_extend(s, NULL, 0) && es_suffix_propose(s, NULL, 0, 8, NULL, NULL) == 0);
+    CHECK(es_suffix_extend(s, NULL, 0) && es_suffix_propose(s, NULL, 0, 8, 1, NULL) == 0);
     CHECK(es_suffix_extend(s, (int32_t[]){1, 2, ES_SUFFIX_END, 1, INT32_MAX}, 5));
     const size_t n_bytes = es_suffix_bytes(s) - sizeof *s;
     void *was = exact(n_bytes);
@@ -249,12 +334,13 @@ static void refusals(void) {
         CHECK(memcmp(was, s->memory, n_bytes) == 0 && memcmp(&fields, s, sizeof *s) == 0);
     }
     free(was);
-    int32_t token;
-    float prob;
-    CHECK(es_suffix_propose(s, (int32_t[]){ES_SUFFIX_END}, 1, 1, &token, &prob) == 0);
-    CHECK(es_suffix_propose(s, (int32_t[]){1, ES_SUFFIX_END}, 2, 1, &token, &prob) == 0);
-    CHECK(es_suffix_propose(s, (int32_t[]){2}, 1, 1, &token, &prob) == 0); /* its only successor is the end */
-    CHECK(es_suffix_propose(s, (int32_t[]){1}, 1, 1, &token, &prob) == 1 && token == INT32_MAX);
+    es_suffix_node node;
+    CHECK(es_suffix_propose(s, (int32_t[]){ES_SUFFIX_END}, 1, 1, 1, &node) == 0);
+    CHECK(es_suffix_propose(s, (int32_t[]){1, ES_SUFFIX_END}, 2, 1, 1, &node) == 0);
+    CHECK(es_suffix_propose(s, (int32_t[]){2}, 1, 1, 1, &node) == 0); /* its only successor is the end */
+    CHECK(es_suffix_propose(s, (int32_t[]){1}, 1, 1, 1, &node) == 1 && node.token == INT32_MAX);
+    CHECK(es_suffix_propose(s, (int32_t[]){1}, 1, 1, 0, NULL) == 0); /* no branches, no room */
+    CHECK(es_suffix_propose(s, (int32_t[]){1}, 1, 0, 1, NULL) == 0);
     es_suffix_free(s);
 }
 
@@ -328,6 +414,7 @@ int main(void) {
     proposals_are_the_oracles();
     old_heads_stay_dead();
     visits_are_bounded();
+    a_wide_tree();
     memory_runs_out();
     memory_is_bounded();
     refusals();

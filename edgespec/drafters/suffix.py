@@ -13,6 +13,7 @@ from edgespec import _core
 from edgespec.drafters.base import Tokens
 
 _TAIL = 32  # tokens of the text's end that the store compares
+_BRANCHES = 32  # as many as the store has: few of them are likely enough to be offered
 _END = array("i", [-1])  # of a document: nothing matches across it
 
 
@@ -51,4 +52,14 @@ class SuffixDrafts:
 
         Each probability is given that the tokens before it were right.
         """
-        return self._store.propose(self._tail + array("i", drafted), n)
+        tokens, _, probabilities = self._store.propose(self._tail + array("i", drafted), n, 1)
+        return tokens, probabilities
+
+    def offer_tree(self, drafted: Sequence[int], n: int) -> tuple[list[int], list[int], list[float]]:
+        """Return a tree of up to `n` tokens to follow the document and `drafted`: the likeliest paths.
+
+        These are the tokens, their parents (an index before the token's own; -1: the end of `drafted`) and
+        their probabilities, each given that the tokens above it were right. The first children are what
+        `offer` begins with.
+        """
+        return self._store.propose(self._tail + array("i", drafted), n, _BRANCHES)

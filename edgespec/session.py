@@ -1,17 +1,22 @@
-"""One timeline over a model: a llama_context with one sequence that grows, and can be cut back."""
+"""One timeline over a model: a llama_context with one sequence that grows, and can be cut back.
+
+The end of a pass may be a tree of tokens. llama.cpp sees a sequence for each leaf: the first is the
+timeline itself, the others share its cells of the cache and go on by themselves below the fork.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import backend
 from edgespec.backend import llama
+from edgespec.batch import Batch, Branches, TreeBatch, find_branches
 from edgespec.closing import Closing
 from edgespec.errors import EdgespecError
 from edgespec.weights import Model
@@ -19,10 +24,13 @@ from edgespec.weights import Model
 Rows: TypeAlias = npt.NDArray[np.float32]
 """Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
 
+MAX_LEAVES = 32
+"""Most leaves of a tree of tokens: the library keeps room for a row of logits for each."""
+
 _FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
 _DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
-_SEQUENCE = 0
-_LOGITS_FIELD: Any = llama.llama_batch.logits  # at run time a ctypes field, not the value it describes
+_SEQUENCE, _ALL_SEQUENCES = 0, -1
+_SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
 
 # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
 _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
@@ -46,15 +54,19 @@ class Session(Closing):
         n_threads: int,
         n_batch: int = 512,
         n_logits_max: int = 64,
+        embeddings: Callable[[Sequence[int]], npt.NDArray[np.float32]] | None = None,
         abort_callback: int = 0,
         abort_data: int = 0,
     ) -> None:
         """Open a timeline of up to `n_ctx` tokens.
 
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns;
-        it sets the size of buffers. `abort_callback`, `abort_data`: addresses of a C function
-        `bool (*)(void *)` and its argument, asked during a pass; when it returns true, `eval`
-        raises KeyboardInterrupt. Raises EdgespecError when the context cannot be created.
+        it sets the size of buffers. `embeddings`: returns the input rows, shape (n, n_embd), of n
+        tokens, for a model whose own table has not all of them; as the first layer takes them, so
+        scaled already where the architecture scales (Gemma). `abort_callback`, `abort_data`:
+        addresses of a C function `bool (*)(void *)` and its argument, asked during a pass; when it
+        returns true, `eval` raises KeyboardInterrupt. Raises EdgespecError when the context cannot
+        be created or the model cannot take embeddings.
         """
         if n_ctx < 1 or n_threads < 1 or n_batch < 1 or n_logits_max < 1:
             raise ValueError("n_ctx, n_threads, n_batch and n_logits_max must be at least 1")
@@ -62,7 +74,21 @@ class Session(Closing):
         self.n_ctx = n_ctx
         self.n_batch = min(n_batch, n_ctx)
         self.n_logits_max = min(n_logits_max, self.n_batch)
-        context = _create(model, n_ctx, n_threads, self.n_batch, self.n_logits_max)
+        self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if model.can_rewind else 1
+        """Most leaves of a tree of tokens; 1: chains only."""
+        if embeddings and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
+            raise EdgespecError(
+                f"{model.name} cannot take embeddings in place of tokens "
+                f"(architecture {model.header.architecture})"
+            )
+        context = _create(
+            model,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            n_batch=self.n_batch,
+            n_logits_max=self.n_logits_max,
+            max_leaves=self.max_leaves,
+        )
         # The finalizer's reference keeps the model's weights until the context over them is freed,
         # also when the collector finds both unreachable at once.
         self._finalizer = weakref.finalize(self, _free, context, model)
@@ -73,14 +99,18 @@ class Session(Closing):
             callback = ctypes.cast(ctypes.c_void_p(abort_callback), llama.ggml_abort_callback)
             llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(abort_data))
 
-        # One batch serves every pass. Null `pos` and `seq_id` mean: the next positions of sequence
-        # 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants logits of the last
-        # k points its `logits` at n - k zeros before the first one, so nothing is ever written.
+        # One batch serves every pass but those with branches. Null `pos` and `seq_id` mean: the next
+        # positions of sequence 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants
+        # logits of the last k points its `logits` at n - k zeros before the first one, so nothing is
+        # ever written.
         self._tokens = (ctypes.c_int32 * self.n_batch)()
         self._flags = (ctypes.c_int8 * (2 * self.n_batch))(*[0] * self.n_batch, *[1] * self.n_batch)
         self._first_one = ctypes.addressof(self._flags) + self.n_batch
-        self._batch = llama.llama_batch(token=self._tokens)
-        self._batch_logits = ctypes.c_void_p.from_buffer(self._batch, _LOGITS_FIELD.offset)
+        self._embeddings = embeddings
+        self._n_embd: int = llama.llama_model_n_embd_inp(model.handle)
+        self._chain = Batch(None if embeddings else self._tokens)
+        self._tree: TreeBatch | None = None
+        self._has_branches = False
         self._rows_address = 0
         self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
 
@@ -90,23 +120,35 @@ class Session(Closing):
         self._require_open()
         return int(llama.llama_memory_seq_pos_max(self._memory, _SEQUENCE)) + 1
 
-    def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> Rows:
+    def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
         """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
+
+        With `parents` the last len(parents) tokens are a tree in depth-first pre-order: parents[i]
+        is the node that node i follows, -1 the token before the tree, which `tokens` must have;
+        n_logits must be len(parents) + 1: row 0 follows that token, row i + 1 follows node i.
+        Of the tree only its *trunk* stays in the timeline: the first nodes, with parents[i] == i - 1.
+        With edgespec's kernels a node's row is bit for bit that of the same tokens in a chain (where
+        attention has a sliding window, if that is longer than the tree is deep); with llama.cpp's it
+        may differ in the last bits, as it may between two sizes of a batch.
 
         The rows, shape (n_logits, n_vocab), are the library's own memory: valid until the next
         `eval` or `close`. More than `n_batch` tokens take several passes. Raises EdgespecError when
-        the context is full or the library fails, KeyboardInterrupt when the abort callback stops it.
+        the context is full (each node needs a place while it is computed), the model cannot have
+        branches or the library fails, KeyboardInterrupt when the abort callback stops it.
         """
         n_tokens = len(tokens)
         n_past = self.n_past
         if not 0 <= n_logits <= min(n_tokens, self.n_logits_max):
             raise ValueError(f"n_logits {n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}")
+        branches = None if parents is None else self._branches(parents, n_logits)
         if n_past + n_tokens > self.n_ctx:
             raise EdgespecError(
                 f"the context is full: {n_past} tokens and {n_tokens} more do not fit in {self.n_ctx}; "
                 "choose a larger --ctx"
             )
         backend.clear_log()
+        if self._has_branches:
+            self._drop_branches()
         try:
             start = 0
             while start < n_tokens:
@@ -114,23 +156,67 @@ class Session(Closing):
                 if n > self.n_batch:
                     # Not the last pass; it must leave to it every token whose logits are wanted.
                     n = min(self.n_batch, n - n_logits)
-                last = start + n == n_tokens
-                self._decode(tokens[start : start + n], n_logits if last else 0)
+                part = tokens[start : start + n]
+                if start + n < n_tokens:
+                    self._decode(self._chain, part, 0)
+                elif branches is None:
+                    self._decode(self._chain, part, n_logits)
+                else:
+                    self._decode_tree(part, branches, n_past + start)
                 start += n
         except BaseException:
             self._restore(n_past)
             raise
         return self._view(n_logits)
 
-    def _decode(self, tokens: Sequence[int], n_logits: int) -> None:
+    def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
+        """Return the tree, checked; None for a chain."""
+        nodes = list(map(int, parents))
+        if n_logits != len(nodes) + 1:
+            raise ValueError(f"n_logits {n_logits} with a tree of {len(nodes)} nodes")
+        if nodes == list(range(-1, len(nodes) - 1)):
+            return None
+        branches = find_branches(nodes)
+        if not self.model.can_rewind:
+            raise EdgespecError(
+                f"{self.model.name} cannot evaluate branches (architecture {self.model.header.architecture})"
+            )
+        if branches.n_leaves > self.max_leaves:
+            raise ValueError(f"a tree of {branches.n_leaves} leaves, max_leaves {self.max_leaves}")
+        return branches
+
+    def _decode_tree(self, tokens: Sequence[int], branches: Branches, n_past: int) -> None:
+        """Decode `tokens`, the last of which are a tree, and drop what is not its trunk."""
+        n_nodes = len(branches.depths)
+        if self._tree is None:
+            self._tree = TreeBatch(None if self._embeddings else self._tokens, self.n_batch, self.max_leaves)
+        self._tree.lay_out(branches, n_past, len(tokens) - n_nodes)
+        # A side sequence keeps what it shares with the timeline from tree to tree: sharing 2000 cells
+        # and letting them go takes 0.13 ms for each of them, only what is new since the last tree 5 us.
+        for sequence in range(1, branches.n_leaves):
+            n_shared = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
+            llama.llama_memory_seq_cp(self._memory, _SEQUENCE, sequence, n_shared, n_past)
+        self._has_branches = True
+        self._decode(self._tree, tokens, n_nodes + 1)
+        for sequence in range(1, branches.n_leaves):
+            llama.llama_memory_seq_rm(self._memory, sequence, n_past + len(tokens) - n_nodes, -1)
+        self._has_branches = False
+
+    def _decode(self, batch: Batch, tokens: Sequence[int], n_logits: int) -> None:
         n = len(tokens)
-        self._tokens[:n] = list(map(int, tokens))
-        self._batch.n_tokens = n
-        self._batch_logits.value = self._first_one - (n - n_logits)
+        if self._embeddings is None:
+            self._tokens[:n] = list(map(int, tokens))
+        else:
+            rows = np.ascontiguousarray(self._embeddings(tokens), np.float32)  # lives until it is decoded
+            if rows.shape != (n, self._n_embd):
+                raise ValueError(f"embeddings of shape {rows.shape}, not {(n, self._n_embd)}")
+            batch.embd.value = rows.ctypes.data
+        batch.struct.n_tokens = n
+        batch.logits.value = self._first_one - (n - n_logits)
         with (
             backend.interruptible()
         ):  # an aborted pass is logged, and Python may raise Ctrl-C in that callback
-            code = llama.llama_decode(self._context, self._batch)
+            code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
         if code == _DECODE_ABORTED:
@@ -154,8 +240,21 @@ class Session(Closing):
         return self._rows[:n_logits]
 
     def _restore(self, n_past: int) -> None:
-        if not llama.llama_memory_seq_rm(self._memory, _SEQUENCE, n_past, -1):
+        if self._cut(n_past):
+            self._has_branches = False
+        else:
             llama.llama_memory_clear(self._memory, False)
+
+    def _cut(self, n_keep: int) -> bool:
+        """Cut every sequence back to `n_keep` tokens; return whether the library could."""
+        which = _ALL_SEQUENCES if self.max_leaves > 1 else _SEQUENCE
+        return bool(llama.llama_memory_seq_rm(self._memory, which, n_keep, -1))
+
+    def _drop_branches(self) -> None:
+        """Remove what Ctrl-C, in the moment after a pass, has left of a tree."""
+        for sequence in range(1, self.max_leaves):
+            llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._has_branches = False
 
     def rewind(self, n_keep: int) -> None:
         """Cut the timeline back to its first `n_keep` tokens, as if the others had never been.
@@ -169,7 +268,7 @@ class Session(Closing):
             return
         if n_keep == 0:
             self.clear()
-        elif not self.model.can_rewind or not llama.llama_memory_seq_rm(self._memory, _SEQUENCE, n_keep, -1):
+        elif not self.model.can_rewind or not self._cut(n_keep):
             raise EdgespecError(
                 f"{self.model.name} cannot take tokens back (architecture {self.model.header.architecture})"
             )
@@ -189,13 +288,15 @@ class Session(Closing):
 
 
 def _create(
-    model: Model, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int
+    model: Model, *, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int, max_leaves: int
 ) -> llama.llama_context_p:
     params = llama.llama_context_default_params()
     params.n_ctx = n_ctx
     # One physical batch for each logical one: rows then come in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = n_logits_max
+    params.n_seq_max = max_leaves
+    params.kv_unified = max_leaves > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
     # Only so does attention come to edgespec's kernels; llama.cpp's own is slower than its plain kernels.
     params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED

@@ -12,6 +12,7 @@ import pytest
 from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_shapes import paths, random_shape
 
 from edgespec import kernels
 
@@ -243,6 +244,48 @@ def test_attention_does_not_depend_on_the_batch_or_the_threads(
     np.testing.assert_array_equal(
         attention(library, q, longer, longer, wider, 0.1), attention(library, q, k, k, mask, 0.1)
     )
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("head_dim", "n_head", "n_head_kv"), [(64, 14, 2), (128, 6, 2), (80, 3, 3)])
+def test_attention_of_a_branch_is_that_of_a_chain(library, isa, head_dim, n_head, n_head_kv, window):
+    """Bit for bit, whatever lies between: sums are grouped as if nothing did."""
+    rng = np.random.default_rng(8)
+    for n_past in (1, *range(60, 71), 128, 130, 240, 255, 256, 257, 511):
+        n = int(rng.integers(2, MAX_TOKENS))
+        parents = random_shape(rng, n)
+        n_kv = n_past + n + int(rng.integers(0, 100))
+        q, k, v, _ = attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv)
+        mask = np.full((n, n_kv), -np.inf, np.float16)
+        each = np.empty_like(q)
+        for node, path in enumerate(paths(parents)):
+            cells = [*range(n_past), *(n_past + other for other in path)]
+            seen = slice(max(0, len(cells) - window) if window else 0, None)
+            mask[node, cells[seen]] = 0
+            alone = np.full((1, len(cells)), -np.inf, np.float16)
+            alone[0, seen] = 0
+            each[node] = attention(library, q[[node]], k[cells], v[cells], alone, 0.1, 1)[0]
+        for n_threads in (1, 2, 3, 4):
+            np.testing.assert_array_equal(
+                attention(library, q, k, v, mask, 0.1, n_threads), each, f"{n_past=} {parents=}"
+            )
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_attention_with_any_gaps_is_the_softmax_of_the_scores(library, data):
+    n, n_kv = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 700))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    q, k, v, mask = attention_inputs(rng, 64, 6, 2, n, n_kv)
+    share = data.draw(st.sampled_from([0.01, 0.5, 0.99]))
+    mask[:] = np.where(rng.random((n, n_kv)) < share, rng.choice([0, -1.5], (n, n_kv)), -np.inf)
+    mask[:, rng.integers(n_kv)] = 0
+    expected = reference_attention(q, k, v, mask, 0.125)
+    for isa in ISAS:
+        if library.es_kernels_set_isa(isa.encode()) == 0:
+            np.testing.assert_allclose(
+                attention(library, q, k, v, mask, 0.125), expected, rtol=2e-5, atol=2e-5
+            )
 
 
 def test_a_token_that_sees_nothing_gets_zeros(library, isa):

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from tiny_gguf import write_tiny_gguf
+from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
 
 from edgespec.backend import llama, quantize
 from edgespec.session import Session
@@ -201,3 +202,99 @@ def test_a_rewound_timeline_gives_the_same_bits(kernels, quantized):
         session.eval([7] * 9)  # a draft, rejected
         session.rewind(150)
         np.testing.assert_array_equal(session.eval(TOKENS[150:159], n_logits=9), expected[150:159])
+
+
+def assert_tree_is_chains(session, chains, tokens, parents):
+    """A pass with a tree gives the bits of chains, and leaves the timeline that the trunk's chain leaves."""
+    n_past, n_before = chains.n_past, len(tokens) - len(parents)
+    rows = session.eval(tokens, n_logits=len(parents) + 1, parents=parents)
+    expected = [chains.eval(tokens[:n_before])[0].copy()]
+    for path in paths(parents):
+        expected.append(chains.eval([tokens[n_before + node] for node in path])[0].copy())
+        chains.rewind(n_past + n_before)
+    np.testing.assert_array_equal(rows, expected, f"{n_past=} {parents=}")
+    kept = tokens[n_before : n_before + trunk(parents)]
+    chains.eval(kept, n_logits=0)
+    assert session.n_past == chains.n_past
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["q4_k_m", "q8_0"])
+def test_a_branch_has_the_bits_of_a_chain(kernels, quantized, architecture, name):
+    """Wherever the cache's blocks of 64 and segments of 256 end, and with a sliding window or without."""
+    rng = np.random.default_rng(10)
+    tokens = rng.integers(0, 256, 400).tolist()
+    with Model(quantized(architecture, name)) as model:
+        assert model.uses_kernels
+        for n_threads in (1, 2):
+            with (
+                Session(model, n_ctx=N_CTX, n_threads=n_threads) as session,
+                Session(model, n_ctx=N_CTX, n_threads=n_threads) as chains,
+            ):
+                for n_past in (0, *range(60, 71), 128, 130, 245, 255, 256, 257):
+                    for one in (session, chains):
+                        one.rewind(min(n_past, one.n_past))
+                        rest = tokens[one.n_past : n_past]
+                        one.eval(rest, n_logits=min(1, len(rest)))
+                    parents = random_shape(rng, int(rng.integers(2, 14)))
+                    assert_tree_is_chains(session, chains, tokens[300 : 302 + len(parents)], parents)
+                    np.testing.assert_array_equal(
+                        session.eval(tokens[:9], n_logits=9), chains.eval(tokens[:9], n_logits=9)
+                    )
+
+
+@pytest.mark.parametrize("parents", [[], [-1], [-1, -1], SPREAD, DEEP, WIDE, WIDEST], ids=len)
+def test_trees_of_all_shapes_have_the_bits_of_chains(kernels, quantized, parents):
+    with (
+        Model(quantized("qwen2", "q4_k_m")) as model,
+        Session(model, n_ctx=N_CTX, n_threads=2) as session,
+        Session(model, n_ctx=N_CTX, n_threads=2) as chains,
+        Session(model, n_ctx=N_CTX, n_threads=1) as fresh,
+    ):
+        timeline = []
+        for length in (62, 33, 7):
+            tokens = TOKENS[length : 2 * length + len(parents)]
+            assert_tree_is_chains(session, chains, tokens, parents)
+            timeline += tokens[: length + trunk(parents)]
+        row = session.eval(TOKENS[:1])[0]
+        np.testing.assert_array_equal(row, fresh.eval([*timeline, TOKENS[0]])[0])
+
+
+def test_a_tree_through_embeddings_has_the_bits_of_tokens(kernels, quantized):
+    path = quantized("llama", "q4_0")
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
+    table = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    with (
+        Model(path) as model,
+        Session(model, n_ctx=N_CTX, n_threads=2) as session,
+        Session(model, n_ctx=N_CTX, n_threads=2, embeddings=lambda tokens: table[tokens]) as embedded,
+    ):
+        for parents in (None, SPREAD, WIDE):
+            n_logits = 5 if parents is None else len(parents) + 1
+            np.testing.assert_array_equal(
+                embedded.eval(TOKENS[:80], n_logits=n_logits, parents=parents),
+                session.eval(TOKENS[:80], n_logits=n_logits, parents=parents),
+            )
+
+
+@pytest.mark.pair
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_branches_of_the_real_pair_have_the_bits_of_chains(kernels, pair, which):
+    rng = np.random.default_rng(11)
+    text = "def median(values):\n    ordered = sorted(values)\n    # the one in the middle, or a mean\n"
+    with Model(pair[which]) as model:
+        assert model.uses_kernels
+        tokens = model.tokenize(text * 8, add_special=False, parse_special=False)
+        with (
+            Session(model, n_ctx=N_CTX, n_threads=2) as session,
+            Session(model, n_ctx=N_CTX, n_threads=2) as chains,
+        ):
+            for n_past in (*range(60, 71), 128, 130):
+                for one in (session, chains):
+                    one.rewind(min(n_past, one.n_past))
+                    one.eval(tokens[one.n_past : n_past], n_logits=0)
+                parents = random_shape(rng, int(rng.integers(3, 9)))
+                nodes = rng.integers(0, 50_000, len(parents)).tolist()
+                assert_tree_is_chains(session, chains, [tokens[n_past], *nodes], parents)
+                np.testing.assert_array_equal(session.eval(tokens[:1]), chains.eval(tokens[:1]))

@@ -6,14 +6,16 @@ import ctypes
 import signal
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from tiny_gguf import write_tiny_gguf
+from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
 
 from edgespec import session as session_module
-from edgespec.backend import llama
+from edgespec.backend import llama, quantize
 from edgespec.errors import EdgespecError
-from edgespec.session import Session
+from edgespec.session import MAX_LEAVES, Session
 from edgespec.weights import Model
 
 PROMPT = list(b"the cat and the other cat")
@@ -191,8 +193,8 @@ def test_ctrl_c_between_two_passes_restores_the_timeline(
     with Session(tiny_target, n_ctx=128, n_threads=1, n_batch=4) as session:
         session.eval(PROMPT[:6])
 
-        def interrupted(self: Session, tokens: list[int], n_logits: int) -> None:
-            decode(self, tokens, n_logits)
+        def interrupted(self: Session, *arguments: object) -> None:
+            decode(self, *arguments)
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Session, "_decode", interrupted)
@@ -227,6 +229,230 @@ def test_wanting_more_rows_later_moves_the_buffer_safely(tmp_path: Path) -> None
             theirs = llama.llama_get_logits_ith(session._context, n_logits - 1)
             assert np.array_equal(rows[-1], np.ctypeslib.as_array(theirs, (model.n_vocab,)))
             session.clear()
+
+
+def chain_rows(session: Session, tokens: list[int], parents: list[int]) -> np.ndarray:
+    """The rows that a tree at the end of `tokens` must have, each node from a chain of its own."""
+    n_past, n_before = session.n_past, len(tokens) - len(parents)
+    rows = [session.eval(tokens[:n_before])[0].copy()]
+    for path in paths(parents):
+        rows.append(session.eval([tokens[n_before + node] for node in path])[0].copy())
+        session.rewind(n_past + n_before)
+    session.rewind(n_past)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("parents", [[], [-1], [-1, 0, 1], [-1, -1], SPREAD, DEEP, WIDE, WIDEST], ids=len)
+def test_rows_of_a_tree_are_those_of_chains(tiny_target: Model, parents: list[int]) -> None:
+    tokens = np.random.default_rng(6).integers(0, 256, 5 + len(parents)).tolist()
+    with (
+        Session(tiny_target, n_ctx=128, n_threads=1) as session,
+        Session(tiny_target, n_ctx=128, n_threads=1) as chains,
+    ):
+        for one in (session, chains):
+            one.eval(PROMPT)
+        rows = session.eval(tokens, n_logits=len(parents) + 1, parents=parents)
+        assert np.allclose(rows, chain_rows(chains, tokens, parents), atol=TOLERANCE)
+        # The trunk stays, and what comes next sees nothing else.
+        n_kept = 5 + trunk(parents)
+        assert session.n_past == len(PROMPT) + n_kept
+        chains.eval(tokens[:n_kept])
+        for n_logits in (1, 7):
+            assert np.allclose(
+                session.eval(PROMPT, n_logits=n_logits),
+                chains.eval(PROMPT, n_logits=n_logits),
+                atol=TOLERANCE,
+            )
+
+
+def test_a_chain_with_parents_is_a_chain(tiny_target: Model) -> None:
+    with Session(tiny_target, n_ctx=128, n_threads=1) as session:
+        rows = session.eval(PROMPT, n_logits=6, parents=np.arange(-1, 4, dtype=np.int32)).copy()  # type: ignore[arg-type]
+        assert session.n_past == len(PROMPT)
+        assert session._tree is None
+    assert np.array_equal(rows, fresh_logits(tiny_target, PROMPT, 6))
+
+
+def test_trees_chains_and_rewinds_in_any_order(tiny_target: Model) -> None:
+    """Against a session that never had a branch."""
+    rng = np.random.default_rng(9)
+    with (
+        Session(tiny_target, n_ctx=256, n_threads=1) as session,
+        Session(tiny_target, n_ctx=256, n_threads=1) as chains,
+    ):
+        for _ in range(120):
+            if chains.n_past > 180 or rng.random() < 0.05:
+                n_keep = int(rng.integers(0, min(20, chains.n_past + 1)))
+            else:
+                n_keep = chains.n_past - int(rng.integers(0, min(4, chains.n_past + 1)))
+            session.rewind(n_keep)
+            chains.rewind(n_keep)
+            parents = random_shape(rng, int(rng.integers(0, 12)))
+            tokens = rng.integers(0, 256, int(rng.integers(1, 4)) + len(parents)).tolist()
+            rows = session.eval(tokens, n_logits=len(parents) + 1, parents=parents)
+            assert np.allclose(rows, chain_rows(chains, tokens, parents), atol=TOLERANCE)
+            chains.eval(tokens[: len(tokens) - len(parents) + trunk(parents)])
+            assert session.n_past == chains.n_past
+
+
+@pytest.mark.parametrize("n_before", [1, 3, 4, 5, 9, 10, 11, 25])
+def test_a_tree_after_more_tokens_than_a_pass_has(tiny_target: Model, n_before: int) -> None:
+    parents = [-1, 0, 0, -1]
+    tokens = np.random.default_rng(7).integers(0, 256, n_before + 4).tolist()
+    with (
+        Session(tiny_target, n_ctx=64, n_threads=1, n_batch=5) as session,
+        Session(tiny_target, n_ctx=64, n_threads=1) as chains,
+    ):
+        rows = session.eval(tokens, n_logits=5, parents=parents)
+        assert np.allclose(rows, chain_rows(chains, tokens, parents), atol=TOLERANCE)
+        assert session.n_past == n_before + 2
+
+
+def test_a_tree_needs_a_place_for_each_node(tiny_target: Model) -> None:
+    with Session(tiny_target, n_ctx=10, n_threads=1) as session:
+        session.eval(PROMPT[:5])
+        with pytest.raises(EdgespecError, match="context is full: 5 tokens and 6 more do not fit in 10"):
+            session.eval(PROMPT[5:11], n_logits=6, parents=[-1] * 5)
+        assert session.n_past == 5
+        session.eval(PROMPT[5:10], n_logits=5, parents=[-1] * 4)
+        assert session.n_past == 7
+
+
+def test_wrong_trees(tiny_target: Model) -> None:
+    with Session(tiny_target, n_ctx=128, n_threads=1) as session:
+        for parents in ([0], [-2], [-1, 1], [-1, -1, 0], [-1, 0, -1, 1], [1, -1]):
+            with pytest.raises(ValueError, match="not in depth-first pre-order"):
+                session.eval(PROMPT, n_logits=len(parents) + 1, parents=parents)
+        with pytest.raises(ValueError, match="n_logits 2 with a tree of 2 nodes"):
+            session.eval(PROMPT, n_logits=2, parents=[-1, -1])
+        with pytest.raises(ValueError, match="n_logits 3 with 2 tokens"):
+            session.eval(PROMPT[:2], n_logits=3, parents=[-1, -1])
+        assert session.max_leaves == MAX_LEAVES
+        with pytest.raises(ValueError, match="a tree of 33 leaves, max_leaves 32"):
+            session.eval(PROMPT * 2, n_logits=34, parents=[-1] * 33)
+        assert session.n_past == 0
+    with Session(tiny_target, n_ctx=128, n_threads=1, n_logits_max=4) as session:
+        assert session.max_leaves == 3
+        session.eval(PROMPT[:4], n_logits=4, parents=[-1] * 3)
+
+
+def test_a_model_that_cannot_rewind_has_no_branches(tiny_path: Path) -> None:
+    with Model(tiny_path) as model:
+        model.can_rewind = False
+        with Session(model, n_ctx=32, n_threads=1) as session:
+            assert session.max_leaves == 1
+            session.eval(PROMPT[:3], n_logits=3, parents=[-1, 0])
+            with pytest.raises(EdgespecError) as caught:
+                session.eval(PROMPT[:3], n_logits=3, parents=[-1, -1])
+            assert str(caught.value) == "tiny 1 cannot evaluate branches (architecture llama)"
+            assert session.n_past == 3
+
+
+def test_a_tree_that_fails_leaves_no_trace(tiny_target: Model) -> None:
+    with (
+        Session(tiny_target, n_ctx=128, n_threads=1, n_batch=12) as session,
+        Session(tiny_target, n_ctx=128, n_threads=1) as chains,
+    ):
+        for one in (session, chains):
+            one.eval(PROMPT[:7])
+        tokens = PROMPT + PROMPT[: len(SPREAD)]
+        with pytest.raises(EdgespecError, match=r"failed with code -1: .*invalid token"):
+            session.eval([*tokens[:-1], 5000], n_logits=len(SPREAD) + 1, parents=SPREAD)
+        assert session.n_past == 7
+        rows = session.eval(tokens, n_logits=len(SPREAD) + 1, parents=SPREAD)
+        assert np.allclose(rows, chain_rows(chains, tokens, SPREAD), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("when", ["in the pass", "after it", "after it, and before the timeline is restored"])
+def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    n_calls, limit = 0, 1 << 30
+
+    @ABORT
+    def abort(_data: int | None) -> bool:
+        nonlocal n_calls
+        n_calls += 1
+        return n_calls > limit
+
+    address = ctypes.cast(abort, ctypes.c_void_p).value or 0
+    tokens = PROMPT[: 3 + len(SPREAD)]
+    tree = {"n_logits": len(SPREAD) + 1, "parents": SPREAD}
+    decode = Session._decode
+
+    def interrupted(self: Session, *arguments: object) -> None:
+        decode(self, *arguments)
+        raise KeyboardInterrupt
+
+    def interrupted_again(self: Session, n_past: int) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        Session(tiny_target, n_ctx=128, n_threads=1, abort_callback=address) as session,
+        Session(tiny_target, n_ctx=128, n_threads=1) as chains,
+    ):
+        for one in (session, chains):
+            one.eval(PROMPT[:6])
+        expected = chain_rows(chains, tokens, SPREAD)
+        assert np.allclose(session.eval(tokens, **tree), expected, atol=TOLERANCE)
+        session.rewind(6)
+        with monkeypatch.context() as patch:
+            if when == "in the pass":
+                limit = n_calls // 4
+                n_calls = 0
+            else:
+                patch.setattr(Session, "_decode", interrupted)
+                if when != "after it":
+                    patch.setattr(Session, "_restore", interrupted_again)
+            with pytest.raises(KeyboardInterrupt):
+                session.eval(tokens, **tree)
+        limit = 1 << 30
+        if session.n_past > 6:  # it went wrong twice: the pass has been made
+            chains.eval(tokens[: 3 + trunk(SPREAD)])
+        assert session.n_past == chains.n_past
+        for one in (session, chains):
+            one.eval(PROMPT[::-1], n_logits=0)
+        assert np.allclose(session.eval(tokens, **tree), chain_rows(chains, tokens, SPREAD), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+def test_embeddings_in_place_of_tokens(tiny_path: Path, tmp_path: Path, name: str) -> None:
+    path = tiny_path
+    if name != "f32":
+        path = tmp_path / "quantized.gguf"
+        quantize(tiny_path, path, name)
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
+    table = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    parts: list[int] = []
+
+    def embeddings(tokens: list[int]) -> np.ndarray:
+        parts.append(len(tokens))
+        return table[tokens]
+
+    with (
+        Model(path) as model,
+        Session(model, n_ctx=128, n_threads=1, n_batch=16) as session,
+        Session(model, n_ctx=128, n_threads=1, n_batch=16, embeddings=embeddings) as embedded,
+    ):
+        for tokens, parents in ((PROMPT, None), (PROMPT[:12], SPREAD), (PROMPT[5:6], None), (PROMPT, SPREAD)):
+            n_logits = 1 if parents is None else len(parents) + 1
+            assert np.array_equal(
+                embedded.eval(tokens, n_logits=n_logits, parents=parents),
+                session.eval(tokens, n_logits=n_logits, parents=parents),
+            )
+            assert embedded.n_past == session.n_past
+        assert parts == [16, 9, 12, 1, 13, 12]
+
+
+def test_wrong_embeddings(tiny_target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session(
+        tiny_target, n_ctx=32, n_threads=1, embeddings=lambda tokens: np.zeros((len(tokens), 63), np.float32)
+    ) as session:
+        with pytest.raises(ValueError, match=r"embeddings of shape \(2, 63\), not \(2, 64\)"):
+            session.eval([1, 2])
+        assert session.n_past == 0
+    monkeypatch.setattr(llama, "llama_model_rope_type", lambda _: 40)
+    with pytest.raises(EdgespecError) as caught:
+        Session(tiny_target, n_ctx=32, n_threads=1, embeddings=lambda tokens: np.zeros((len(tokens), 64)))
+    assert str(caught.value) == "tiny 1 cannot take embeddings in place of tokens (architecture llama)"
 
 
 @pytest.mark.pair

@@ -192,9 +192,82 @@ void attend_rows(const AttentionUnit &unit, const float *keys, const char *value
 typedef void AttendRows(const AttentionUnit &, const float *, const char *, int64_t, int, int, const MaskKind *,
                         const AttentionState &);
 
-void attend(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionState &state) {
+// Cells [j, j + n), at most a block, for the rows that see any of them there.
+void attend_block(const AttentionUnit &unit, int64_t j, int n, float *keys, const AttentionState &state) {
     static AttendRows *const tiles[6] = {attend_rows<1>, attend_rows<2>, attend_rows<3>,
                                          attend_rows<4>, attend_rows<5>, attend_rows<6>};
+    MaskKind kinds[ATTN_ROWS];
+    bool any = false;
+    for (int r = 0; r < unit.rows; r++) { // heads of a token share its mask
+        const bool same = r > 0 && unit.mask[r] == unit.mask[r - 1];
+        const bool beyond = unit.gap[r] && j >= unit.gap[r]->first; // see attend_gathered
+        kinds[r] = beyond ? ALL_MASKED : same ? kinds[r - 1] : mask_kind(unit.mask[r] + j, n);
+        any |= kinds[r] != ALL_MASKED;
+    }
+    if (!any) {
+        return;
+    }
+    transpose_keys(unit.head_dim, unit.k + j * unit.k_stride, unit.k_stride, n, keys, unit.v + j * unit.v_stride,
+                   unit.v_stride);
+    const int n_tiles = (unit.rows + ROW_TILE - 1) / ROW_TILE;
+    for (int t = 0, first = 0; t < n_tiles; t++) { // of about the same size
+        const int rows = (unit.rows - first + n_tiles - t - 1) / (n_tiles - t);
+        bool wanted = false;
+        for (int r = first; r < first + rows; r++) {
+            wanted |= kinds[r] != ALL_MASKED;
+        }
+        if (wanted) {
+            tiles[rows - 1](unit, keys, unit.v + j * unit.v_stride, j, n, first, kinds, state);
+        }
+        first += rows;
+    }
+}
+
+// The block that rows with a gap see as [j, j + ATTN_BLOCK): its keys and values side by side, as without the gap.
+void attend_gathered(const AttentionUnit &unit, int64_t j, float *keys, const AttentionState &state) {
+    alignas(64) uint16_t k[MAX_HEAD_DIM * ATTN_BLOCK], v[MAX_HEAD_DIM * ATTN_BLOCK];
+    uint16_t masks[ATTN_ROWS * ATTN_BLOCK];
+    for (int first = 0, end; first < unit.rows; first = end) {
+        const Gap *gap = unit.gap[first];
+        for (end = first + 1; end < unit.rows && unit.gap[end] == gap;) {
+            end++;
+        }
+        if (!gap || j < gap->first || j - gap->first >= gap->n) {
+            continue;
+        }
+        const int32_t *cells = gap->cells + (j - gap->first);
+        const int64_t left = gap->n - (j - gap->first), row_bytes = unit.head_dim * 2;
+        const int n = left < ATTN_BLOCK ? (int)left : ATTN_BLOCK;
+        for (int i = 0; i < n; i++) {
+            __builtin_memcpy((char *)k + i * row_bytes, unit.k + cells[i] * unit.k_stride, (size_t)row_bytes);
+            __builtin_memcpy((char *)v + i * row_bytes, unit.v + cells[i] * unit.v_stride, (size_t)row_bytes);
+        }
+        AttentionUnit part;
+        part.head_dim = unit.head_dim;
+        part.rows = end - first;
+        part.k = (const char *)k;
+        part.v = (const char *)v;
+        part.k_stride = part.v_stride = row_bytes;
+        part.scale = unit.scale;
+        part.any_gap = false;
+        for (int r = 0; r < part.rows; r++) {
+            const uint16_t *mask = unit.mask[first + r];
+            part.q[r] = unit.q[first + r];
+            part.gap[r] = nullptr;
+            if (r > 0 && mask == unit.mask[first + r - 1]) {
+                part.mask[r] = part.mask[r - 1];
+                continue;
+            }
+            part.mask[r] = masks + r * ATTN_BLOCK;
+            for (int i = 0; i < n; i++) {
+                masks[r * ATTN_BLOCK + i] = mask[cells[i]];
+            }
+        }
+        attend_block(part, 0, n, keys, {state.max + first, state.sum + first, state.out + first * unit.head_dim});
+    }
+}
+
+void attend(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionState &state) {
     alignas(64) float keys[MAX_HEAD_DIM * ATTN_BLOCK];
     for (int r = 0; r < unit.rows; r++) {
         state.max[r] = -__builtin_inff();
@@ -204,30 +277,9 @@ void attend(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionSt
         f_store(state.out + i, f_zero());
     }
     for (int64_t j = j0; j < j1; j += ATTN_BLOCK) {
-        const int n = j1 - j < ATTN_BLOCK ? (int)(j1 - j) : ATTN_BLOCK;
-        MaskKind kinds[ATTN_ROWS];
-        bool any = false;
-        for (int r = 0; r < unit.rows; r++) { // heads of a token share its mask
-            const bool same = r > 0 && unit.mask[r] == unit.mask[r - 1];
-            kinds[r] = same ? kinds[r - 1] : mask_kind(unit.mask[r] + j, n);
-            any |= kinds[r] != ALL_MASKED;
-        }
-        if (!any) {
-            continue;
-        }
-        transpose_keys(unit.head_dim, unit.k + j * unit.k_stride, unit.k_stride, n, keys,
-                       unit.v + j * unit.v_stride, unit.v_stride);
-        const int n_tiles = (unit.rows + ROW_TILE - 1) / ROW_TILE;
-        for (int t = 0, first = 0; t < n_tiles; t++) { // of about the same size
-            const int rows = (unit.rows - first + n_tiles - t - 1) / (n_tiles - t);
-            bool wanted = false;
-            for (int r = first; r < first + rows; r++) {
-                wanted |= kinds[r] != ALL_MASKED;
-            }
-            if (wanted) {
-                tiles[rows - 1](unit, keys, unit.v + j * unit.v_stride, j, n, first, kinds, state);
-            }
-            first += rows;
+        attend_block(unit, j, j1 - j < ATTN_BLOCK ? (int)(j1 - j) : ATTN_BLOCK, keys, state);
+        if (unit.any_gap) {
+            attend_gathered(unit, j, keys, state);
         }
     }
 }

@@ -111,6 +111,7 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
 bool Executor::plan(const std::vector<Tensor *> &nodes) {
     steps_.clear();
     angles_.clear();
+    gaps_.clear();
     size_t acts = 0, states = 0, angles = 0;
     const Tensor *quantized = nullptr; // what acts_ holds, and in blocks of how many
     int act_block = 0;
@@ -191,6 +192,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             const int64_t n = a.by_segment ? a.n_units() * a.n_segments : 2 * n_threads;
             states = std::max(states, (size_t)n * a.state_floats());
             steps_.emplace_back(&Executor::attend, op);
+            steps_.back().gaps = find_gaps(op);
             if (a.by_segment) {
                 steps_.emplace_back(&Executor::merge, op);
             }
@@ -228,6 +230,17 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
         next_angles += 2 * n;
     }
     return true;
+}
+
+// The masks are inputs of the graph, so they can be read before it runs. One that is computed is not looked at:
+// its tokens' sums depend on where the gaps are, in the last bits.
+const Gap *const *Executor::find_gaps(const Tensor *attention) {
+    const Tensor *mask = attention->src[3];
+    if (mask->op != OP_NONE) {
+        return nullptr;
+    }
+    const auto known = std::find_if(gaps_.begin(), gaps_.end(), [&](const Gaps &g) { return g.mask == mask; });
+    return (known == gaps_.end() ? gaps_.emplace_back(mask, attention->src[0]->ne[1]) : *known).tokens();
 }
 
 int Executor::compute(Graph *graph) {

@@ -1,6 +1,7 @@
 // Runs a ggml graph, or a part of one, on a team of threads.
 #pragma once
 
+#include "gaps.h"
 #include "ggml_abi.h"
 #include "isa.h"
 #include "team.h"
@@ -61,6 +62,7 @@ class Executor {
         const ggml::Tensor *op;
         const ggml::Tensor *fused = nullptr; // the ADD after a product, the MUL after a norm: written as well
         const ggml::Tensor *other = nullptr; // its other operand
+        const Gap *const *gaps = nullptr;    // of an attention's tokens, if there are any
         size_t index = 0;                    // of the counter; of the angles of a rotation
         Step(void (Executor::*f)(const Step &, int, int), const ggml::Tensor *t) : run(f), op(t) {}
     };
@@ -70,6 +72,7 @@ class Executor {
         float *cosines, *sines;
     };
     bool plan(const std::vector<ggml::Tensor *> &nodes);
+    const Gap *const *find_gaps(const ggml::Tensor *attention);
     void run(Team &team, int thread);
 
     void quantize(const Step &step, int thread, int n);
@@ -89,6 +92,7 @@ class Executor {
     const Ggml &ggml_;
     std::vector<Step> steps_;
     std::vector<Angles> angles_;
+    std::deque<Gaps> gaps_; // one for each mask: all layers have the same few
     std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, one for each step
     size_t n_counters_ = 0;
     std::unique_ptr<char[]> memory_;

@@ -197,7 +197,7 @@ struct Rows {
     AttentionUnit unit;
     int64_t token[ATTN_ROWS], head[ATTN_ROWS];
 
-    Rows(const Tensor *op, const Attention &a, int64_t tile) {
+    Rows(const Tensor *op, const Gap *const *gaps, const Attention &a, int64_t tile) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
         const int64_t cache_head = tile / a.n_tiles, t = tile % a.n_tiles;
         const int64_t first = a.n_rows * t / a.n_tiles, last = a.n_rows * (t + 1) / a.n_tiles;
@@ -208,11 +208,14 @@ struct Rows {
         unit.k_stride = (int64_t)k->nb[1];
         unit.v_stride = (int64_t)v->nb[1];
         unit.scale = param(op, 0);
+        unit.any_gap = false;
         for (int r = 0; r < unit.rows; r++) {
             token[r] = (first + r) / a.gqa;
             head[r] = cache_head * a.gqa + (first + r) % a.gqa;
             unit.q[r] = at<const float>(q, token[r], head[r]);
             unit.mask[r] = at<const uint16_t>(mask, token[r]);
+            unit.gap[r] = gaps ? gaps[token[r]] : nullptr;
+            unit.any_gap |= unit.gap[r] != nullptr;
         }
     }
 
@@ -236,7 +239,7 @@ void Executor::attend(const Step &step, int thread, int) {
         isa_.attend(rows.unit, s * ATTN_SEGMENT, std::min(a.n_kv, (s + 1) * ATTN_SEGMENT), state);
     };
     for (int64_t unit; (unit = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < units;) {
-        const Rows rows(step.op, a, unit % a.n_units());
+        const Rows rows(step.op, step.gaps, a, unit % a.n_units());
         if (a.by_segment) {
             attend_segment(rows, unit / a.n_units(), rows.state(states_ + (size_t)unit * a.state_floats()));
             continue;
@@ -256,7 +259,7 @@ void Executor::merge(const Step &step, int thread, int n) {
     const Attention a(step.op, n_threads);
     const Share share(a.n_units(), thread, n);
     for (int64_t tile = share.first; tile < share.last; tile++) {
-        const Rows rows(step.op, a, tile);
+        const Rows rows(step.op, nullptr, a, tile);
         const auto of_segment = [&](int64_t s) {
             return rows.state(states_ + (size_t)(s * a.n_units() + tile) * a.state_floats());
         };

@@ -1,4 +1,4 @@
-/* The kernels on several threads, for ThreadSanitizer: the same bits as on one. */
+/* The kernels on several threads, for ThreadSanitizer: the same bits as on one; and with gaps as without. */
 #include "../edgespec_kernels.h"
 
 #include <stdio.h>
@@ -38,7 +38,8 @@ static void test_matmul(int type, size_t block_bytes, int block) {
     free(y);
 }
 
-static void test_attention(int tokens) {
+/* With `branches` each token sees the first cells, and then every third of the rest as far as itself. */
+static void test_attention(int tokens, int branches) {
     const int q_size = tokens * HEADS * HEAD_DIM, kv_size = CACHED * 2 * HEAD_DIM;
     float *q = malloc(sizeof(float) * q_size), *out = malloc(sizeof(float) * q_size * 2);
     uint16_t *kv = malloc(2 * kv_size), *mask = calloc((size_t)tokens * CACHED, 2);
@@ -48,6 +49,10 @@ static void test_attention(int tokens) {
     }
     for (int i = 0; i < kv_size; i++) {
         kv[i] = (uint16_t)(0x3800 | (next() >> 22)); /* 0.5 to 1 */
+    }
+    for (int i = 0; branches && i < tokens * CACHED; i++) {
+        const int token = i / CACHED, cell = i % CACHED - 230;
+        mask[i] = cell < 0 || (cell % 3 == token % 3 && cell / 3 <= token * 2) ? 0 : 0xFC00;
     }
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
         float *o = threads == 1 ? out : out + q_size;
@@ -60,6 +65,34 @@ static void test_attention(int tokens) {
     free(mask);
 }
 
+/* A token that sees n cells and then some of the rest gives the bits that it gives where they lie side by side. */
+static void test_branch(int n) {
+    enum { KV_ROW = 2 * HEAD_DIM };
+    float q[HEADS * HEAD_DIM], out[2][HEADS * HEAD_DIM];
+    uint16_t *kv = malloc(2 * CACHED * KV_ROW), *chain = malloc(2 * CACHED * KV_ROW), mask[CACHED];
+    check(kv && chain, "memory");
+    for (int i = 0; i < HEADS * HEAD_DIM; i++) {
+        q[i] = uniform();
+    }
+    for (int i = 0; i < CACHED * KV_ROW; i++) {
+        kv[i] = (uint16_t)(0x3800 | (next() >> 22));
+    }
+    int seen = 0;
+    for (int cell = 0; cell < CACHED; cell++) {
+        const int visible = cell < n || cell % 5 == 4;
+        mask[cell] = visible ? 0 : 0xFC00;
+        if (visible) {
+            memcpy(chain + seen++ * KV_ROW, kv + cell * KV_ROW, 2 * KV_ROW);
+        }
+    }
+    check(!es_kernels_attention(HEAD_DIM, HEADS, 2, 1, CACHED, q, kv, kv, mask, 0.125f, out[0], 2), "attention");
+    memset(mask, 0, sizeof mask);
+    check(!es_kernels_attention(HEAD_DIM, HEADS, 2, 1, seen, q, chain, chain, mask, 0.125f, out[1], 2), "attention");
+    check(!memcmp(out[0], out[1], sizeof out[0]), "the same attention with gaps and without");
+    free(kv);
+    free(chain);
+}
+
 int main(void) {
     if (!*es_kernels_isa()) {
         puts("skipped: this CPU has no AVX2");
@@ -68,7 +101,12 @@ int main(void) {
     test_matmul(2, 18, 32);    /* Q4_0 */
     test_matmul(12, 144, 256); /* Q4_K */
     test_matmul(14, 210, 256); /* Q6_K */
-    test_attention(1);
-    test_attention(60);
+    for (int branches = 0; branches <= 1; branches++) {
+        test_attention(1, branches);
+        test_attention(60, branches);
+    }
+    for (int n = 1; n < CACHED; n += 3) {
+        test_branch(n);
+    }
     return 0;
 }

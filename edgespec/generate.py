@@ -1,7 +1,8 @@
 """The loop: propose, verify, accept or resample. It yields a Step at a time.
 
-The target's cache always lags its timeline by one token, the last emitted one, which is evaluated
-with the next draft. Whatever ends the loop, that cache holds emitted tokens and nothing else.
+The target's cache lags its timeline by the last emitted token, which is evaluated with the next draft, and
+by the accepted tokens of a side branch before it: a cache in one piece and in the order of the text is that
+of plain decoding, bit for bit. Whatever ends the loop, the cache holds emitted tokens and nothing else.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.drafters.base import Draft, Drafter, Outcome, Tokens
+from edgespec.drafters.base import Drafter, Outcome, Tokens
 from edgespec.energy import Phase
 from edgespec.errors import EdgespecError
+from edgespec.lenience import lenient_choice
 from edgespec.records import Step, StopReason
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.session import Rows, Session
+from edgespec.tree import Tree, is_chain, lower
 from edgespec.verify import Rule
 
 _WORTH_A_MARK_S = 1e-3
@@ -59,12 +62,16 @@ class Generation:
         params: SamplingParams,
         coins: Coins,
         rule: Rule = "block",
+        lenience: float = 1.0,
         n_predict: int | None = None,
         n_ctx: int | None = None,
+        n_known: int = 0,
     ) -> None:
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
-        `n_ctx` is where the context counts as full, by default the end of `target`'s.
+        `n_ctx` is where the context counts as full, by default the end of `target`'s. A `lenience` below 1 is
+        not exact (lenience.py); it takes the chain rule, or the match rule at temperature 0. The first
+        `n_known` tokens of the prompt, not all, stand in `target`'s cache already.
         """
         self.tokens = list(prompt)
         self.stop_reason: StopReason = "interrupted"
@@ -75,11 +82,14 @@ class Generation:
         self._params = params
         self._coins = coins
         self._rule = rule
+        self._lenience = lenience
         self._n_predict = n_predict
         self._n_ctx = n_ctx or target.n_ctx
         self.mark: Callable[[Phase], None] = unmarked
         """Told at the end of each phase which one it was; may be replaced before the first event."""
         self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
+        self._n_known = n_known
+        self._n_cached = 0
         self._no_tokens: Tokens = np.empty(0, np.int32)
 
     def events(self) -> Generator[Prefill | DraftPrefill | Step]:
@@ -105,10 +115,11 @@ class Generation:
     def _prefill(self) -> Prefill:
         self.mark("rest")
         started = time.perf_counter()
-        self._target.clear()
-        row = self._target.eval(self.tokens, n_logits=1)[0]
+        self._target.rewind(self._n_known)
+        row = self._target.eval(self.tokens[self._n_known :], n_logits=1)[0]
         (coin,) = self._coins.take(1)
         token = self._sampler.sample(row, self._recent(()), coin, -1)
+        self._n_cached = len(self.tokens)
         self.tokens.append(token)
         self.mark("prefill")
         return Prefill(token, time.perf_counter() - started)
@@ -116,63 +127,84 @@ class Generation:
     def _step(self) -> Step:
         self.mark("rest")
         started = time.perf_counter()
-        draft = self._propose()
-        n = len(draft.tokens)
+        tree = self._propose()
+        n = len(tree)
         # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
         drafts = n > 0 or time.perf_counter() - started > _WORTH_A_MARK_S
         if drafts:
             self.mark("draft")
         drafted = time.perf_counter()
-        rows = self._target.eval([self.tokens[-1], *draft.tokens], n_logits=n + 1)
+        n_past = len(self.tokens)
+        pending = self.tokens[self._n_cached :]
+        rows = self._target.eval(
+            [*pending, *(node.token for node in tree)],
+            n_logits=n + 1,
+            parents=None if is_chain(tree) else [node.parent for node in tree],
+        )
         self.mark("verify")
         verified = time.perf_counter()
-        n_accepted, following, probs = self._judge(rows, draft.tokens)
-        emitted = [*draft.tokens[:n_accepted], following]
-        if n_accepted and self._is_eog(draft.tokens[n_accepted - 1]):
+        path, following, judged = self._judge(rows, tree)
+        emitted = [*(tree[i].token for i in path), following]
+        if path and self._is_eog(emitted[-2]):
             emitted.pop()  # nothing follows an end-of-generation token
         self.tokens += emitted
-        self._target.rewind(len(self.tokens) - 1)
+        n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
+        self._n_cached = min(n_past + n_trunk, len(self.tokens) - 1)
+        self._target.rewind(self._n_cached)
         if drafts:
             self.mark("rest")
-        judged = time.perf_counter()
+        ready = time.perf_counter()
         if self._drafter:
-            self._drafter.accept(self.tokens, Outcome(n_accepted, emitted, judged - drafted, probs))
+            self._drafter.accept(
+                self.tokens, Outcome(path, emitted, len(pending) + n, ready - drafted, judged)
+            )
             if drafts:
                 self.mark("draft")
         ended = time.perf_counter()
         return Step(
             tuple(emitted),
             n_drafted=n,
-            n_accepted=n_accepted,
-            draft_s=drafted - started + ended - judged,
+            n_accepted=len(path),
+            depth=_depth(tree, path),
+            draft_s=drafted - started + ended - ready,
             verify_s=verified - drafted,
-            rest_s=judged - verified,
+            rest_s=ready - verified,
         )
 
-    def _judge(self, rows: Rows, draft: Sequence[int]) -> tuple[int, int, list[tuple[float, float]]]:
-        """Return how many drafted tokens are kept, the token after them, and (p, q) of those judged."""
+    def _judge(self, rows: Rows, tree: Tree) -> tuple[list[int], int, list[tuple[int, float, float]]]:
+        """Return the path that is kept, the token after it, and (node, p, q) of what was judged."""
         if self._rule != "match":
             return self._sampler.verify(
                 rows,
-                np.asarray(draft, np.int32),
-                self._recent(draft),
-                self._coins.take(len(draft) + 1),
+                *lower(tree),
+                self._recent(()),
+                self._coins.take(len(tree) + 1),
                 self._rule == "block",
+                lenience=self._lenience,
             )
-        n_accepted = 0
+        path: list[int] = []
+        emitted: list[int] = []
+        at = -1
         while True:  # a coin for each emitted token, and no other: so the text is that of plain decoding
             (coin,) = self._coins.take(1)
-            token = self._sampler.sample(rows[n_accepted], self._recent(draft[:n_accepted]), coin, -1)
-            if n_accepted == len(draft) or token != draft[n_accepted]:
-                return n_accepted, token, []
-            n_accepted += 1
-            if self._is_eog(token):  # what the loop takes away again
-                return n_accepted, token, []
+            recent = self._recent(emitted)
+            token = self._sampler.sample(rows[at + 1], recent, coin, -1)
+            below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
+            found = lenient_choice(
+                rows[at + 1], [tree[i].token for i in below], token, self._lenience, self._params, recent
+            )
+            if found is None:
+                return path, token, []
+            at = below[found]
+            path.append(at)
+            emitted.append(tree[at].token)
+            if self._is_eog(tree[at].token):  # what the loop takes away again
+                return path, token, []
 
-    def _propose(self) -> Draft:
+    def _propose(self) -> Tree:
         """Ask the drafter for no more than can still be emitted and held."""
         if not self._drafter:
-            return Draft()
+            return ()
         room = self._n_ctx - len(self.tokens) - 1
         if self._n_predict is not None:
             room = min(room, self._n_predict - self._n_emitted - 1)
@@ -200,3 +232,14 @@ class Generation:
         last_n = self._params.penalty_last_n
         history = self.tokens if last_n < 0 else self.tokens[-last_n:]
         return np.asarray([*history, *drafted], np.int32)
+
+
+def _depth(tree: Tree, path: Sequence[int]) -> int:
+    """Return the positions drafted: len(path) where nothing follows it in the tree, else the tree's depth."""
+    end = path[-1] if path else -1
+    if all(node.parent != end for node in tree[end + 1 :]):
+        return len(path)
+    depths: list[int] = []
+    for node in tree:
+        depths.append(1 + (depths[node.parent] if node.parent >= 0 else 0))
+    return max(depths)

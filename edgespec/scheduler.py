@@ -15,6 +15,7 @@ position, never on the token sampled from it (docs/statistics.md).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,14 @@ class Policy:
     staged: bool = True
     """The suffix store may propose to the draft model."""
     gamma: int | None = None
-    """Tokens drafted a step; None: the scheduler's choice."""
+    """Tokens drafted a step, in a chain; None: the scheduler's choice."""
+    branches: bool = True
+    """A step may propose several tokens for one position, where `gamma` does not fix its length."""
+
+    @property
+    def may_branch(self) -> bool:
+        """Whether a step may be more than a chain."""
+        return self.branches and self.gamma is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +154,21 @@ class Scheduler:
         self.predictor.begin()
         self.rate = 1.0 / self._verify[1]
 
-    def start_step(self, n_past: int, offered: Sequence[float] = (), *, n_draft: int = 0) -> None:
+    def start_step(
+        self, n_past: int, offered: Sequence[float] = (), *, n_draft: int = 0, n_pending: int = 1
+    ) -> None:
         """Look up the costs at this length of context, and the pace where the suffix store offers this.
 
-        `n_draft` is the context of the draft model, which may be shorter.
+        `n_draft` is the context of the draft model, which may be shorter; `n_pending` tokens are in the
+        target's pass in any case.
 
         A token that is drafted saves the time which it would take otherwise, and that differs between
         text that is being copied and text that is new: each has a rate of its own.
         """
         self._copying = bool(offered) and offered[0] >= _COPYING
-        self._verify = self.target.at(n_past)
+        self._verify = verify = self.target.at(n_past)
+        if n_pending > 1:  # costs of what is drafted; beyond the curve nothing is
+            self._verify = [0.0, *verify[n_pending:], *[verify[-1]] * (n_pending - 1)]
         if self.draft:
             self._passes = self.draft.at(n_draft)
         self.rate = max(self._pace[self._copying].rate, 1.0 / self._verify[1])
@@ -215,6 +228,27 @@ class Scheduler:
             return depth < self.policy.gamma
         gain = path - self.rate * (self._verify[depth + 2] - self._verify[depth + 1])
         return gain >= 0.0 or gain + self._model_gain(path, depth + 1, 1, bucket, ()) > 0.0
+
+    @property
+    def verify_costs(self) -> Sequence[float]:
+        """T(n) of the target's pass at this step: n - 1 drafted tokens and what has to be in it."""
+        return self._verify
+
+    @property
+    def least_price(self) -> float:
+        """The lowest price, in tokens, of one more token in the target's pass at this step."""
+        verify = self._verify
+        return self.rate * max(0.0, min(b - a for a, b in itertools.pairwise(verify[1:_LOOK_AHEAD])))
+
+    def branches(self, path: float, n_drafted: int) -> bool:
+        """Say whether a token beside the trunk, accepted with `path`, pays after `n_drafted` tokens.
+
+        The trunk may grow later, so the price is a mean over the next tokens.
+        """
+        verify = self._verify
+        if not self.policy.may_branch or n_drafted + 3 > MAX_GAMMA:
+            return False
+        return path >= self.rate * 0.5 * (verify[n_drafted + 3] - verify[n_drafted + 1])
 
     def _best_prefix(self, path: float, depth: int, offered: Sequence[float]) -> tuple[int, float, float]:
         """Return how many of the offered tokens to take, what that gains in tokens, and P after them."""

@@ -14,7 +14,7 @@ from tiny_gguf import write_tiny_gguf
 
 from edgespec import Engine, SamplingParams
 from edgespec.costs import OnlineCurve, guessed_curve
-from edgespec.drafters import Chain, DraftModel, SuffixDrafts
+from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import Power
 from edgespec.errors import EdgespecError, UsageError
@@ -57,7 +57,9 @@ def chain_of(
     chosen.policy = replace(policy, gamma=gamma)
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
     suffix = SuffixDrafts(4096)
-    return Chain(chosen, suffix=suffix, model=model, is_eog=is_eog, clocks=(target, draft), on_step=on_step)
+    return TreeDrafter(
+        chosen, suffix=suffix, model=model, is_eog=is_eog, clocks=(target, draft), on_step=on_step
+    )
 
 
 def tokens_of(target, draft, params, *, seed=1, n_predict=40, rule="block", prompt=PROMPT, **drafting):
@@ -158,10 +160,10 @@ def test_the_draft_reads_no_token_twice(sessions, monkeypatch):
     widths = []
     real = Session.eval
 
-    def spy(self, tokens, *, n_logits=1):
+    def spy(self, tokens, *, n_logits=1, parents=None):
         if self is draft:
             widths.append(len(tokens))
-        return real(self, tokens, n_logits=n_logits)
+        return real(self, tokens, n_logits=n_logits, parents=parents)
 
     monkeypatch.setattr(Session, "eval", spy)
     _, steps = tokens_of(target, draft, WARM, gamma=3, n_predict=60, prompt=PROMPT * 2)

@@ -321,7 +321,7 @@ def test_forget_empties_the_suffix_store(engine, cache):
         assert tables(one).as_dict() == learnt
         got = drafted(one, drafter="suffix", gamma=4, on_step=steps.append)
     assert got.token_ids == want.token_ids
-    assert steps[0].proposed == []
+    assert steps[0].proposed == ()
     assert got.stats.steps == want.stats.steps
 
 
@@ -332,7 +332,7 @@ def test_forget_also_what_came_from_the_disk(engine):
     with engine(history=True) as two:
         two.forget()
         drafted(two, drafter="suffix", gamma=4, on_step=steps.append)
-    assert steps[0].proposed == []
+    assert steps[0].proposed == ()
 
 
 def test_a_forgotten_generation_is_not_kept(engine, cache):

@@ -15,7 +15,7 @@ import pytest
 from toy_sessions import Clock, ToySession
 
 from edgespec.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
-from edgespec.drafters import Chain, DraftModel, SuffixDrafts
+from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
 from edgespec.generate import Generation
 from edgespec.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.sampling import Coins, SamplingParams
@@ -69,7 +69,7 @@ class World:
         self.session = ToySession(self.target_logits, V, clock=clock, cost=costs.__getitem__)
         self.draft_session = ToySession(self.draft_logits, V, clock=clock, cost=lambda n: draft_s)
         self.model = DraftModel(self.draft_session, n_vocab=V)
-        self.chain = Chain(
+        self.chain = TreeDrafter(
             scheduler,
             suffix=SuffixDrafts(1024),
             model=self.model,

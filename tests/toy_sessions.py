@@ -41,13 +41,24 @@ class ToySession:
     def n_past(self) -> int:
         return len(self.tokens)
 
-    def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> np.ndarray:
-        self.tokens += tokens
+    def eval(
+        self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None
+    ) -> np.ndarray:
         self.passes.append(len(tokens))
         if self._clock:
             self._clock.now += self._cost(len(tokens))
+        n_tree = len(parents or ())
+        assert parents is None or n_logits == n_tree + 1
+        self.tokens += tokens[: len(tokens) - n_tree]
         n = len(self.tokens)
-        rows = [self._logits(tuple(self.tokens[:i])) for i in range(n - n_logits + 1, n + 1)]
+        rows = [self._logits(tuple(self.tokens[:i])) for i in range(n - n_logits + n_tree + 1, n + 1)]
+        before = tuple(self.tokens)
+        texts: list[tuple[int, ...]] = []
+        for i, (token, parent) in enumerate(zip(tokens[len(tokens) - n_tree :], parents or (), strict=True)):
+            texts.append((*(texts[parent] if parent >= 0 else before), token))
+            rows.append(self._logits(texts[-1]))
+            if len(texts[-1]) == n + i + 1:  # the trunk stays
+                self.tokens.append(token)
         return np.array(rows, np.float32).reshape(n_logits, self.model.n_vocab)
 
     def rewind(self, n_keep: int) -> None:

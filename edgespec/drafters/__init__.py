@@ -1,8 +1,8 @@
-"""Everything that proposes tokens: sources, and the drafter that chains them (`chain.py`)."""
+"""Everything that proposes tokens: sources, and the drafter that makes trees of them (`trees.py`)."""
 
-from edgespec.drafters.base import Draft, Drafter, Outcome
-from edgespec.drafters.chain import Chain, ChainStep
+from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.model import DraftModel
 from edgespec.drafters.suffix import SuffixDrafts
+from edgespec.drafters.trees import DraftStep, TreeDrafter
 
-__all__ = ["Chain", "ChainStep", "Draft", "DraftModel", "Drafter", "Outcome", "SuffixDrafts"]
+__all__ = ["DraftModel", "DraftStep", "Drafter", "Outcome", "SuffixDrafts", "TreeDrafter"]

@@ -10,40 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
+from edgespec.tree import Tree
 
 Tokens = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Proposed tokens. Their distributions q stand in the sampler's slots 0 .. n - 1."""
-
-    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a draft."""
 
-    n_accepted: int
+    path: Sequence[int]
+    """The accepted nodes of the tree, root to leaf."""
     emitted: Sequence[int]
     """The accepted tokens and the target's own after them."""
+    n_evaluated: int
+    """Tokens in the target's pass."""
     verify_s: float
     """The target's pass and the verdict, in seconds."""
-    judged: Sequence[tuple[float, float]] = ()
-    """(p, q) of the accepted tokens and of the first rejected one, where the rule computes them."""
+    judged: Sequence[tuple[int, float, float]] = ()
+    """(node, p, q) of those that were judged, where the rule computes them: nodes below the root and below
+    accepted ones, up to the accepted one among siblings."""
 
 
 class Drafter(Protocol):
     """The three verbs of a drafter, called in this order: begin, then draft and accept in turns.
 
-    For exactness, a drafter must sample each token from the q it leaves in the slot (a
-    deterministic proposal is a point mass), and how many it proposes may depend on what came before
-    and on its own distributions, never on the probability of a token it sampled.
+    For exactness, a drafter must sample each token from the q it leaves in the node's slot (a
+    deterministic proposal is a point mass and has none), and whether a sampled token is proposed may depend
+    on what came before and on the drafter's own distributions, never on what the token turned out to be.
     """
 
     n_max: int
-    """Longest draft it makes: the slots that the sampler needs."""
+    """Most nodes of a tree it makes: the slots that the sampler needs."""
 
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
         """Start on a new timeline that holds `tokens` (the prompt and the first emitted token).
@@ -60,8 +58,8 @@ class Drafter(Protocol):
         sampler: _core.Sampler,
         recent: Callable[[Sequence[int]], Tokens],
         coins: Callable[[int], list[float]],
-    ) -> Draft:
-        """Propose at most `room` tokens, maybe none, to follow `tokens`.
+    ) -> Tree:
+        """Propose at most `room` tokens, maybe none, to follow `tokens`: a tree as `tree.order` lays it out.
 
         `recent` gives the penalties' history for a prefix, `coins(n)` the next n coins.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.embeddings import CutVocabulary, Scatter
 from edgespec.session import Rows, Session
 
 
@@ -16,11 +17,16 @@ class DraftModel:
     acceptance, never exactness.
     """
 
-    def __init__(self, session: Session, *, n_vocab: int) -> None:
-        """Draft with `session`; only its first `n_vocab` logits name tokens the target knows."""
+    def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
+        """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
+
+        `cut`: what a draft with a cut output vocabulary says of itself; `session` must have its `Embeddings`.
+        """
         self._session = session
-        self.n_vocab = min(n_vocab, session.model.n_vocab)
+        self._n_inputs = cut.n_vocab if cut else session.model.n_vocab
+        self.n_vocab = min(n_vocab, self._n_inputs)
         """Length of a row of logits that `run` returns."""
+        self._scatter = Scatter(cut.token_ids, self.n_vocab) if cut else None
         self._offset = 0  # the timeline's index of the first token in the cache
 
     @property
@@ -66,7 +72,8 @@ class DraftModel:
         Shape (1 + len(guesses), n_vocab). The guesses stay in the cache until `trim`.
         """
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
-        return self._eval(pending, n_logits=1 + len(guesses))[:, : self.n_vocab]
+        rows = self._eval(pending, n_logits=1 + len(guesses))
+        return self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""
@@ -80,5 +87,5 @@ class DraftModel:
 
     def _eval(self, tokens: Sequence[int], *, n_logits: int) -> Rows:
         """Evaluate `tokens`; one the model does not have stands as token 0, at the cost of acceptance."""
-        n_vocab = self._session.model.n_vocab
-        return self._session.eval([t if t < n_vocab else 0 for t in tokens], n_logits=n_logits)
+        n_inputs = self._n_inputs
+        return self._session.eval([t if t < n_inputs else 0 for t in tokens], n_logits=n_logits)

@@ -1,6 +1,6 @@
-"""Every drafter, chain and decision is exact: the real loop over toy models, sequences counted.
+"""Every drafter, tree and decision is exact: the real loop over toy models, sequences counted.
 
-Generation, Chain, Scheduler, DraftModel, the suffix store and the C core are the real ones; only the
+Generation, TreeDrafter, Scheduler, DraftModel, the suffix store and the C core are the real ones; only the
 models are functions of the prefix. The target's distribution over sequences is known exactly.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ from test_lossless import ToyModel, chi_square_p_value
 from toy_sessions import Clock, ToySession
 
 from edgespec.costs import OnlineCurve, guessed_curve
-from edgespec.drafters import Chain, Draft, DraftModel, SuffixDrafts
+from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
 from edgespec.generate import Generation
 from edgespec.predictor import Predictor
 from edgespec.sampling import Coins, SamplingParams
@@ -27,6 +28,7 @@ PROMPT = (0, 1, 2, 0, 1)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 POLICIES = {
     "auto": Policy(),
+    "chain": Policy(branches=False),
     "model": Policy(suffix=False, staged=False),
     "suffix": Policy(model=False, staged=False),
     "staged": Policy(suffix=False),
@@ -53,6 +55,13 @@ class RandomScheduler(Scheduler):
     def keeps(self, path, depth, bucket):
         return self.random.random() < 0.7
 
+    def branches(self, path, n_drafted):
+        return self.policy.branches and self.random.random() < 0.5
+
+    @property
+    def least_price(self):
+        return self.random.random() * 0.2
+
     def worth_reading(self, unread):
         return unread
 
@@ -67,19 +76,53 @@ class Wakes(Scheduler):
         return 3 if unread > 3 else 0
 
 
-class DropsUnlikely(Chain):
+class DropsUnlikely(TreeDrafter):
     """The trap: a sampled token is taken back because of its own probability (as other engines do)."""
 
     def draft(self, tokens, room, sampler, recent, coins):
-        draft = super().draft(tokens, room, sampler, recent, coins)
+        tree = super().draft(tokens, room, sampler, recent, coins)
         kept, probs = [], np.empty(V, np.float32)
-        for slot, token in enumerate(draft.tokens):
-            sampler.probs(slot, probs)
-            if probs[token] < 0.4:
+        for node in tree:
+            sampler.probs(node.slot, probs)
+            if probs[node.token] < 0.4:
                 break
-            kept.append(token)
-        del self._now.proposed[len(kept) :]
-        return Draft(kept)
+            kept.append(node)
+        self._now.proposed = tuple(kept)
+        return self._now.proposed
+
+
+class DropsUnlikelySiblings(TreeDrafter):
+    """The same trap in a tree: of what was sampled beside the trunk, the unlikely is taken back."""
+
+    def draft(self, tokens, room, sampler, recent, coins):
+        tree = super().draft(tokens, room, sampler, recent, coins)
+        probs = np.empty(V, np.float32)
+        unlikely = set()
+        for i, node in enumerate(tree):
+            if node.slot >= 0 and node.parent != i - 1:
+                sampler.probs(node.slot, probs)
+                if probs[node.token] < 0.6:
+                    unlikely.add(i)
+        place = [i - sum(j < i for j in unlikely) for i in range(len(tree))]
+        self._now.proposed = tuple(
+            replace(node, parent=place[node.parent] if node.parent >= 0 else -1)
+            for i, node in enumerate(tree)
+            if i not in unlikely
+        )
+        return self._now.proposed
+
+
+class Branches(Scheduler):
+    """A fixed shape: two tokens at the first position, of the model alone."""
+
+    def next(self, path, depth, unread, offered, bucket, *, after_model=False):
+        return RunModel(0) if depth < 3 else None
+
+    def keeps(self, path, depth, bucket):
+        return True
+
+    def branches(self, path, n_drafted):
+        return n_drafted < 2
 
 
 @pytest.fixture
@@ -105,7 +148,7 @@ def counts_of(
     policy,
     *,
     scheduler=Scheduler,
-    chain=Chain,
+    chain=TreeDrafter,
     prompt=PROMPT,
     n_draft_ctx=1 << 20,
 ):
@@ -182,6 +225,22 @@ def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy
     assert chi_square_p_value(counts, n * expected(target, WARM)) < 1e-6
 
 
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_dropping_a_sampled_sibling_by_its_own_probability_is_caught(clock, rule):
+    n = 8_000
+    target, draft = ToyModel(2), ToyModel(102)
+    policy = Policy(suffix=False, staged=False)
+    got = {
+        chain: chi_square_p_value(
+            counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=Branches, chain=chain)[0],
+            n * expected(target, WARM),
+        )
+        for chain in (TreeDrafter, DropsUnlikelySiblings)
+    }
+    assert got[TreeDrafter] > 1e-4
+    assert got[DropsUnlikelySiblings] < 1e-6
+
+
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     """Whatever is drafted, the text is plain decoding's, also where coins decide it."""
     target, draft = ToyModel(7), ToyModel(107)
@@ -194,7 +253,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
             chosen = scheduler(*clocks, Predictor())
             chosen.policy = policy
             model = DraftModel(ToySession(cache(draft.logits), V), n_vocab=V)
-            drafter = Chain(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
+            drafter = TreeDrafter(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
         session = ToySession(cache(target.logits), V, is_eog=lambda t: t == 2)
         run = Generation(session, drafter, (0, 1), params=WARM, coins=Coins(seed), rule="match", n_predict=30)
         list(run.events())
@@ -220,7 +279,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
     chosen = Scheduler(*clocks, Predictor())
     chosen.policy = Policy(suffix=False, staged=True, gamma=7)
     session = ToySession(logits, 8)
-    drafter = Chain(
+    drafter = TreeDrafter(
         chosen,
         suffix=SuffixDrafts(256),
         model=DraftModel(session, n_vocab=8),
@@ -242,7 +301,8 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
 
     def logits(prefix):
         row = np.zeros(6)
-        row[sequence[(sequence.index(prefix[-1]) + 1) % 5]] = 20.0
+        if prefix[-1] in sequence:  # a branch may hold anything
+            row[sequence[(sequence.index(prefix[-1]) + 1) % 5]] = 20.0
         return row
 
     for policy in POLICIES.values():
@@ -251,7 +311,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
         chosen.policy = policy
         suffix = SuffixDrafts(256)
         suffix.begin(sequence * 4)
-        drafter = Chain(
+        drafter = TreeDrafter(
             chosen,
             suffix=suffix,
             model=DraftModel(ToySession(logits, 6), n_vocab=6),

@@ -42,6 +42,7 @@ class Model(Closing):
         repack: bool = True,
         check_tensors: bool = True,
         kernels: bool = True,
+        vocab_only: bool = False,
         header: GGUFHeader | None = None,
     ) -> None:
         """Load `path`; Ctrl-C stops the loading. Models are loaded one at a time.
@@ -50,19 +51,20 @@ class Model(Closing):
         quantized weights for its faster kernels: more memory and a longer load for faster decoding.
         `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
         packs the weights for edgespec's kernels where they can be used (kernels.py); else, and without
-        it, the model runs exactly as llama.cpp does. A `header` that `check_model_file` returned for
-        this path spares a second look at the file.
+        it, the model runs exactly as llama.cpp does. `vocab_only` reads no weights: there is only a
+        tokenizer then. A `header` that `check_model_file` returned for this path spares a second look.
         Raises what `check_model_file` raises, and EdgespecError when the library cannot load it.
         """
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        with packing(kernels) as packed:
+        with packing(kernels and not vocab_only) as packed:
             model = _load(
                 self.path,
                 use_mmap=use_mmap,
                 repack=repack,
                 check_tensors=check_tensors,
+                vocab_only=vocab_only,
                 on_progress=_page_dropper(self.path, self.header, packed),
             )
             self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
@@ -213,13 +215,20 @@ def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[
 
 
 def _load(
-    path: Path, *, use_mmap: bool, repack: bool, check_tensors: bool, on_progress: Callable[[float], None]
+    path: Path,
+    *,
+    use_mmap: bool,
+    repack: bool,
+    check_tensors: bool,
+    vocab_only: bool,
+    on_progress: Callable[[float], None],
 ) -> llama.llama_model_p:
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
     params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
     params.use_extra_bufts = repack
     params.check_tensors = check_tensors
+    params.vocab_only = vocab_only
 
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
         def progressed(progress: float, _data: object) -> bool:

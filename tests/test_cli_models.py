@@ -157,7 +157,7 @@ def test_add_refuses_what_is_not_a_model(server, tmp_path):
         assert str(tmp_path) in str(error(models_app, "add", str(tmp_path / file)))
 
 
-@pytest.mark.parametrize("command", ["list", "pull", "path", "verify", "add", "remove"])
+@pytest.mark.parametrize("command", ["list", "pull", "path", "verify", "add", "remove", "pair"])
 def test_every_command_shows_an_example(server, command):
     assert f"edgespec models {command}" in ok(models_app, command, "--help")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from terminals import messages_in_terminal
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import N_WORDS, write_tiny_gguf
 
 COMMAND = [sys.executable, "-m", "edgespec", "profile"]
 
@@ -134,7 +134,7 @@ def test_wrong_usage(profile, arguments, words, cache):
 
 
 def test_models_that_do_not_fit(profile, tiny_path, tmp_path):
-    other = write_tiny_gguf(tmp_path / "other.gguf", texts={5: "zz"})
+    other = write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
     short = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=50)
     for arguments, words in (
         (("-t", tiny_path, "-d", other), "cannot draft for"),

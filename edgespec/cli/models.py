@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.console import err, out, print_table
+from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.gguf_header import check_model_file
@@ -192,3 +193,8 @@ def remove_command(
         if not gone:
             raise UsageError(f"{entry.name}: nothing to remove, it is not on this machine")
         out.print(f"{entry.name}: removed from {store.root}", markup=False)
+
+
+models_app.command(
+    "pair", epilog="Example: edgespec models pair qwen2.5-coder-1.5b-q4_k_m smollm2-135m-q4_1 --measure"
+)(pair_command)

@@ -1,0 +1,114 @@
+"""`edgespec models pair`: would this draft help that target, whose vocabulary may be another one?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli.console import err, out, print_line
+from edgespec.cli.progress import pull_named
+from edgespec.engine import default_threads
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.overlap import Overlap, find_overlap, measure_agreement, suite_text, with_agreement
+from edgespec.pull import resolve
+from edgespec.suites import DEFAULT, load_suite
+from edgespec.vocabulary_map import map_vocabularies
+from edgespec.weights import Model
+
+_MEASURED = ("code", "chat", "reasoning")  # categories of the suite, a prompt of each
+_MEASURED_TOKENS = 64
+
+
+def pair_command(
+    target: Annotated[str, typer.Argument(help="The model that decides: a file, a name, or hf:...")],
+    draft: Annotated[str, typer.Argument(help="The small model that would draft for it.")],
+    *,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text", help="UTF-8 text like yours, to weigh tokens by.", show_default="the shipped prompts"
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run both models on a few prompts: the acceptance is measured.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Compare two models' vocabularies: should the one draft for the other?
+
+    Without --measure only the tokenizers are loaded, and what is expected is an estimate.
+    """
+    words = suite_text() if text is None else _read(text)
+    pull_named(target, draft)
+    paths = resolve(target), resolve(draft)
+    overlap = _overlap(*paths, words)
+    if measure:
+        with err.status("running both models"):
+            overlap = _measured(*paths, overlap)
+    if json:
+        out.print_json(data={"target": target, "draft": draft, **_described(overlap)})
+    else:
+        _print(overlap)
+
+
+def _overlap(target: Path, draft: Path, words: str) -> Overlap:
+    with Model(target, vocab_only=True) as ours, Model(draft, vocab_only=True) as theirs:
+        return find_overlap(ours, theirs, map_vocabularies(ours, theirs), words)
+
+
+def _measured(target: Path, draft: Path, overlap: Overlap) -> Overlap:
+    chosen = load_suite(DEFAULT).select(_MEASURED, 1).prompts
+    with Model(target) as ours, Model(draft) as theirs:
+        if not (ours.can_rewind and theirs.can_rewind):
+            raise EdgespecError("--measure: one of the models cannot take tokens back (recurrent or hybrid)")
+        prompts = [
+            ours.tokenize_chat([{"role": "user", "content": prompt.text}])
+            if ours.chat_template
+            else ours.tokenize(prompt.text, add_special=True, parse_special=False)
+            for prompt in chosen
+        ]
+        shares = measure_agreement(
+            ours, theirs, prompts, n_tokens=_MEASURED_TOKENS, n_threads=default_threads()
+        )
+    return with_agreement(overlap, shares)
+
+
+def _described(overlap: Overlap) -> dict[str, Any]:
+    return {
+        **asdict(overlap),
+        "acceptance": overlap.acceptance,
+        "worth": overlap.worth,
+        "advice": overlap.advice,
+    }
+
+
+def _print(overlap: Overlap) -> None:
+    print_line("target", f"{overlap.n_target:,} tokens ({overlap.types[0]})")
+    print_line("draft", f"{overlap.n_draft:,} tokens ({overlap.types[1]}), {overlap.cost:.0%} of its size")
+    if overlap.equal:
+        print_line("shared", "the vocabularies are the same: nothing has to be translated")
+    else:
+        print_line("shared", f"{overlap.n_shared:,} tokens; {overlap.coverage:.0%} of a text's are such")
+        print_line(
+            "text",
+            f"{overlap.compression:.2f} tokens of the draft for one of the target, {overlap.same:.0%} cut "
+            f"the same (over {overlap.n_tokens:,})",
+        )
+    how = "estimated from the vocabularies" if overlap.measured is None else "measured"
+    print_line("accepted", f"{overlap.acceptance:.0%} of the drafted tokens, {how}")
+    print_line("advice", overlap.advice)
+
+
+def _read(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"--text {file}: not UTF-8 text; convert it first") from None
+    except OSError as error:
+        raise UsageError(f"--text {file}: {error.strerror}") from None
+    if not text.strip():
+        raise UsageError(f"--text {file}: empty; give a text of a few lines or more")
+    return text

@@ -412,6 +412,14 @@ def _rewrite_user_file(text: str) -> None:
     write_atomically(file, text)
 
 
+def check_name(name: str) -> None:
+    """Raise UsageError for what no model can be called."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a usable name (letters, digits and . _ + @ -); choose one with --name"
+        )
+
+
 def add_local(name: str, path: Path, size: int, sha256: str) -> None:
     """Append an entry for the user's own GGUF at `path` to the user's models.toml.
 
@@ -419,10 +427,7 @@ def add_local(name: str, path: Path, size: int, sha256: str) -> None:
         UsageError: `name` is unusable or taken.
 
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is not a usable name (letters, digits and . _ + @ -); choose one with --name"
-        )
+    check_name(name)
     if name in load_registry().entries:
         raise UsageError(f"a model called {name} exists already; choose another name with --name")
     if not str(path).isprintable():

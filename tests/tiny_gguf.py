@@ -71,12 +71,14 @@ def write_tiny_gguf(
     extra: dict[str, bool | int | float | str] | None = None,
     head_dim: int | None = None,
     vectors: dict[str, int] | None = None,
+    tied: bool = False,
 ) -> Path:
     """Write a model of random weights; the same arguments write the same bytes.
 
     `peak` is the standard deviation of the logits: higher is more certain. `texts` and `kinds`
     replace single tokens; `extra` adds keys, "{arch}" in them standing for the architecture, and
-    `vectors` adds to each layer random vectors of a length: biases, more norms.
+    `vectors` adds to each layer random vectors of a length: biases, more norms. `tied`: the embeddings are
+    the output matrix too.
     """
     rng = np.random.default_rng(seed)
     words, types = vocabulary(n_padding)
@@ -127,7 +129,8 @@ def write_tiny_gguf(
     output = 0.1 * rng.normal(0, 1, (n_vocab, n_embd))
     output[successor] = 0.7 * embedding[:N_WORDS] + 0.7 * rng.normal(0, 1, (N_WORDS, n_embd))
     writer.add_tensor("token_embd.weight", embedding.astype(dtype))
-    writer.add_tensor("output.weight", (output * peak / np.sqrt(n_embd)).astype(dtype))
+    if not tied:
+        writer.add_tensor("output.weight", (output * peak / np.sqrt(n_embd)).astype(dtype))
     writer.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for layer in range(n_layer):
         shapes = {

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
+from edgespec.cascade import SPAN, Signal, Span, Waking
 from edgespec.engine import DrafterName, Engine, check_options
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.runs import PLAIN, Run
@@ -28,6 +29,7 @@ from edgespec.scheduler import MAX_GAMMA
 from edgespec.stream import Stream
 from edgespec.suites import Prompt
 from edgespec.summary import noise
+from edgespec.teacher import Teacher
 from edgespec.verify import Rule
 
 BUDGET_S = 600.0
@@ -41,20 +43,30 @@ FEWEST_ROUNDS = 3
 
 _WARM_UP_TOKENS = 16
 _WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
+_NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
+_CASCADE = re.compile(rf"cascade(?:-(margin|entropy))?(?:-(rest|[0-9]{{1,9}}))?(?:@({_NUMBER}))?")
+_LENIENT = re.compile(rf"lenience-({_NUMBER})")
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a generation drafts."""
+    """How a generation drafts, and whether it is exact."""
 
     name: str
     drafter: DrafterName
     gamma: int | None = None
+    cascade: Waking | None = None
+    lenience: float = 1.0
 
     @property
     def needs_model(self) -> bool:
         """Whether it cannot do without a draft model."""
-        return self.drafter in ("model", "staged")
+        return self.drafter in ("model", "staged") or self.cascade is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether its texts are distributed as the target's own."""
+        return self.cascade is None and self.lenience == 1.0
 
 
 PLAIN_WAY = Way(PLAIN, "none")
@@ -63,23 +75,56 @@ PLAIN_WAY = Way(PLAIN, "none")
 def parse_ways(text: str) -> tuple[Way, ...]:
     """Return the ways named in `text`, with commas: a drafter each, with "-GAMMA" for a fixed length.
 
-    Plain decoding is not among them: it is always measured. Raises UsageError.
+    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" where they are not the
+    defaults, and "lenience-L". Plain decoding is not among them: it is always measured. Raises UsageError.
     """
     ways: dict[str, Way] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
-        found = _WAY.fullmatch(name)
-        drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
-        if not found or found[1] not in drafters:
-            raise UsageError(f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3")
-        gamma = int(found[2]) if found[2] else None
-        if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
-            raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
         if name in ways:
             raise UsageError(f"--ways: {name} is named twice")
-        ways[name] = Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
+        ways[name] = _lossy(name) or _drafting(name)
     if not ways:
         raise UsageError("--ways: name at least one, such as auto")
     return tuple(ways.values())
+
+
+def _drafting(name: str) -> Way:
+    found = _WAY.fullmatch(name)
+    drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
+    if not found or found[1] not in drafters:
+        raise UsageError(
+            f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, "
+            "lenience-0.5"
+        )
+    gamma = int(found[2]) if found[2] else None
+    if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
+        raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
+    return Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
+
+
+def _lossy(name: str) -> Way | None:
+    """Return the way that is not exact, if `name` is one's."""
+    way = None
+    if found := _CASCADE.fullmatch(name):
+        signal: Signal = "entropy" if found[1] == "entropy" else "margin"
+        span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
+        way = Way(name, "auto", cascade=Waking(signal, float(found[3]) if found[3] else None, span=span))
+    elif found := _LENIENT.fullmatch(name):
+        way = Way(name, "auto", lenience=float(found[1]))
+    if way:
+        try:
+            check_options(
+                gamma=None,
+                n_predict=None,
+                stop=(),
+                seed=None,
+                rule=None,
+                cascade=way.cascade,
+                lenience=way.lenience,
+            )
+        except UsageError as error:
+            raise UsageError(f"--ways {name}: {error}") from None
+    return way
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +216,21 @@ def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_
         n_predict=settings.n_predict,
         drafter=way.drafter,
         gamma=way.gamma,
-        rule=settings.rule,
+        rule=settings.rule if way.exact else None,
+        cascade=way.cascade,
+        lenience=way.lenience,
     )
 
 
 def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, round_: int = 0) -> Run:
-    """Answer one prompt in one way."""
+    """Answer one prompt in one way; one that is not exact is then set beside the target's distribution."""
     stream = _stream(engine, prompt, way, settings, round_)
-    for _ in stream:
-        pass
+    alone = [token.origin == "alone" for token in stream]
     result = stream.result
     stats = result.stats
+    agreement, kl = (
+        (None, None) if way.exact else _beside(engine, stream, alone, greedy=settings.params.greedy)
+    )
     return Run(
         prompt=prompt.id,
         category=prompt.category,
@@ -201,7 +250,34 @@ def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, ro
         stop_reason=result.stop_reason,
         text_sha256=hashlib.sha256(" ".join(map(str, result.token_ids)).encode()).hexdigest(),
         energy=result.energy,
+        exact=way.exact,
+        target_share=result.target_share,
+        agreement=agreement,
+        kl=kl,
     )
+
+
+def _beside(
+    engine: Engine, stream: Stream, alone: Sequence[bool], *, greedy: bool
+) -> tuple[float | None, float | None]:
+    """Return the share of the tokens that the target likes best, and the KL divergence of what wrote them.
+
+    Both models read the text; it is not part of what was timed. A token that the target wrote diverges by 0.
+    None where it says nothing: the first of random tokens, the second where acceptance was lenient.
+    """
+    n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
+    small = engine.draft if any(alone) else None
+    wants_kl = stream.result.mode == "cascade"
+    if not answer or not (greedy or wants_kl):
+        return None, None
+    n_ctx = n_prompt + len(answer)
+    with Teacher(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
+        marks = teacher.marks(stream.timeline[:n_prompt], answer)
+    agreement = sum(marks.best) / len(answer) if greedy else None
+    if not wants_kl:
+        return agreement, None
+    divergences = [each for each, own in zip(marks.kl, alone, strict=True) if own] if small else []
+    return agreement, sum(divergences) / len(answer)
 
 
 def turns(

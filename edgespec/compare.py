@@ -157,6 +157,7 @@ class Comparison:
                         f"runs/{name}+*+kernels-*.[0-9]*.json",
                         f"accuracy-{name}+kernels-*.json",
                         f"humaneval-{name}+kernels-*.json",
+                        f"humaneval-{name}+*+kernels-*.json",
                     )
                     for file in [found for pattern in kept for found in folder.glob(pattern)]:
                         file.unlink()

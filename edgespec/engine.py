@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -10,9 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
+from edgespec.calibration import calibrated
+from edgespec.cascade import Cascade, Ongoing, Waking
 from edgespec.closing import Closing
-from edgespec.drafters.chain import Chain, ChainStep
 from edgespec.drafters.model import DraftModel
+from edgespec.drafters.translated import ROOM_PER_TOKEN, TranslatedDraft
+from edgespec.drafters.trees import DraftStep, TreeDrafter
+from edgespec.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import Generation
@@ -20,8 +25,10 @@ from edgespec.gguf_header import check_model_file
 from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
 from edgespec.knowledge import Knowledge, Objective, Recollection
+from edgespec.lenience import check_lenience
 from edgespec.memory import USUAL_CTX, fits_in_memory
 from edgespec.models import load_registry
+from edgespec.overlap import find_overlap, suite_text
 from edgespec.pull import locate, resolve
 from edgespec.records import Result
 from edgespec.sampling import Coins, SamplingParams
@@ -31,12 +38,14 @@ from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
 from edgespec.verify import Rule
 from edgespec.vocabulary import compare_vocabularies
+from edgespec.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.weights import Model
 
-DrafterName = Literal["auto", "model", "suffix", "staged", "none"]
+DrafterName = Literal["auto", "chain", "model", "suffix", "staged", "none"]
 
 _POLICIES: dict[DrafterName, Policy] = {
     "auto": Policy(suffix=True, model=True, staged=True),
+    "chain": Policy(suffix=True, model=True, staged=True, branches=False),
     "model": Policy(suffix=False, model=True, staged=False),
     "suffix": Policy(suffix=True, model=False, staged=False),
     "staged": Policy(suffix=False, model=True, staged=True),
@@ -60,7 +69,9 @@ class StreamOptions(TypedDict, total=False):
     stop: Sequence[str]
     system: str | None
     chat: bool | None
-    on_step: Callable[[ChainStep], None] | None
+    on_step: Callable[[DraftStep], None] | None
+    cascade: Waking | None
+    lenience: float
 
 
 class Engine(Closing):
@@ -73,6 +84,10 @@ class Engine(Closing):
         with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
             print(engine.generate("Write a quicksort").text)
     """
+
+    _small: Ongoing | None = None  # the draft model where it writes itself
+    _cut: CutVocabulary | None = None  # of a draft that `edgespec draft make` made
+    _vocabulary_map: VocabularyMap | None = None  # of a draft that has another one
 
     def __init__(
         self,
@@ -92,7 +107,8 @@ class Engine(Closing):
     ) -> None:
         """Load the models; missing ones are pulled.
 
-        `drafter` says what may draft: "auto" chooses online among all there is, "model", "suffix" (text
+        `drafter` says what may draft: "auto" chooses online among all there is, "chain" the same
+        without branches, "model", "suffix" (text
         seen before) and "staged" (the model, with the suffix store's guesses) force one, "none" decodes
         plainly. With "suffix" and "none" no draft model is loaded. `n_ctx`: context in tokens, by default as
         much as a generation needs. `n_threads`: by default one a physical core. `kernels`: "auto" uses
@@ -101,8 +117,7 @@ class Engine(Closing):
         was learnt when closed. `history`: draft from earlier prompts and answers on disk, and add those
         of this engine (docs/cache.md). `meter`: counts the joules of each generation. `signals`: lets
         Ctrl-C end a pass under way. `on_message` takes lines that the user should know. Raises
-        UsageError or EdgespecError: a model cannot be had, is not usable, does not fit in memory,
-        or the draft's vocabulary is another one.
+        UsageError or EdgespecError: a model cannot be had, is not usable, or does not fit in memory.
         """
         if drafter not in get_args(DrafterName):
             raise UsageError(f"--drafter {drafter}: must be one of {', '.join(get_args(DrafterName))}")
@@ -130,6 +145,7 @@ class Engine(Closing):
         self.target_name, self.draft_name = choose_models(target, draft, drafter)
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         headers = [check_model_file(resolve(name)) for name in names]
+        check_target(headers[0])
         if n_ctx is not None and n_ctx > headers[0].n_ctx_train:
             raise UsageError(
                 f"--ctx {n_ctx}: {self.target_name} was trained for {headers[0].n_ctx_train} tokens"
@@ -174,12 +190,7 @@ class Engine(Closing):
             self._knowledge.forget()
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
-        match = compare_vocabularies(self.target, draft)
-        if not match.equal:
-            raise EdgespecError(
-                f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
-                "choose a draft of the target's family, or --drafter none"
-            )
+        self._cut = read_cut(draft.path)
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
@@ -188,6 +199,20 @@ class Engine(Closing):
             self._models.remove(draft)
             self.draft_name = self.draft = None
             self._draft_is_stuck = True
+        elif not (match := compare_vocabularies(self.target, draft)).equal:
+            if self._cut:
+                raise EdgespecError(
+                    f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
+                    "choose the model that it was cut from"
+                )
+            self._vocabulary_map = map_vocabularies(self.target, draft)
+            if not self._vocabulary_map.n_shared:
+                raise EdgespecError(
+                    f"{self.draft_name} cannot draft for {self.target_name}: no token is the same in both; "
+                    "choose another draft, or --drafter none"
+                )
+            overlap = find_overlap(self.target, draft, self._vocabulary_map, suite_text())
+            on_message(f"{self.draft_name} drafts in another vocabulary: {overlap.summary}")
 
     def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template where it has one.
@@ -221,7 +246,9 @@ class Engine(Closing):
         stop: Sequence[str] = (),
         system: str | None = None,
         chat: bool | None = None,
-        on_step: Callable[[ChainStep], None] | None = None,
+        on_step: Callable[[DraftStep], None] | None = None,
+        cascade: Waking | None = None,
+        lenience: float = 1.0,
     ) -> Stream:
         """Continue `prompt` (text, or token ids), a Token at a time.
 
@@ -230,13 +257,23 @@ class Engine(Closing):
         choice. `rule`: by default "match" when a `seed` is given or nothing is random, which makes the
         text a function of the seed, else "block". `stop`: strings that end the text and are not part of
         it. `on_step` is told of every step of a drafter. An earlier stream of this engine is closed.
+        Two modes are lossy: with `cascade` the draft model writes, and wakes the target where it is unsure;
+        with `lenience` below 1 the target accepts more than its distribution allows (docs/cascade.md).
         Raises UsageError for bad values, EdgespecError for a prompt longer than the context.
         """
         called = time.perf_counter()
         if self._closed:
             raise UsageError("the engine is closed")
         stop = [stop] if isinstance(stop, str) else stop
-        check_options(gamma=gamma, n_predict=n_predict, stop=stop, seed=seed, rule=rule)
+        check_options(
+            gamma=gamma,
+            n_predict=n_predict,
+            stop=stop,
+            seed=seed,
+            rule=rule,
+            cascade=cascade,
+            lenience=lenience,
+        )
         params = params or SamplingParams()
         self._end_stream()
         self._prompt = prompt
@@ -248,22 +285,47 @@ class Engine(Closing):
         n_ctx = self._needed_ctx(len(tokens), n_predict)
         target = self._open_target(n_ctx)
         policy = self._policy(drafter or self._drafter_name, gamma)
+        small = None
+        if cascade:
+            cascade = self._resolved(cascade)
+            small = self._open_small(n_ctx)
+            if policy and cascade.span != "rest":  # a store would take up the text anew for each span
+                policy = replace(policy, suffix=False, model=True, staged=False)
         chain = None
         if policy:
-            model = self._open_draft(n_ctx, len(tokens), n_predict) if policy.model else None
+            model = small or (self._open_draft(n_ctx, len(tokens), n_predict) if policy.model else None)
             chain = self._chain(policy, model, prompt, greedy=params.greedy, on_step=on_step)
-        rule = rule or ("block" if chain and seed is None and not params.greedy else "match")
+        if lenience < 1.0:
+            rule = "match" if params.greedy else "chain"
+        elif rule is None:
+            random = chain and not cascade and seed is None and not params.greedy
+            rule = "block" if random else "match"
         seed = secrets.randbits(32) if seed is None else seed
-        generation = Generation(
-            target,
-            chain,
-            tokens,
-            params=params,
-            coins=Coins(seed),
-            rule=rule,
-            n_predict=n_predict,
-            n_ctx=n_ctx,
-        )
+        generation: Generation | Cascade
+        if cascade and small:
+            generation = Cascade(
+                target,
+                small,
+                tokens,
+                params=params,
+                coins=Coins(seed),
+                waking=cascade,
+                drafter=chain,
+                n_predict=n_predict,
+                n_ctx=n_ctx,
+            )
+        else:
+            generation = Generation(
+                target,
+                chain,
+                tokens,
+                params=params,
+                coins=Coins(seed),
+                rule=rule,
+                n_predict=n_predict,
+                n_ctx=n_ctx,
+                lenience=lenience,
+            )
         window = None
         if self.meter:
             began = time.perf_counter()
@@ -279,11 +341,12 @@ class Engine(Closing):
             stop=stop,
             # With the other rules the text depends on what was drafted, and that on the clock and on what
             # earlier runs learnt.
-            seed=seed if rule == "match" or not policy else None,
+            seed=seed if (rule == "match" and lenience == 1.0) or not policy else None,
             called=called,
-            names=(self.target_name, self.draft_name if policy and policy.model else None),
+            names=(self.target_name, self.draft_name if cascade or (policy and policy.model) else None),
             kernels=self.kernels,
             window=window,
+            mode="cascade" if cascade else "lenient" if lenience < 1.0 else "exact",
         )
         return self._stream
 
@@ -302,6 +365,33 @@ class Engine(Closing):
             policy = replace(policy, model=False, staged=False)
         return policy
 
+    def check_cascade(self) -> Model:
+        """Return the draft model if it can write in a cascade. Raises UsageError where it cannot."""
+        if self.draft is None:
+            raise UsageError("a cascade needs a draft model, which writes: choose one with --draft")
+        if self._cut:
+            raise UsageError(
+                f"{self.draft_name} has only a part of the vocabulary, and could not write the rest of it in "
+                "a cascade: choose the model that it was cut from"
+            )
+        match = compare_vocabularies(self.target, self.draft)
+        if not match.equal:
+            raise UsageError(
+                f"a cascade needs one vocabulary: {self.draft_name} has another than {self.target_name}; "
+                "choose a draft of the target's family"
+            )
+        return self.draft
+
+    def _resolved(self, cascade: Waking) -> Waking:
+        """Return `cascade` with a threshold: its own, or the calibrated one of this pair.
+
+        Raises UsageError where this pair cannot run in a cascade, or has not been calibrated.
+        """
+        draft = self.check_cascade()
+        if cascade.threshold is not None:
+            return cascade
+        return calibrated(self.target.header, draft.header, cascade)
+
     def _chain(
         self,
         policy: Policy,
@@ -309,12 +399,12 @@ class Engine(Closing):
         prompt: str | Sequence[int],
         *,
         greedy: bool,
-        on_step: Callable[[ChainStep], None] | None,
-    ) -> Chain:
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> TreeDrafter:
         scheduler = self._knowledge.scheduler(greedy=greedy, prompt=prompt)
         scheduler.policy = policy
         clocks = self._knowledge.clocks
-        return Chain(
+        return TreeDrafter(
             scheduler,
             suffix=self._recollection.ready(),
             model=model,
@@ -367,12 +457,32 @@ class Engine(Closing):
         if self.draft is None:
             return None
         n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, self.draft.n_ctx_train), MAX_DRAFT_CTX)
+        mapping = self._vocabulary_map
+        if mapping:
+            n_ctx = min(n_ctx, int(self.draft.n_ctx_train / ROOM_PER_TOKEN))
         if self._draft_model is None or self._draft_model.n_ctx < n_ctx:
             if self._draft_model:
                 self._draft_model.close()
                 self._draft_model = None
-            self._draft_model = DraftModel(self._open(self.draft, n_ctx), n_vocab=self.target.n_vocab)
+            if mapping:
+                session = self._open(self.draft, math.ceil(n_ctx * ROOM_PER_TOKEN))
+                self._draft_model = TranslatedDraft(session, self.target, mapping)
+            else:
+                session = self._open(self.draft, n_ctx)
+                self._draft_model = DraftModel(session, n_vocab=self.target.n_vocab, cut=self._cut)
         return self._draft_model
+
+    def _open_small(self, n_ctx: int) -> Ongoing:
+        """The draft's context holds all of a generation that it writes, and what it drafts for a span."""
+        assert self.draft is not None  # noqa: S101 - for the type checker: `_resolved` has looked
+        n_ctx = min(n_ctx + _CTX_STEP, self.draft.n_ctx_train)
+        if self._small is None or self._small.n_ctx < n_ctx:
+            if self._small:
+                self._small.close()
+                self._small = None
+            session = self._open(self.draft, n_ctx)
+            self._small = Ongoing(session, n_vocab=self.target.n_vocab, cut=self._cut)
+        return self._small
 
     def _open(self, model: Model, n_ctx: int) -> Session:
         fits_in_memory([(model.header, n_ctx)], weights_loaded=True)
@@ -382,6 +492,7 @@ class Engine(Closing):
             n_ctx=n_ctx,
             n_threads=self.n_threads,
             n_logits_max=MAX_GAMMA + 1,
+            embeddings=Embeddings(self._cut) if self._cut and model is self.draft else None,
             abort_callback=interrupt.callback if interrupt else 0,
             abort_data=interrupt.data if interrupt else 0,
         )
@@ -400,7 +511,14 @@ class Engine(Closing):
 
 
 def check_options(
-    *, gamma: int | None, n_predict: int | None, stop: Sequence[str], seed: int | None, rule: str | None
+    *,
+    gamma: int | None,
+    n_predict: int | None,
+    stop: Sequence[str],
+    seed: int | None,
+    rule: str | None,
+    cascade: Waking | None = None,
+    lenience: float = 1.0,
 ) -> None:
     """Raise UsageError for values that `Engine.stream` refuses, before anything is loaded."""
     if gamma is not None and not 0 <= gamma <= MAX_GAMMA:
@@ -413,6 +531,15 @@ def check_options(
         raise UsageError(f"--seed {seed}: must be 0 to 2^64 - 1")
     if rule is not None and rule not in get_args(Rule):
         raise UsageError(f"--rule {rule}: must be one of {', '.join(get_args(Rule))}")
+    check_lenience(lenience)
+    if lenience < 1.0 and rule not in (None, "chain"):
+        raise UsageError(f"--rule {rule}: knows no --lenience; leave it out")
+    if cascade:
+        cascade.check()
+        if lenience < 1.0:
+            raise UsageError("--lenience and --mode cascade contradict each other: choose one")
+        if rule not in (None, "match"):
+            raise UsageError(f"--rule {rule}: a cascade's target writes by the match rule; leave it out")
 
 
 def choose_models(

@@ -17,7 +17,7 @@ import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import beside, write_atomically
-from edgespec.runs import PEER, Accuracy, Cell, Outcome
+from edgespec.runs import PEER, Accuracy, Cell, Outcome, Solved
 from edgespec.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
 
 Summaries = tuple[tuple[CategorySummary, ...], ...]
@@ -109,7 +109,8 @@ def _csv_row(
         **_way_columns(way),
         **_comparison_columns(comparison),
         "peak_rss_bytes": None if way.way.startswith(PEER) else cell.peak_rss_bytes,
-        **_accuracy_columns(None if way.way.startswith(PEER) else outcome.accuracy_of(cell)),
+        **_accuracy_columns(outcome.accuracy_of(cell) if measures_target(way) else None),
+        **_solved_columns(outcome.solved_by(cell, way.way)),
         "skipped": cell.skipped,
     }
 
@@ -131,6 +132,10 @@ def _way_columns(way: WaySummary) -> dict[str, Any]:
         **_shares("joule_share", way.joule_shares),
         "joule_seconds": way.joule_seconds,
         "energy_source": way.energy_source,
+        "exact": ("yes" if way.exact else "no") if way.n_runs else None,
+        "target_share": way.target_share if way.n_runs else None,
+        "agreement_with_target": way.agreement,
+        "kl_from_target_nats_per_token": way.kl,
         "energy_estimated": ("yes" if way.energy_source.endswith(ESTIMATED) else "no") if known else None,
     }
 
@@ -155,6 +160,15 @@ def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
         f"{name}_low": interval.low if interval else None,
         f"{name}_high": interval.high if interval else None,
     }
+
+
+def measures_target(way: WaySummary) -> bool:
+    """Whether the target's accuracy is the way's: its texts are the target's own, and by these kernels."""
+    return way.exact and not way.way.startswith(PEER)
+
+
+def _solved_columns(solved: Solved | None) -> dict[str, Any]:
+    return {"problems_passed": solved.passed, "problems": solved.n_problems} if solved else {}
 
 
 def _accuracy_columns(accuracy: Accuracy | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgespec.cascade import Waking
 from edgespec.engine import DrafterName, Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.sampling import SamplingParams
@@ -55,6 +56,10 @@ class Judged:
     """Why it did not pass, in one line; "" where it did."""
     seconds: float
     """Of writing the answer, and of its tests."""
+    tokens: int = 0
+    """Of the answer."""
+    target_share: float = 1.0
+    """Of its tokens, those that the target wrote or judged."""
 
 
 def load_problems(path: str | Path | None = None) -> list[Problem]:
@@ -116,12 +121,14 @@ def pass_at_1(
     drafter: DrafterName | None = None,
     n_predict: int = N_PREDICT,
     timeout_s: float = TIMEOUT_S,
+    cascade: Waking | None = None,
+    lenience: float = 1.0,
 ) -> Iterator[Judged]:
     """Write the greedy answer to each problem and judge it; yield in the order of `problems`.
 
     A model with a chat template is asked for the function (`instruction`); another one continues the
-    prompt up to where the function ends. `drafter`: as for Engine.stream. Raises EdgespecError before
-    the first answer where programs cannot be run safely.
+    prompt up to where the function ends. `drafter`, `cascade`, `lenience`: as for Engine.stream. Raises
+    EdgespecError before the first answer where programs cannot be run safely.
     """
     if not run_sandboxed("").passed:
         raise EdgespecError("programs cannot be run safely here: an empty one failed")
@@ -135,9 +142,13 @@ def pass_at_1(
             drafter=drafter,
             stop=() if chat else _ENDS,
             chat=chat,
+            cascade=cascade,
+            lenience=lenience,
         )
         outcome = check(problem, result.text, timeout_s=timeout_s)
         reason = outcome.reason
         if reason and result.stop_reason == "length":
             reason = f"the answer was cut at {n_predict} tokens: {reason}"
-        yield Judged(problem.task_id, outcome.passed, reason, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        n_tokens = len(result.token_ids)
+        yield Judged(problem.task_id, outcome.passed, reason, seconds, n_tokens, result.target_share)

@@ -2,6 +2,7 @@
 
     FOLDER/accuracy-TARGET+KERNELS.json     perplexity, KL divergence, top-1 agreement on a text (accuracy.py)
     FOLDER/humaneval-TARGET+KERNELS.json    which of HumanEval's tests its answers pass (humaneval.py)
+    FOLDER/humaneval-TARGET+DRAFT+WAY+KERNELS.json      the same of a way that is not exact
 
 Both are kept with what they depend on, and are not measured again while that is the same.
 """
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec.accuracy import WINDOW, Reference, Score, score, text_tokens
+from edgespec.bench import Way
 from edgespec.child import Conversation, answer, say
 from edgespec.engine import Engine, default_threads
 from edgespec.errors import EdgespecError
@@ -27,7 +29,7 @@ from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
 from edgespec.memory import fits_in_memory
 from edgespec.quantizations import ModelFile
-from edgespec.runs import Accuracy, ModelFacts, as_json
+from edgespec.runs import Accuracy, Cell, ModelFacts, Solved, as_json
 from edgespec.weights import Model
 
 TEXT_TOKENS = 1024
@@ -118,11 +120,22 @@ class Judge:
         return found
 
     def _problems(
-        self, file: ModelFile, problems: Sequence[Problem], draft: ModelFile | None
+        self,
+        file: ModelFile,
+        problems: Sequence[Problem],
+        draft: ModelFile | None,
+        way: Way | None = None,
     ) -> list[Judged] | None:
-        """Return what became of each problem; None when it could not be finished."""
+        """Return what became of each problem; None when it could not be finished.
+
+        `way`: one that is not exact, whose answers depend on the draft; None: the target's own answers.
+        """
         key = _key(*problems, self.kernels, self.facts[file.name].sha256)
-        kept = self.folder / f"humaneval-{file.name}+kernels-{self.kernels}.json"
+        name = file.name
+        if way and draft:
+            key = _key(key, self.facts[draft.name].sha256, way)
+            name = f"{file.name}+{draft.name}+{way.name}"
+        kept = self.folder / f"humaneval-{name}+kernels-{self.kernels}.json"
         judged = _read(kept, key, list[Judged]) or []
         left = problems[len(judged) :]
         if not left:
@@ -133,14 +146,40 @@ class Judge:
             list(left),
             self.kernels,
             self.n_threads,
+            way,
         )
-        what = f"HumanEval by {file.name}"
+        what = f"HumanEval by {file.name}{f', {way.name}' if way else ''}"
         self.on_progress(what, len(judged), len(problems))
         for _, value in self._ask("_solve_in_child", request, what):
             judged.append(msgspec.convert(value, Judged))
             _keep(kept, key, judged)  # all of them may take hours
             self.on_progress(what, len(judged), len(problems))
         return judged if len(judged) == len(problems) else None
+
+    def ways(
+        self,
+        problems: Sequence[Problem],
+        cells: Sequence[Cell],
+        ways: Sequence[Way],
+        drafts: Sequence[ModelFile],
+    ) -> list[Solved]:
+        """Return what each cell that ran with one of `drafts` solves in the ways, which are not exact."""
+        found = []
+        by_name = {file.name: file for file in (*self.files, *drafts)}
+        for cell in cells:
+            if not cell.runs or cell.draft not in by_name:
+                continue
+            for way in ways:
+                judged = self._problems(by_name[cell.target], problems, by_name[cell.draft], way)
+                if judged is None:
+                    continue
+                n_tokens = sum(one.tokens for one in judged)
+                share = sum(one.target_share * one.tokens for one in judged) / n_tokens if n_tokens else 1.0
+                n_passed = sum(one.passed for one in judged)
+                found.append(
+                    Solved(cell.target, cell.draft, cell.kernels, way.name, n_passed, len(judged), share)
+                )
+        return found
 
     def _ask(self, function: str, request: object, what: str) -> Iterator[tuple[str, Any]]:
         conversation = Conversation("edgespec.judge", function, request)
@@ -217,6 +256,7 @@ class _ProblemsRequest:
     problems: list[Problem]
     kernels: KernelsChoice
     n_threads: int | None
+    way: Way | None = None
 
 
 def _score_in_child() -> int:
@@ -259,5 +299,11 @@ def _solve(request: _ProblemsRequest) -> None:
         n_threads=request.n_threads,
         kernels=request.kernels,
     ) as engine:
-        for judged in pass_at_1(engine, request.problems):
+        way = request.way
+        for judged in pass_at_1(
+            engine,
+            request.problems,
+            cascade=way.cascade if way else None,
+            lenience=way.lenience if way else 1.0,
+        ):
             say("judged", judged)

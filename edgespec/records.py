@@ -9,8 +9,12 @@ from typing import Literal
 
 from edgespec.energy import Measurement
 
-Origin = Literal["target", "accepted", "resampled", "bonus"]
-"""Where a token comes from: plain decoding, an accepted draft, or the target's token after it."""
+Origin = Literal["target", "accepted", "resampled", "bonus", "alone"]
+"""Where a token comes from: plain decoding, an accepted draft, the target's token after it, or in a cascade
+the small model, which the target has not seen."""
+
+Mode = Literal["exact", "cascade", "lenient"]
+"""What the text is: distributed as the target's own, a cascade's, or one with lenient acceptance."""
 
 StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
 """End-of-generation token, stop string, n_predict reached, context full, or ended by the caller."""
@@ -32,11 +36,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pass of the target after the prompt's: n_drafted tokens judged, n_accepted + 1 emitted."""
+    """One pass of the target after the prompt's: a tree of n_drafted tokens, n_accepted + 1 emitted."""
 
     tokens: tuple[int, ...]
     n_drafted: int
     n_accepted: int
+    depth: int
+    """Positions drafted: the tree's depth, or n_accepted where the accepted path ended with the draft."""
     draft_s: float
     verify_s: float
     rest_s: float
@@ -46,7 +52,7 @@ class Step:
         """The origin of each of `tokens`."""
         if self.n_drafted == 0:
             return ("target",)
-        last: Origin = "bonus" if self.n_accepted == self.n_drafted else "resampled"
+        last: Origin = "bonus" if self.n_accepted == self.depth else "resampled"
         accepted: list[Origin] = ["accepted"] * self.n_accepted
         return (*accepted, last)[: len(self.tokens)]
 
@@ -56,7 +62,8 @@ class Tally:
     """Running totals of a generation. The acceptance histogram is the source of every rate."""
 
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(n_drafted, n_accepted) -> number of steps."""
+    """(depth, n_accepted) -> number of steps."""
+    n_drafted: int = 0
     n_emitted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -64,7 +71,8 @@ class Tally:
 
     def add(self, step: Step) -> None:
         """Count one step."""
-        self.steps[step.n_drafted, step.n_accepted] += 1
+        self.steps[step.depth, step.n_accepted] += 1
+        self.n_drafted += step.n_drafted
         self.n_emitted += len(step.tokens)
         self.draft_s += step.draft_s
         self.verify_s += step.verify_s
@@ -89,15 +97,16 @@ class Stats:
     alpha: float | None
     """Accepted over tested, tested counting up to and with the first rejection of each step."""
     draft_acceptance_rate: float | None
-    """Accepted over drafted: lower than alpha, since drafts after a rejection are lost unjudged."""
+    """Accepted over drafted: lower than alpha, since drafts after a rejection are lost unjudged, and of
+    siblings one at most is accepted."""
     n_drafted: int
     n_accepted: int
     n_emitted: int
     """By the steps, end-of-generation tokens included."""
     histogram: tuple[tuple[int, int, int], ...]
-    """(drafted, accepted, steps): the source of every rate above and below."""
+    """(positions drafted, accepted, steps): the source of every rate by position. As Step.depth."""
     acceptance_by_position: tuple[float, ...]
-    """Element i: of the steps that drafted more than i tokens, the share that accepted more than i."""
+    """Element i: of the steps that drafted more than i positions, the share that accepted more than i."""
     prefill_s: float
     """Time in which the target read the prompt."""
     draft_prefill_s: float
@@ -121,16 +130,13 @@ class Rates:
     """What an acceptance histogram says; as in Stats."""
 
     steps: int
-    n_drafted: int
     n_accepted: int
     alpha: float | None
-    draft_acceptance_rate: float | None
     acceptance_by_position: tuple[float, ...]
 
 
 def rates(histogram: Mapping[tuple[int, int], int]) -> Rates:
-    """Return the rates of a histogram, (n_drafted, n_accepted) -> number of steps."""
-    n_drafted = sum(drafted * count for (drafted, _), count in histogram.items())
+    """Return the rates of a histogram, (depth, n_accepted) -> number of steps."""
     n_accepted = sum(accepted * count for (_, accepted), count in histogram.items())
     n_tested = sum(min(accepted + 1, drafted) * count for (drafted, accepted), count in histogram.items())
     by_position = []
@@ -140,10 +146,8 @@ def rates(histogram: Mapping[tuple[int, int], int]) -> Rates:
         by_position.append(kept / reached)
     return Rates(
         steps=sum(histogram.values()),
-        n_drafted=n_drafted,
         n_accepted=n_accepted,
         alpha=_per(n_accepted, n_tested),
-        draft_acceptance_rate=_per(n_accepted, n_drafted),
         acceptance_by_position=tuple(by_position),
     )
 
@@ -174,8 +178,8 @@ def summarise(
         steps=found.steps,
         tau=_per(tally.n_emitted, found.steps),
         alpha=found.alpha,
-        draft_acceptance_rate=found.draft_acceptance_rate,
-        n_drafted=found.n_drafted,
+        draft_acceptance_rate=_per(found.n_accepted, tally.n_drafted),
+        n_drafted=tally.n_drafted,
         n_accepted=found.n_accepted,
         n_emitted=tally.n_emitted,
         histogram=tuple((*outcome, count) for outcome, count in sorted(tally.steps.items())),
@@ -211,3 +215,11 @@ class Result:
     stats: Stats
     energy: Measurement | None = None
     """Of the whole generation; None where no meter was given."""
+    mode: Mode = "exact"
+    target_share: float = 1.0
+    """Of the emitted tokens, the share that the target wrote or judged; 1 where there are none."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the text is distributed as the target's own."""
+        return self.mode == "exact"

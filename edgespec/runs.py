@@ -38,7 +38,8 @@ class Run:
     """The prompt's id, unique in its suite."""
     category: str
     way: str
-    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" where the length was fixed; or a peer."""
+    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" where the length was fixed; one that is not
+    exact ("cascade@0.4", "lenience-0.5"); or a peer."""
     round: int
     prompt_tokens: int
     tokens: int
@@ -62,6 +63,14 @@ class Run:
     """Of the emitted token ids, as decimal numbers with spaces."""
     energy: Measurement | None = None
     """None where it was not asked for; a Measurement without joules where it could not be had."""
+    exact: bool = True
+    """Whether the text is distributed as the target's own."""
+    target_share: float = 1.0
+    """Of the tokens, the share that the target wrote or judged."""
+    agreement: float | None = None
+    """Of the tokens, the share that the target likes best after those before; None: exact, or random."""
+    kl: float | None = None
+    """Mean KL divergence of what wrote each token from the target, nats; None: exact, or lenient."""
 
     @property
     def whole_tokens_per_s(self) -> float | None:
@@ -135,6 +144,20 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Solved:
+    """What a way that is not exact solves of HumanEval."""
+
+    target: str
+    draft: str
+    kernels: str
+    way: str
+    passed: int
+    n_problems: int
+    target_share: float
+    """Of the answers' tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """All of a benchmark."""
 
@@ -154,12 +177,19 @@ class Outcome:
     accuracy: tuple[Accuracy, ...] = ()
     """Of each target with each of the kernels that were compared."""
     warnings: tuple[str, ...] = ()
+    solved: tuple[Solved, ...] = ()
+    """By ways that are not exact, where it was asked for."""
     format: int = FORMAT
 
     def accuracy_of(self, cell: Cell) -> Accuracy | None:
         """Return the accuracy of a cell's target with its kernels; None where it was not measured."""
         wanted = cell.target, cell.kernels
         return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
+
+    def solved_by(self, cell: Cell, way: str) -> Solved | None:
+        """Return what a way that is not exact solves; None where it was not asked for."""
+        wanted = cell.target, cell.draft, cell.kernels, way
+        return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.way) == wanted), None)
 
 
 def as_json(record: object) -> bytes:

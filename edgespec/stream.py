@@ -6,11 +6,12 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
-from edgespec.drafters.chain import Chain
+from edgespec.cascade import Alone, Cascade
+from edgespec.drafters.trees import TreeDrafter
 from edgespec.energy import Measurement, Window
 from edgespec.generate import DraftPrefill, Generation, Prefill
 from edgespec.memory import peak_rss_bytes
-from edgespec.records import Origin, Result, Stats, StopReason, Tally, Token, summarise
+from edgespec.records import Mode, Origin, Result, Stats, StopReason, Tally, Token, summarise
 from edgespec.text import TextStream
 from edgespec.weights import Model
 
@@ -20,9 +21,9 @@ class Stream:
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Generation | Cascade,
         model: Model,
-        chain: Chain | None,
+        chain: TreeDrafter | None,
         *,
         stop: Sequence[str],
         seed: int | None,
@@ -30,6 +31,7 @@ class Stream:
         names: tuple[str, str | None],
         kernels: str,
         window: Window | None,
+        mode: Mode = "exact",
     ) -> None:
         self._generation = generation
         self._model = model
@@ -41,6 +43,8 @@ class Stream:
         self._kernels = kernels
         self._window = window
         self._energy: Measurement | None = None
+        self._mode = mode
+        self._n_alone = 0
         self._parts: list[str] = []
         self._ids: list[int] = []
         self._tally = Tally()
@@ -84,9 +88,13 @@ class Stream:
             note=self._note or self._chain_note(),
             stats=self._stats(),
             energy=self._energy,
+            mode=self._mode,
+            target_share=1.0 - self._n_alone / len(self._ids) if self._ids else 1.0,
         )
 
     def _chain_note(self) -> str:
+        if isinstance(self._generation, Cascade):
+            return self._generation.note()
         if self._chain is None:
             return "nothing was drafted: no drafter was asked for, or none can be used"
         return self._chain.note()
@@ -98,7 +106,7 @@ class Stream:
     def _stats(self) -> Stats:
         return summarise(
             self._tally,
-            n_prompt=self._n_prompt,
+            n_prompt=self._n_read,
             n_tokens=len(self._ids),
             prefill_s=self._prefill_s,
             ttft_s=self._ttft_s,
@@ -106,6 +114,11 @@ class Stream:
             draft_prefill_s=self._draft_prefill_s,
             peak_rss_bytes=peak_rss_bytes(),
         )
+
+    @property
+    def _n_read(self) -> int:
+        """Tokens that the target read in `prefill_s`: the prompt, in a cascade what it read when woken."""
+        return self._generation.n_read if isinstance(self._generation, Cascade) else self._n_prompt
 
     def _run(self) -> Generator[Token]:
         waiting: Token | None = None  # the last token, while text is held back with it
@@ -119,6 +132,7 @@ class Stream:
                 made = Token(token, self._text.feed(self._model.piece(token)), origin)
                 self._parts.append(made.text)
                 self._ids.append(token)
+                self._n_alone += origin == "alone"
                 self._tally.rest_s += time.perf_counter() - started
                 if self._text.stopped:
                     self._stop_reason = "stop"
@@ -145,15 +159,20 @@ class Stream:
         try:
             for event in events:
                 if isinstance(event, DraftPrefill):
-                    self._draft_prefill_s = event.seconds
+                    self._draft_prefill_s += event.seconds
                     continue
-                if isinstance(event, Prefill):
-                    self._prefill_s = event.seconds
-                    self._ttft_s = time.perf_counter() - self._called
-                    tokens: list[tuple[int, Origin]] = [(event.token, "target")]
+                tokens: list[tuple[int, Origin]]
+                if isinstance(event, Prefill):  # of a cascade each time that the target is woken
+                    self._prefill_s += event.seconds
+                    tokens = [(event.token, "target")]
+                elif isinstance(event, Alone):
+                    self._tally.draft_s += event.seconds
+                    tokens = [] if event.token is None else [(event.token, "alone")]
                 else:
                     self._tally.add(event)
                     tokens = list(zip(event.tokens, event.origins, strict=True))
+                if self._ttft_s is None and tokens:
+                    self._ttft_s = time.perf_counter() - self._called
                 for token, origin in tokens:
                     if not self._model.is_eog(token):
                         yield token, origin

@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ _DRAWN_AT_ONCE = 1 << 20  # ratios: 8 MiB an array, also for hundreds of prompts
 _PARTS = get_args(Phase)
 _FEWEST_ROUNDS = 3  # of one prompt, below which its runs tell nothing of noise
 _FEWEST_RATIOS = 3  # the interval of two would be the two
+
+_T = TypeVar("_T", float, None)
 
 _Places = dict[tuple[str, int], Run]
 """The runs of one way, by prompt and round."""
@@ -69,6 +71,14 @@ class WaySummary:
     """Median time-energy product of a run, J s."""
     energy_source: str
     """ "" when there is none; ends in "(estimated)" for an estimate."""
+    exact: bool = True
+    """Whether its texts are distributed as the target's own."""
+    target_share: float = 1.0
+    """Of all tokens, the share that the target wrote or judged."""
+    agreement: float | None = None
+    """Of all tokens, the share that the target likes best; None: exact, or unavailable."""
+    kl: float | None = None
+    """Mean divergence of what wrote a token from the target, nats a token; None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +279,18 @@ def _way(way: str, runs: Sequence[Run]) -> WaySummary:
         joule_shares=_shares([energy.phases for energy in energies]),
         joule_seconds=_median(energy.joule_seconds for energy in energies),
         energy_source=_source(energies),
+        exact=all(run.exact for run in runs),
+        target_share=_by_token((run.target_share for run in runs), runs, 1.0),
+        agreement=_by_token((run.agreement for run in runs), runs, None),
+        kl=_by_token((run.kl for run in runs), runs, None),
     )
+
+
+def _by_token(figures: Iterable[float | None], runs: Sequence[Run], missing: _T) -> float | _T:
+    """Return the mean over all tokens of a run's figure a token; `missing` where no run has it."""
+    known = [(figure, run.tokens) for figure, run in zip(figures, runs, strict=True) if figure is not None]
+    n_tokens = sum(tokens for _, tokens in known)
+    return sum(figure * tokens for figure, tokens in known) / n_tokens if n_tokens else missing
 
 
 def _median(figures: Iterable[float | None]) -> float | None:

@@ -27,6 +27,7 @@ from edgespec.bench import (
     unfit,
     warm_up,
 )
+from edgespec.cascade import Waking
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.runs import PLAIN, Run
@@ -73,6 +74,43 @@ def test_ways_as_users_name_them() -> None:
         Way("staged-1", "staged", 1),
     )
     assert [way.needs_model for way in WAYS] == [False, True, False, True]
+
+
+def test_ways_that_are_not_exact() -> None:
+    ways = parse_ways(
+        "cascade,cascade@0.4,cascade-entropy@1.25,cascade-rest@0,cascade-entropy-8@2,lenience-0.5"
+    )
+    assert [way.cascade for way in ways[:-1]] == [
+        Waking(),
+        Waking("margin", 0.4),
+        Waking("entropy", 1.25),
+        Waking("margin", 0.0, span="rest"),
+        Waking("entropy", 2.0, span=8),
+    ]
+    assert ways[-1].lenience == 0.5
+    assert not any(way.exact for way in ways)
+    assert [way.needs_model for way in ways] == [True] * 5 + [False]
+    assert all(way.exact for way in WAYS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("cascade@", "cascade@1.5", "cascade-magic@0.5", "cascade-0@0.5", "cascade@-1", "cascade@nan"),
+        *(
+            "lenience",
+            "lenience-0",
+            "lenience-1.5",
+            "lenience-x",
+            "cascade@0.5,cascade@0.5",
+            "cascade-rest-4@0.5",
+        ),
+    ],
+)
+def test_ways_that_are_not_exact_and_none_at_all(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--ways") as found:
+        parse_ways(text)
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +187,25 @@ def test_what_a_run_tells(engine: Engine) -> None:
 
     plain = generate(engine, PROMPTS[0], PLAIN_WAY, settings)
     assert plain.histogram == ((0, 0, 29),)
+
+
+def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
+    settings = Settings(parse_ways("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
+    plain, never, always, some, lenient, auto = turns(engine, PROMPTS[0], settings, round_=0, place=0)
+    assert [run.exact for run in (plain, never, always, some, lenient, auto)] == [True, *[False] * 4, True]
+    assert [run.target_share for run in (plain, never, always, lenient)] == [1.0, 0.0, 1.0, 1.0]
+    assert 0.0 < some.target_share < 1.0
+    assert (plain.agreement, plain.kl, auto.agreement, auto.kl) == (None,) * 4
+    assert always.text_sha256 == plain.text_sha256
+    assert (always.agreement, always.kl) == (1.0, 0.0), "what the target writes is what it likes best"
+    assert never.agreement is not None and never.kl and some.kl
+    assert 0.0 < some.kl < never.kl
+    assert (lenient.agreement is not None, lenient.kl) == (True, None)
+
+    warm = Settings(parse_ways("cascade@0"), 30, temperature=1.0)
+    run = generate(engine, PROMPTS[0], warm.ways[0], warm)
+    assert run.agreement is None, "a random token need not be the likeliest"
+    assert run.kl
 
 
 def test_each_round_has_a_seed_of_its_own(engine: Engine) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from terminals import messages_in_terminal
 from test_peers import DRAFTED_LOG, PLAIN_LOG, fake
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import N_WORDS, write_tiny_gguf
 
 from edgespec.cli import app
 from edgespec.cli import bench as bench_room
@@ -579,7 +579,7 @@ def test_drafts_that_are_not_known(bench, tiny_path):
 
 
 def test_models_that_do_not_fit(bench, tiny_path, tmp_path):
-    other = write_tiny_gguf(tmp_path / "other.gguf", texts={5: "zz"})
+    other = write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
     refused(bench(models=["-t", str(tiny_path), "-d", str(other)]), "cannot draft for", code=1)
 
 

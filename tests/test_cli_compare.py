@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from terminals import messages_in_terminal
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import N_WORDS, write_tiny_gguf
 
 from edgespec import compare as room
 from edgespec.cli.app import main
@@ -37,7 +37,7 @@ def folder(tmp_path_factory, tiny_path, tiny_draft_path, packable_path) -> Path:
     (folder / "target.gguf").write_bytes(tiny_path.read_bytes())
     (folder / "packable-q4_k_m.gguf").write_bytes(packable_path.read_bytes())
     (folder / "draft.gguf").write_bytes(tiny_draft_path.read_bytes())
-    write_tiny_gguf(folder / "other.gguf", texts={5: "zz"})
+    write_tiny_gguf(folder / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
     prompts = {"a": "the cat and the other dog", "b": "on and on it went"}
     (folder / "suite.jsonl").write_text(
         "".join(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import N_WORDS, write_tiny_gguf
 
 from edgespec import compare as room
 from edgespec.bench import Settings, parse_ways
@@ -225,7 +225,7 @@ def test_fresh_deletes_what_is_its_own(files, tmp_path):
 
 def test_cells_that_cannot_run_are_skipped(files, tmp_path):
     files |= {
-        "other": write_tiny_gguf(tmp_path / "other.gguf", texts={5: "zz"}),
+        "other": write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)}),
         "short": write_tiny_gguf(tmp_path / "short.gguf", n_ctx=30),
         "cut": tmp_path / "cut.gguf",
         "endless": write_tiny_gguf(tmp_path / "endless.gguf", n_ctx=2**31 - 1),

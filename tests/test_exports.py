@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_outcomes import CATEGORIES, toy_outcome
+from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
 
 from edgespec import exports
 from edgespec.errors import EdgespecError, UsageError
@@ -188,3 +188,21 @@ def test_the_check_leaves_nothing_behind(tmp_path):
         exports.check_writable(path, "--csv")
     assert [file.name for file in tmp_path.iterdir()] == ["old"]
     assert ((tmp_path / "old").read_bytes(), (tmp_path / "old").stat().st_mtime_ns) == (b"old", stamp)
+
+
+def test_ways_that_are_not_exact_are_marked_as_such():
+    outcome = lossy_outcome("compare", accuracy=True)
+    found = {
+        row["way"]: row for row in rows_of(outcome) if row["category"] == "overall" and row["draft"] != "none"
+    }
+    cascade, lenient, auto = (found[way] for way in ("cascade@0.4", "lenience-0.5", "auto"))
+    assert [row["exact"] for row in (cascade, lenient, auto)] == ["no", "no", "yes"]
+    assert [row["target_share"] for row in (cascade, lenient, auto)] == ["0.25", "1.0", "1.0"]
+    assert (cascade["agreement_with_target"], cascade["kl_from_target_nats_per_token"]) == ("0.91", "0.0625")
+    assert (auto["agreement_with_target"], auto["kl_from_target_nats_per_token"]) == ("", "")
+    assert (cascade["problems_passed"], cascade["problems"], cascade["perplexity"]) == ("50", "164", "")
+    assert auto["perplexity"]
+    summary = json.loads(exports.document(outcome))["summary"]
+    ways = {way["way"]: way for way in summary[0][0]["ways"]}
+    assert (ways["cascade@0.4"]["exact"], ways["cascade@0.4"]["target_share"]) == (False, 0.25)
+    assert ways["auto"]["exact"] is True

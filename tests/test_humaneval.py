@@ -220,7 +220,7 @@ class CannedEngine:
     def generate(self, prompt: str, **options: Any) -> Any:
         self.told.append((prompt, options))
         text, stop_reason = next(self.answers)
-        return SimpleNamespace(text=text, stop_reason=stop_reason)
+        return SimpleNamespace(text=text, stop_reason=stop_reason, token_ids=(1, 2), target_share=0.5)
 
 
 @needs_sandbox

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from matplotlib.text import Annotation, Text
-from toy_outcomes import CATEGORIES, UNREADABLE, toy_outcome
+from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome
 
 from edgespec.errors import EdgespecError
 from edgespec.exports import summarise
@@ -335,3 +335,34 @@ def test_without_matplotlib(monkeypatch, tmp_path):
 def test_matplotlib_is_loaded_only_to_draw():
     code = "import sys, edgespec.cli.tables, edgespec.report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_ways_that_are_not_exact_are_marked_and_have_a_chart_of_their_own(written):
+    outcome = lossy_outcome(source="RAPL", accuracy=True)
+    page = Page(written(outcome))
+    assert page.text.count("cascade@0.4 (not exact)") >= 6, "the results, the categories, the raw runs"
+    assert "cascade@0.4 is not exact: the target saw 25 % of the tokens" in page.text
+    for words in ("target saw", "target's best", "91.0 %", "0.0625", "50/164", "Speed and what is lost"):
+        assert words in page.text
+    chart = next(one for one in charts(read_outcome(outcome)) if one.key == "tradeoff")
+    assert "Not exact: rows 3, 4." in chart.caption
+    row = next(row for row in read_outcome(outcome).rows if not row.way.exact)
+    assert row.accuracy is None, "the target's accuracy is not that of another text"
+
+
+def test_other_scatters_are_of_exact_rows():
+    for chart in charts(read_outcome(lossy_outcome("compare", source="RAPL", accuracy=True))):
+        if chart.key in ("energy", "accuracy", "memory"):
+            numbers = {int(n) for n in re.findall(r"\d+", chart.caption.partition("front")[2])}
+            lossy = {
+                row.number
+                for row in read_outcome(lossy_outcome("compare", source="RAPL", accuracy=True)).rows
+                if not row.way.exact
+            }
+            assert numbers
+            assert not numbers & lossy
+
+
+def test_without_ways_that_are_not_exact_there_is_no_such_chart(compare_page):
+    assert "not exact" not in compare_page
+    assert "tradeoff" not in compare_page

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
-from toy_outcomes import CATEGORIES, UNREADABLE, toy_outcome
+from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outcome
 
 from edgespec.cli.tables import print_outcome
 from edgespec.exports import summarise
-from edgespec.report.rows import read_outcome
+from edgespec.report.rows import headline, read_outcome
 from edgespec.runs import Cell
 
 
@@ -104,3 +105,25 @@ def test_summaries_may_be_given(capsys):
     alone = capsys.readouterr().out
     print_outcome(outcome, summarise(outcome))
     assert capsys.readouterr().out == alone
+
+
+def test_ways_that_are_not_exact_are_marked_as_such(printed):
+    text = printed(lossy_outcome())
+    assert text.count("(not exact)") == 2, "a table each"
+    line = "cascade@0.4 is not exact: the target saw 25 % of the tokens; 91.0 % are those that it likes best"
+    assert f"{line}; KL 0.0625 nats a token; pass@1 50/164 (30 %)." in text
+    assert "lenience-0.5 is not exact: the target saw 100 % of the tokens; 98.0 %" in text
+    assert "auto is 1." in text, "the headline is of an exact way"
+
+    rows = printed(lossy_outcome("compare"))
+    for way in LOSSY:
+        n = sum(way in line and "(not" in line for line in rows.splitlines())
+        assert n >= 12, "each row is marked"
+    outcome = lossy_outcome("compare")
+    assert "not exact" not in headline(read_outcome(outcome))
+
+
+def test_identical_texts_are_counted_of_exact_ways_only(printed):
+    exact, lossy = printed(toy_outcome(ways=("auto",))), printed(lossy_outcome())
+    (n,) = re.findall(r"Outputs: .*?(\d+) identical", exact)
+    assert f"{n} identical" in lossy

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from edgespec.energy import Measurement
-from edgespec.runs import PLAIN, Accuracy, Cell, ModelFacts, Outcome, Run
+from edgespec.runs import PLAIN, Accuracy, Cell, ModelFacts, Outcome, Run, Solved
 
 CATEGORIES = ("code", "chat", "summary", "translation")
 UNREADABLE = (
@@ -146,3 +147,31 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, ways=("auto",), na
         accuracy=scores if accuracy else (),
         warnings=tuple(warnings),
     )
+
+
+LOSSY = ("cascade@0.4", "lenience-0.5")
+
+
+def lossy_outcome(kind="bench", **options):
+    """A toy outcome with two ways that are not exact; of one's tokens the target saw a quarter."""
+    outcome = toy_outcome(kind, ways=("auto", *LOSSY), **options)
+
+    def marked(run):
+        if run.way not in LOSSY:
+            return run
+        cascade = run.way == LOSSY[0]
+        return replace(
+            run,
+            exact=False,
+            target_share=0.25 if cascade else 1.0,
+            agreement=0.91 if cascade else 0.98,
+            kl=0.0625 if cascade else None,
+        )
+
+    cells = tuple(replace(cell, runs=tuple(map(marked, cell.runs))) for cell in outcome.cells)
+    solved = tuple(
+        Solved(cell.target, cell.draft, cell.kernels, LOSSY[0], 50, 164, 0.3)
+        for cell in cells
+        if cell.draft and cell.runs
+    )
+    return replace(outcome, cells=cells, solved=solved)

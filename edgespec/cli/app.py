@@ -13,9 +13,11 @@ from typer.core import TyperGroup
 
 from edgespec.cli.bench import bench_command
 from edgespec.cli.cache import cache_app
+from edgespec.cli.calibrate import calibrate_command
 from edgespec.cli.compare import compare_command
 from edgespec.cli.console import INTERRUPTED, out, print_error
 from edgespec.cli.doctor import doctor_command
+from edgespec.cli.draft import draft_app
 from edgespec.cli.energy import energy_command
 from edgespec.cli.models import models_app
 from edgespec.cli.profile import profile_command
@@ -75,6 +77,7 @@ app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a qui
 app.command("quantize")(quantize_command)
 app.command("doctor", epilog="Example: edgespec doctor --retest my-model.gguf")(doctor_command)
 app.command("profile", epilog="Example: edgespec profile --target my-model.gguf --threads 4")(profile_command)
+app.command("calibrate", epilog="Example: edgespec calibrate --loss 0.05 --per-category 2")(calibrate_command)
 app.command("energy", epilog="Example: edgespec energy --json")(energy_command)
 app.command("bench", epilog="Example: edgespec bench --category code --report bench.html")(bench_command)
 app.command(
@@ -83,6 +86,7 @@ app.command(
     "--drafts qwen2.5-coder-0.5b-q4_0,none",
 )(compare_command)
 app.add_typer(models_app, name="models")
+app.add_typer(draft_app, name="draft")
 app.add_typer(cache_app, name="cache")
 
 

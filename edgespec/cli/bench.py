@@ -267,7 +267,7 @@ def _peer(folder: Path, engine: Engine, suite: Suite, settings: Settings) -> Pee
 def _drafter(settings: Settings) -> DrafterName:
     """Return what the engine is to load models for."""
     if any(way.needs_model for way in settings.ways):
-        return "model"
+        return "model"  # each way says itself what drafts
     return "auto" if any(way.drafter == "auto" for way in settings.ways) else "suffix"
 
 

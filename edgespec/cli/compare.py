@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ from edgespec.judge import TEXT_TOKENS, Judge
 from edgespec.kernels import KernelsChoice
 from edgespec.machine import facts
 from edgespec.quantizations import ModelFile, model_file, parse_types, variants
-from edgespec.runs import Accuracy, Cell, Outcome
+from edgespec.runs import Accuracy, Cell, Outcome, Solved
 from edgespec.suites import DEFAULT, evenly, load_suite
 
 _ACCURACY = "Accuracy"
@@ -181,7 +181,7 @@ def compare_command(
     if fresh:
         Comparison.discard(out)
     comparison = Comparison(plan, {name: file.path for name, file in lineup.files.items()}, out)
-    code = 0
+    code, solved = 0, list[Solved]()
     warnings: list[str] = []
     accuracies: list[Accuracy] = []
     again = f"the same command{' without --fresh' if fresh else ''} goes on with what is in {out}"
@@ -199,6 +199,7 @@ def compare_command(
                 found = judge.texts(read, text_tokens)
                 if questions and choice == choices[0]:
                     found = judge.human_eval(found, questions, lineup.drafts_of(comparison.cells()))
+                    solved = _solved(judge, plan, comparison.cells(), questions, lineup.files)
                 accuracies += found.values()
     except KeyboardInterrupt:
         message(f"stopped; {again}")
@@ -222,12 +223,27 @@ def compare_command(
         models=models,
         cells=comparison.cells(),
         accuracy=tuple(accuracies),
+        solved=tuple(solved),
         warnings=(*comparison.warnings, *warnings),
     )
     outputs.write(outcome)
     for line in outcome.warnings:
         message(f"warning: {line}")
     return code
+
+
+def _solved(
+    judge: Judge,
+    plan: Plan,
+    cells: Sequence[Cell],
+    questions: Sequence[Problem],
+    files: Mapping[str, ModelFile],
+) -> list[Solved]:
+    """Return what ways that are not exact solve, with the kernels that the judge has."""
+    ways = [way for way in plan.settings.ways if not way.exact]
+    pairs = zip(plan.combinations, cells, strict=True)
+    ran = [cell for combination, cell in pairs if combination.kernels == judge.kernels]
+    return judge.ways(questions, ran, ways, list(files.values()))
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cascade import SPAN, Span
+from edgespec.errors import UsageError
 from edgespec.kernels import KernelsChoice
 from edgespec.verify import Rule
 
@@ -72,9 +74,28 @@ WaysOption = Annotated[
     str,
     typer.Option(
         help="What is compared with plain decoding, with commas: auto, model, suffix, staged; model-3 has a "
-        "fixed length."
+        "fixed length. Not exact: cascade@0.4 (its threshold; cascade alone: the calibrated one), "
+        "cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5."
     ),
 ]
 RuleOption = Annotated[
     Rule | None, typer.Option(help="Acceptance rule; all are exact.", show_default="match")
 ]
+SpanOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|rest",
+        help="Tokens that the target writes in a cascade when it is woken, or all that are left.",
+        show_default=str(SPAN),
+        rich_help_panel="Lossy: faster, and not the target's text (docs/cascade.md)",
+    ),
+]
+
+
+def parse_span(text: str) -> Span:
+    """Return a span as users write it. Raises UsageError."""
+    if text == "rest":
+        return "rest"
+    if not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 9 or int(text) < 1:
+        raise UsageError(f"--span {text}: must be 1 or more, or rest")
+    return int(text)

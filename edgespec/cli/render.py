@@ -7,19 +7,23 @@ import itertools
 import json
 import re
 import sys
+from typing import Literal
 
 from rich.text import Text
 
 from edgespec.cli.console import err, out
-from edgespec.drafters.chain import ChainStep
+from edgespec.drafters.trees import DraftStep
 from edgespec.energy import Measurement
 from edgespec.records import Origin, Result, Stats, Token
+from edgespec.tree import Tree, dump
+from edgespec.weights import Model
 
 COLOURS: dict[Origin, str] = {
     "target": "",
     "accepted": "green",
     "resampled": "red",
     "bonus": "cyan",
+    "alone": "yellow",
 }
 
 # Text from a model must not steer the user's terminal: control characters but newline and tab.
@@ -67,13 +71,18 @@ def _printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-class ExplainedSteps:
-    """Prints, a line a step, what was known, chosen and got."""
+Explanation = Literal["steps", "ir"]
 
-    def __init__(self) -> None:
+
+class ExplainedSteps:
+    """Prints, a line a step, what was known, chosen and got; for "ir" also the tree after each pass."""
+
+    def __init__(self, target: Model, explanation: Explanation) -> None:
+        self._target = target
+        self._explanation = explanation
         self._n = 0
 
-    def print(self, step: ChainStep) -> None:
+    def print(self, step: DraftStep) -> None:
         """Print `step` to stderr."""
         self._n += 1
         known = [f"{step.rate:.1f} {step.unit}"]
@@ -90,6 +99,16 @@ class ExplainedSteps:
         got = f"{step.n_accepted} of {len(step.proposed)} accepted, {step.n_emitted} emitted, {times}"
         line = f"step {self._n}: {'; '.join(known)} -> {'; '.join(chosen) or 'nothing'} -> {got}"
         err.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self._explanation == "ir":
+            before: Tree = ()
+            for name, tree in step.passes_of_tree or [("drafted", step.proposed)]:
+                if tree != before:
+                    drawn = dump(tree, self._piece)
+                    err.print(f"{name}:\n{drawn}", markup=False, highlight=False, soft_wrap=True)
+                before = tree
+
+    def _piece(self, token: int) -> str:
+        return self._target.piece(token, special=True).decode(errors="replace")
 
 
 def as_json(result: Result) -> str:
@@ -102,6 +121,9 @@ def as_json(result: Result) -> str:
         "prompt_tokens": result.prompt_tokens,
         "stop_reason": result.stop_reason,
         "seed": result.seed,
+        "mode": result.mode,
+        "exact": result.exact,
+        "target_share": result.target_share,
         "note": result.note,
         "sources": {
             name: {"drafted": drafted, "accepted": accepted}
@@ -121,6 +143,8 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
     stats = result.stats
     err.print()
     _line("speed", _speed(result))
+    if not result.exact:
+        _line("mode", f"not exact: the target saw {result.target_share:.0%} of the tokens".replace("%", " %"))
     _line("prompt", _prompt(result))
     if stats.n_drafted:
         _line("drafting", _drafting(stats))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from edgespec.cascade import SPAN, Signal, Waking
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption, WattsOption
+from edgespec.cli.options import KernelsOption, PairOption, SpanOption, ThreadsOption, WattsOption, parse_span
 from edgespec.cli.progress import pull_named
-from edgespec.cli.render import ExplainedSteps, TextWriter, as_json, print_stats
+from edgespec.cli.render import ExplainedSteps, Explanation, TextWriter, as_json, print_stats
 from edgespec.energy import EnergyMeter
 from edgespec.engine import DrafterName, Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
@@ -25,6 +26,7 @@ from edgespec.verify import Rule
 
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 _DRAFTING = "Drafting"
+_LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 _PROMPT = "Prompt"
 _OUTPUT = "Output"
 _DEFAULT = SamplingParams()
@@ -42,7 +44,7 @@ def run_command(
         ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option("--draft", "-d", help="Small model that drafts, of the target's vocabulary.")
+        str | None, typer.Option("--draft", "-d", help="Small model that drafts; best one of the family.")
     ] = None,
     pair: PairOption = None,
     drafter: Annotated[
@@ -78,13 +80,47 @@ def run_command(
         ),
     ] = True,
     explain: Annotated[
-        bool,
+        Explanation | None,
         typer.Option(
-            "--explain",
-            help="Print what each step knew, chose and got, to stderr; in a terminal the text follows.",
+            help="Print to stderr what each step knew, chose and got (steps), or also its tree of tokens "
+            "after each pass over it (ir); in a terminal the text follows.",
             rich_help_panel=_DRAFTING,
         ),
-    ] = False,
+    ] = None,
+    mode: Annotated[
+        Literal["exact", "cascade"],
+        typer.Option(
+            help="cascade: the draft model writes, and wakes the target where it is unsure.",
+            rich_help_panel=_LOSSY,
+        ),
+    ] = "exact",
+    signal: Annotated[
+        Signal | None,
+        typer.Option(
+            help="What says that it is unsure: how far its likeliest token is ahead of the next (margin, 0 "
+            "to 1), or the entropy of its distribution in nats.",
+            show_default="margin",
+            rich_help_panel=_LOSSY,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="The target is woken where the margin is no more than this, or the entropy no less.",
+            show_default="that of `edgespec calibrate`",
+            rich_help_panel=_LOSSY,
+        ),
+    ] = None,
+    span: SpanOption = None,
+    lenience: Annotated[
+        float,
+        typer.Option(
+            help="Accept drafted tokens that the target likes L times as much as the exact rule wants.",
+            metavar="L",
+            show_default="1: exact",
+            rich_help_panel=_LOSSY,
+        ),
+    ] = 1.0,
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
     ] = 256,
@@ -188,8 +224,14 @@ def run_command(
             "--pair and --target or --draft": pair is not None and bool(target or draft),
             f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
             "--json and --show-draft": json and show_draft,
+            f"--drafter {drafter} and --mode cascade": drafter in ("none", "suffix") and mode == "cascade",
         }
     )
+    if mode == "exact" and (threshold is not None or signal is not None or span is not None):
+        raise UsageError("--threshold, --signal and --span are of --mode cascade: add it, or leave them out")
+    cascade = None
+    if mode == "cascade":
+        cascade = Waking(signal or "margin", threshold, span=SPAN if span is None else parse_span(span))
     params = SamplingParams(
         temperature=temp,
         top_k=top_k,
@@ -203,8 +245,16 @@ def run_command(
         logit_bias=_parse_bias(logit_bias or []),
     )
     limit = None if n_predict == -1 else n_predict
-    check_options(gamma=gamma, n_predict=limit, stop=stop or [], seed=seed, rule=rule)
-    drafter = "none" if gamma == 0 else drafter or "auto"
+    check_options(
+        gamma=gamma,
+        n_predict=limit,
+        stop=stop or [],
+        seed=seed,
+        rule=rule,
+        cascade=cascade,
+        lenience=lenience,
+    )
+    drafter = "none" if gamma == 0 and not cascade else drafter or "auto"
     if show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     text = _read_prompt(prompt, file)
@@ -242,13 +292,15 @@ def run_command(
                 stop=stop or [],
                 system=system,
                 chat=True if chat else False if raw else None,
-                on_step=ExplainedSteps().print if explain else None,
+                on_step=ExplainedSteps(engine.target, explain).print if explain else None,
+                cascade=cascade,
+                lenience=lenience,
             )
-            return _show(stream, json=json, stats=stats, show_draft=show_draft, explain=explain)
+            return _show(stream, json=json, stats=stats, show_draft=show_draft, explain=explain is not None)
 
 
 def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool, explain: bool) -> int:
-    writer = None if json else TextWriter(show_draft=show_draft, explain=explain)
+    writer = None if json else TextWriter(show_draft=show_draft, explain=explain is not None)
     code = 0
     try:
         for token in stream:

@@ -9,6 +9,7 @@ from edgespec.cli.console import out, print_table
 from edgespec.exports import Summaries
 from edgespec.report.rows import (
     NOT_APPLICABLE,
+    NOT_EXACT,
     UNAVAILABLE,
     Reading,
     Row,
@@ -17,6 +18,7 @@ from edgespec.report.rows import (
     headline,
     identical,
     identical_line,
+    lossy_lines,
     megabytes,
     milliseconds,
     passed,
@@ -43,7 +45,8 @@ def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
     _print_accuracy(reading)
     if reading.rows:
         out.print()
-        for line in (headline(reading), identical_line(reading), energy_line(reading)):
+        lines = (headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading))
+        for line in lines:
             out.print(line, markup=False)
 
 
@@ -83,13 +86,13 @@ def _print_categories(reading: Reading) -> None:
     """A table for each way but plain: a row a category, all of them last."""
     (cell, summaries), *_ = reading.cells
     ordered = [*summaries[1:], summaries[0]]
-    ways = [row.way.way for row in reading.rows if row.comparison] or [PLAIN]
-    for name in ways:
+    ways = {row.way.way: row.way.exact for row in reading.rows if row.comparison} or {PLAIN: True}
+    for name, exact in ways.items():
         table = _table(
             "category",
             "n",
             "plain\ntokens/s",
-            f"{name}\ntokens/s",
+            f"{name}\n{'' if exact else NOT_EXACT + chr(10)}tokens/s",
             "speed-up\n[95 %]",
             "TTFT\nms",
             "tau",
@@ -151,7 +154,7 @@ def _row(reading: Reading, row: Row) -> list[str]:
         row.cell.target,
         row.draft,
         row.kernels,
-        row.way.way,
+        row.way_name,
         fixed(row.way.decode_tokens_per_s, 1),
         *_figures(reading, row.way, row.comparison),
         megabytes(row.peak_rss_bytes),

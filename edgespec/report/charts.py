@@ -31,6 +31,7 @@ def charts(reading: Reading) -> tuple[Chart, ...]:
     return (
         _energy(reading),
         _accuracy(reading),
+        *_tradeoff(reading),
         *_memory(reading),
         *_speedups(reading),
         _acceptance(reading),
@@ -104,11 +105,17 @@ def _scatter(
     title: str,
     label: str,
     note: str,
+    lossy: bool = False,
 ) -> Chart | None:
-    """Return tokens/s over a figure that is better when smaller; None where no row has both."""
+    """Return tokens/s over a figure that is better when smaller; None where no row has both.
+
+    `lossy`: rows that are not exact are there too; elsewhere they would stand beside what they do not do.
+    """
     rows: list[Row] = []
     points: list[tuple[float, float]] = []
     for row in reading.rows:
+        if not (row.way.exact or lossy):
+            continue
         x, y = x_of(row), row.way.whole_tokens_per_s
         if x is not None and y is not None:
             rows.append(row)
@@ -204,9 +211,33 @@ def _accuracy(reading: Reading) -> Chart:
     return found or Chart("accuracy", title, "Left out: no row has both a speed and an accuracy.", None)
 
 
+def _tradeoff(reading: Reading) -> list[Chart]:
+    """Return speed over what ways lose that are not exact, beside those that lose nothing."""
+    lossy = [row for row in reading.rows if not row.way.exact]
+    if not lossy:
+        return []
+    by_tokens = all(row.way.agreement is not None for row in lossy)
+
+    def x_of(row: Row) -> float | None:
+        if row.way.exact:
+            return 0.0
+        if by_tokens:
+            return None if row.way.agreement is None else 100 * (1.0 - row.way.agreement)
+        return row.way.kl
+
+    numbers = ", ".join(str(row.number) for row in lossy)
+    label = "tokens that the target does not like best, %" if by_tokens else "KL from the target, nats/token"
+    title = "Speed and what is lost"
+    note = f"Left is closer to the target, up is faster. Not exact: row{'s'[: len(lossy) > 1]} {numbers}."
+    found = _scatter(reading, x_of, key="tradeoff", title=title, label=label, note=note, lossy=True)
+    return [found] if found else []
+
+
 def _memory(reading: Reading) -> list[Chart]:
     fastest: dict[int, Row] = {}
     for row in reading.rows:
+        if not row.way.exact:
+            continue
         held = fastest.get(id(row.cell))
         if held is None or (row.way.whole_tokens_per_s or 0) > (held.way.whole_tokens_per_s or 0):
             fastest[id(row.cell)] = row

@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.report import rows as words
 from edgespec.report.charts import charts
 from edgespec.report.drawing import Chart, svg
-from edgespec.report.rows import NOT_APPLICABLE, UNAVAILABLE, Reading, Row
+from edgespec.report.rows import NOT_APPLICABLE, NOT_EXACT, UNAVAILABLE, Reading, Row
 from edgespec.runs import Accuracy, Cell, Run
 from edgespec.summary import CategorySummary
 
@@ -40,6 +40,7 @@ def page(reading: Reading) -> str:
         f"<header><p class=kind>edgespec {_text(outcome.kind)}</p><h1>{title}</h1>",
         f"<p class=date><time>{_text(outcome.date)}</time></p></header>",
         f"<section class=headline><p class=lead>{_text(words.headline(reading))}</p>",
+        *(f"<p>{_text(line)}</p>" for line in words.lossy_lines(reading)),
         f"<p>{_text(words.identical_line(reading))}</p>",
         f"<p>{_text(words.energy_line(reading))}</p></section>",
         _warnings(outcome.warnings),
@@ -120,6 +121,7 @@ def _results(reading: Reading) -> str:
         ("way", False),
         *_way_columns(reading),
         ("peak memory", True),
+        *((name, True) for name in _lossy_columns(reading)),
         *_accuracy_columns(reading),
     ]
     rows = (
@@ -128,9 +130,10 @@ def _results(reading: Reading) -> str:
             row.cell.target,
             row.draft,
             row.kernels,
-            row.way.way,
+            row.way_name,
             *_way_figures(reading, row),
             words.megabytes(row.peak_rss_bytes),
+            *_lossy_figures(reading, row),
             *_accuracy_figures(reading, row.accuracy),
         ]
         for row in reading.rows
@@ -165,6 +168,27 @@ def _way_figures(reading: Reading, row: Row) -> list[str]:
     return [*texts, words.identical(comparison)]
 
 
+def _lossy_columns(reading: Reading) -> list[str]:
+    names = ["target saw", "target's best", "KL from target"]
+    if any(row.solved for row in reading.rows):
+        names.append("pass@1, not exact")
+    return names if any(not row.way.exact for row in reading.rows) else []
+
+
+def _lossy_figures(reading: Reading, row: Row) -> list[str]:
+    """Return what `_lossy_columns` heads."""
+    way, n = row.way, len(_lossy_columns(reading))
+    if way.exact:
+        return [NOT_APPLICABLE] * n
+    texts = [
+        f"{100 * way.target_share:.0f} %",
+        UNAVAILABLE if way.agreement is None else f"{100 * way.agreement:.1f} %",
+        words.fixed(way.kl, 4),
+        (words.passed(row.solved) if row.solved else None) or UNAVAILABLE,
+    ]
+    return texts[:n]
+
+
 def _accuracy_columns(reading: Reading) -> list[tuple[str, bool]]:
     if not reading.outcome.accuracy:
         return []
@@ -178,7 +202,7 @@ def _accuracy_figures(reading: Reading, accuracy: Accuracy | None) -> list[str]:
     """Return what `_accuracy_columns` heads."""
     n = len(_accuracy_columns(reading))
     if accuracy is None:
-        return [UNAVAILABLE] * n
+        return [UNAVAILABLE] * n  # of another program, or of texts that are not the target's own
     reference = accuracy.kl is None
     texts = [
         f"{accuracy.perplexity:.3f}",
@@ -253,7 +277,7 @@ def _category_line(reading: Reading, summary: CategorySummary, row: Row) -> list
     if found is None:
         return []
     there = Row(row.number, row.cell, found[0], found[1], (), row.accuracy)
-    return [summary.category, row.way.way, str(summary.n_prompts), *_way_figures(reading, there)]
+    return [summary.category, row.way_name, str(summary.n_prompts), *_way_figures(reading, there)]
 
 
 def _facts(reading: Reading) -> str:
@@ -328,7 +352,7 @@ def _run(cell: Cell, run: Run) -> list[str]:
         cell.target,
         cell.draft or NOT_APPLICABLE,
         cell.kernels,
-        run.way,
+        run.way if run.exact else f"{run.way} {NOT_EXACT}",
         str(run.round),
         str(run.prompt_tokens),
         str(run.tokens),

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.exports import ESTIMATED, Summaries, summarise
-from edgespec.runs import PEER, PLAIN, Accuracy, Cell, Outcome
+from edgespec.exports import ESTIMATED, Summaries, measures_target, summarise
+from edgespec.runs import PEER, PLAIN, Accuracy, Cell, Outcome, Solved
 from edgespec.summary import CategorySummary, Comparison, Interval, WaySummary
 
 UNAVAILABLE = "unavailable"
 """What is written for a figure that could not be had; never 0, never nothing."""
+
+NOT_EXACT = "(not exact)"
+"""What marks a way whose texts are not the target's own."""
 
 NOT_APPLICABLE = "-"
 """What is written where there is nothing to know: plain decoding's speed-up over itself."""
@@ -32,12 +35,20 @@ class Row:
     categories: tuple[CategorySummary, ...]
     """Of the cell, without the overall one."""
     accuracy: Accuracy | None
+    """The target's; None too where the texts are not its own."""
+    solved: Solved | None = None
+    """Of a way that is not exact, where it was asked for."""
 
     @property
     def name(self) -> str:
         """Target, draft, kernels and way in a line."""
         drafted = f", drafted by {self.draft}" if self.draft != NOT_APPLICABLE else ""
-        return f"{self.cell.target}{drafted}, {self.kernels}, {self.way.way}"
+        return f"{self.cell.target}{drafted}, {self.kernels}, {self.way_name}"
+
+    @property
+    def way_name(self) -> str:
+        """The way, marked where it is not exact."""
+        return self.way.way if self.way.exact else f"{self.way.way} {NOT_EXACT}"
 
     @property
     def draft(self) -> str:
@@ -116,9 +127,10 @@ def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Readin
         overall, *categories = summary
         compared = {comparison.way: comparison for comparison in overall.comparisons}
         for way in overall.ways:
-            accuracy = None if way.way.startswith(PEER) else outcome.accuracy_of(cell)
+            accuracy = outcome.accuracy_of(cell) if measures_target(way) else None
+            solved = outcome.solved_by(cell, way.way)
             compared_with = compared.get(way.way)
-            rows.append(Row(len(rows) + 1, cell, way, compared_with, tuple(categories), accuracy))
+            rows.append(Row(len(rows) + 1, cell, way, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
     return Reading(outcome, tuple(rows), ran, skipped, _energy_column(rows))
 
@@ -195,7 +207,7 @@ def megabytes(n_bytes: int | None) -> str:
     return UNAVAILABLE if n_bytes is None else f"{n_bytes / 1e6:.0f} MB"
 
 
-def passed(accuracy: Accuracy) -> str | None:
+def passed(accuracy: Accuracy | Solved) -> str | None:
     """Return the share of problems passed as "41/164 (25 %)"; None: not asked for."""
     if accuracy.passed is None or not accuracy.n_problems:
         return None
@@ -229,11 +241,16 @@ def title(outcome: Outcome) -> str:
 
 
 def best_row(reading: Reading) -> Row | None:
-    """Return the row to speak of first: of one cell the first way that drafts, else the fastest row."""
+    """Return the row to speak of first: of one cell the first way that drafts, else the fastest row.
+
+    One that is not exact only where there is no other: it is not what was asked of the target.
+    """
+    exact = [row for row in reading.rows if row.way.exact]
     if len(reading.cells) == 1:
-        compared = [row for row in reading.rows if row.comparison and row.comparison.speedup]
+        found = [row for row in reading.rows if row.comparison and row.comparison.speedup]
+        compared = [row for row in found if row.way.exact] or found
         return next((row for row in compared if row.way.way == "auto"), next(iter(compared), None))
-    return max(reading.rows, key=lambda row: row.way.whole_tokens_per_s or 0.0, default=None)
+    return max(exact or reading.rows, key=lambda row: row.way.whole_tokens_per_s or 0.0, default=None)
 
 
 def headline(reading: Reading) -> str:
@@ -243,7 +260,7 @@ def headline(reading: Reading) -> str:
         return "Nothing ran that could be compared with plain decoding." if reading.rows else "Nothing ran."
     text = _speedup(reading, row)
     if len(reading.cells) == 1:
-        return f"{row.way.way} is {text}."
+        return f"{row.way_name} is {text}."
     speed = fixed(row.way.whole_tokens_per_s, 1)
     return f"Fastest is row {row.number} with {speed} tokens/s of whole generations ({row.name}): {text}."
 
@@ -262,8 +279,8 @@ def _speedup(reading: Reading, row: Row) -> str:
 
 
 def identical_line(reading: Reading) -> str:
-    """Return in a sentence how many texts were those of plain decoding."""
-    compared = [row.comparison for row in reading.rows if row.comparison]
+    """Return in a sentence how many texts of exact ways were those of plain decoding."""
+    compared = [row.comparison for row in reading.rows if row.comparison and row.way.exact]
     n = sum(comparison.n_compared for comparison in compared)
     same = sum(comparison.n_identical for comparison in compared)
     if not n:
@@ -271,6 +288,25 @@ def identical_line(reading: Reading) -> str:
     if same == n:
         return f"Outputs: all {n} identical to plain decoding's, token by token."
     return f"Outputs: {same} of {n} identical to plain decoding's, token by token."
+
+
+def lossy_lines(reading: Reading) -> list[str]:
+    """Return a sentence for each row that is not exact: what the target saw, and what that costs."""
+    lines = []
+    several = len(reading.cells) > 1
+    for row in reading.rows:
+        if row.way.exact:
+            continue
+        found = [f"the target saw {100 * row.way.target_share:.0f} % of the tokens"]
+        if row.way.agreement is not None:
+            found.append(f"{100 * row.way.agreement:.1f} % are those that it likes best")
+        if row.way.kl is not None:
+            found.append(f"KL {row.way.kl:.4f} nats a token")
+        if row.solved:
+            found.append(f"pass@1 {passed(row.solved)}")
+        which = f"Row {row.number}, {row.way.way}," if several else row.way.way
+        lines.append(f"{which} is not exact: {'; '.join(found)}.")
+    return lines
 
 
 def energy_line(reading: Reading) -> str:

@@ -238,17 +238,20 @@ class Scheduler:
     def least_price(self) -> float:
         """The lowest price, in tokens, of one more token in the target's pass at this step."""
         verify = self._verify
-        return self.rate * max(0.0, min(b - a for a, b in itertools.pairwise(verify[1:_LOOK_AHEAD])))
+        least = min(b - a for a, b in itertools.pairwise(verify[1:_LOOK_AHEAD]))
+        return min(1.0, max(0.0, self.rate * least))
 
     def branches(self, path: float, n_drafted: int) -> bool:
         """Say whether a token beside the trunk, accepted with `path`, pays after `n_drafted` tokens.
 
-        The trunk may grow later, so the price is a mean over the next tokens.
+        The trunk may grow later, so the price is a mean over the next tokens. What is accepted beside the
+        trunk rides again in the next pass, and pays the price again.
         """
         verify = self._verify
         if not self.policy.may_branch or n_drafted + 3 > MAX_GAMMA:
             return False
-        return path >= self.rate * 0.5 * (verify[n_drafted + 3] - verify[n_drafted + 1])
+        price = self.rate * 0.5 * (verify[n_drafted + 3] - verify[n_drafted + 1])
+        return path * (1.0 - price) >= price
 
     def _best_prefix(self, path: float, depth: int, offered: Sequence[float]) -> tuple[int, float, float]:
         """Return how many of the offered tokens to take, what that gains in tokens, and P after them."""

@@ -13,9 +13,9 @@ Drafters write trees. Passes, each a pure function from trees to a tree, rewrite
     merge    common subexpressions: one node for the same token after the same text
     balance  estimates of one place that contradict each other
     fold     constant folding: tokens that a grammar leaves no choice about
+    order    the layout: depth first, siblings in the order in which they are to be tested
     prune    dead code: what is not worth its price
     cut      scheduling: as many nodes, the likeliest first, as pay in the target's pass
-    order    the layout: depth first, siblings in the order in which they are to be tested
 
 A node's parent comes before it. A chain is the tree whose node i has parent i - 1: no pass treats it as
 another thing, and one that has nothing to do returns the very tuple it was given.
@@ -209,15 +209,19 @@ def prune(tree: Tree, price: float) -> Tree:
     return _keep(tree, kept)
 
 
-def cut(tree: Tree, cost: Sequence[float], rate: float, room: int) -> Tree:
+def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float = 0.0) -> Tree:
     """Return the part of `tree`, at most `room` nodes, that gains most in the target's pass.
 
     `cost[n]` is what a pass over n tokens costs, the pending one and n - 1 nodes; a pass over more than
     `cost` tells of is not made. With `rate` the tokens that a unit of cost brings now, the gain is the sum of
-    the paths less `rate * (cost[n + 1] - cost[1])`. Of equals the smallest is kept. The pinned nodes are
+    the paths less `rate * (cost[n + 1] - cost[1])`. An accepted node beside the trunk is evaluated again with
+    the next pass, which takes `again` of its token. Of equals the smallest is kept. The pinned nodes are
     kept in any case: that there is room for them is the caller's duty.
     """
     reach = _reach(tree)
+    if again:
+        n_trunk = next((i for i, node in enumerate(tree) if node.parent != i - 1), len(tree))
+        reach[n_trunk:-1] = [path * (1.0 - again) for path in reach[n_trunk:-1]]
     kept = _pinned(tree)
     likeliest = [i for i, is_pinned in enumerate(kept) if not is_pinned]
     likeliest.sort(key=reach.__getitem__, reverse=True)  # stable: of equals the parent is first

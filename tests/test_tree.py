@@ -292,6 +292,13 @@ def test_a_tree_that_pays_is_left_as_it_is():
     assert cut((), [1.0, 1.0], 1.0, 0) == ()
 
 
+def test_what_is_beside_the_trunk_pays_twice():
+    tree = (Node(-1, 1, "argmax", 0.5), Node(-1, 2, "argmax", 0.3))
+    assert cut(tree, [0.0, 1.0, 1.25, 1.5], 1.0, 9) == tree
+    assert cut(tree, [0.0, 1.0, 1.25, 1.5], 1.0, 9, 0.25) == tree[:1]
+    assert cut(tree[:1], [0.0, 1.0, 1.25], 1.0, 9, 0.25) == tree[:1]
+
+
 def test_a_step_of_the_curve_is_looked_over():
     tree = tuple(Node(-1, i, "suffix", 0.3) for i in range(8))
     cost = [0.0, 1.0, *[2.0] * 7, 9.0]  # the second token costs as much as eight

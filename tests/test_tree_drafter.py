@@ -190,7 +190,7 @@ def expected(target, params, prompt=PROMPT):
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_every_policy_is_exact(clock, name, rule):
-    n = 12_000
+    n = 6_000
     target, draft = ToyModel(1), ToyModel(101)
     scheduler = RandomScheduler if name == "random" else Scheduler
     policy = POLICIES.get(name, Policy())
@@ -205,7 +205,7 @@ def test_every_policy_is_exact(clock, name, rule):
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
     """A prompt longer than what the draft model reads at once, in a context that is soon full."""
-    n = 12_000
+    n = 6_000
     target, draft = ToyModel(1), ToyModel(101)
     prompt = (0, 1, 2, 0, 2, 1) * 5
     counts, totals = counts_of(
@@ -294,6 +294,38 @@ def test_the_draft_model_checks_guesses_in_one_pass():
     drafted, accepted = drafter.sources()["model"]
     assert accepted > 40
     assert len(session.passes) - 1 < drafted / 4
+
+
+def test_no_branch_of_the_store_goes_beyond_the_end():
+    """Earlier texts went on after an end of generation, as a chat's next turn does; no draft may."""
+    end, drafts = 3, []
+    suffix = SuffixDrafts(256)
+    suffix.begin((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
+    for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
+        clocks = curves()
+        chosen = Scheduler(*clocks, Predictor())
+        chosen.policy = policy
+        drafter = TreeDrafter(
+            chosen,
+            suffix=suffix,
+            model=None,
+            is_eog=lambda t: t == end,
+            clocks=clocks,
+            on_step=lambda step: drafts.append(step.proposed),
+        )
+        session = ToySession(
+            cache(lambda prefix: np.random.default_rng([1, *prefix]).normal(0, 1.5, 6)),
+            6,
+            is_eog=lambda t: t == end,
+        )
+        for seed in range(40):
+            run = Generation(
+                session, drafter, (0, 1), params=WARM, coins=Coins(seed), rule="block", n_predict=24
+            )
+            list(run.events())
+            assert end not in run.tokens[2:-1]
+    assert any(node.token == end for tree in drafts for node in tree)
+    assert all(tree[node.parent].token != end for tree in drafts for node in tree if node.parent >= 0)
 
 
 def test_nothing_is_drafted_after_an_end_of_generation_token():

@@ -197,12 +197,12 @@ class TreeDrafter:
         stages.append(("merge", tree))
         tree = balance(tree)
         stages.append(("balance", tree))
-        tree = prune(tree, scheduler.least_price)
-        stages.append(("prune", tree))
-        tree = cut(tree, scheduler.verify_costs, scheduler.rate, room)
-        stages.append(("cut", tree))
         tree = order(tree)
         stages.append(("order", tree))
+        tree = prune(tree, scheduler.least_price)
+        stages.append(("prune", tree))
+        tree = cut(tree, scheduler.verify_costs, scheduler.rate, room, scheduler.least_price)
+        stages.append(("cut", tree))
         self._now.passes_of_tree = stages
         return tree
 
@@ -214,8 +214,14 @@ class TreeDrafter:
         predictor = self._scheduler.predictor
         nodes: list[Node] = []
         depths: list[int] = []
+        place: list[int | None] = []  # in `nodes`, of what was offered; None: after the text's end
         left = [1.0]  # chance that siblings before leave, of each node and last of the root
-        for token, parent, probability in zip(*self._suffix.offer_tree((), _STORE_NODES), strict=True):
+        for token, above, probability in zip(*self._suffix.offer_tree((), _STORE_NODES), strict=True):
+            parent = place[above] if above >= 0 else -1
+            if parent is None or (parent >= 0 and self._is_eog(nodes[parent].token)):
+                place.append(None)
+                continue
+            place.append(len(nodes))
             depth = depths[parent] + 1 if parent >= 0 else 0
             bucket = bucket_of(probability)
             chance = min(predictor.suffix.chance(depth, bucket), left[parent])

@@ -194,7 +194,7 @@ def test_show_draft_colours_only_in_a_terminal(run, tiny_path, tiny_draft_path, 
 
 def test_explain_does_not_cut_the_text_into_pieces(tiny_path, child_environment):
     """In a terminal, where both are seen, the text comes after the lines about the steps."""
-    options = ("--drafter", "suffix", "--gamma", 3, "-n", 30, "--seed", 2, "--explain", "--no-stats")
+    options = ("--drafter", "suffix", "--gamma", 3, "-n", 30, "--seed", 2, "--explain", "steps", "--no-stats")
     shown = in_terminal(child_environment, "-t", tiny_path, "abc", *options)
     last_line = shown.rindex(b"emitted, draft")
     assert shown.count(b"emitted, draft") > 5

@@ -43,6 +43,15 @@ static inline PyObject *list_of(const double *values, size_t n) {
     return list;
 }
 
+static inline PyObject *list_of_ints(const int32_t *values, size_t n) {
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *value = PyLong_FromLong(values[i]);
+        if (!value || PyList_SetItem(list, (Py_ssize_t)i, value) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
 /* Objects whose core runs without the GIL and is not re-entrant have a flag, read and written under the
  * GIL.  Sets it, or raises when another thread did. */
 static inline int take_turn(bool *busy, const char *name) {

@@ -54,15 +54,6 @@ static PyObject *suffix_extend(PyObject *object, PyObject *tokens_object) {
     Py_RETURN_NONE;
 }
 
-static PyObject *list_of_ints(const int32_t *values, size_t n) {
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list && i < n; i++) {
-        PyObject *value = PyLong_FromLong(values[i]);
-        if (!value || PyList_SetItem(list, (Py_ssize_t)i, value) < 0) Py_CLEAR(list);
-    }
-    return list;
-}
-
 /* Keeps the GIL: a proposal takes less time than giving it away could cost. */
 static PyObject *suffix_propose(PyObject *object, PyObject *args) {
     suffix_object *self = (suffix_object *)object;

@@ -57,15 +57,6 @@ static int get_rule(int block, double lenience, es_rule *rule) {
     return 0;
 }
 
-static PyObject *list_of_nodes(const int32_t *nodes, size_t n) {
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list && i < n; i++) {
-        PyObject *node = PyLong_FromLong(nodes[i]);
-        if (!node || PyList_SetItem(list, (Py_ssize_t)i, node) < 0) Py_CLEAR(list);
-    }
-    return list;
-}
-
 static PyObject *list_of_judged(const es_judged *judged, size_t n) {
     PyObject *list = PyList_New((Py_ssize_t)n);
     for (size_t i = 0; list && i < n; i++) {
@@ -111,7 +102,7 @@ PyObject *es_sampler_verify(PyObject *object, PyObject *args, PyObject *kwargs) 
     status = es_verify(self->sampler, &views.draft, rule, coins, &verdict);
     Py_END_ALLOW_THREADS
     if (status == ES_OK) {
-        result = Py_BuildValue("NiN", list_of_nodes(verdict.path, verdict.n_accepted), (int)verdict.next_token,
+        result = Py_BuildValue("NiN", list_of_ints(verdict.path, verdict.n_accepted), (int)verdict.next_token,
                                list_of_judged(verdict.judged, verdict.n_judged));
     } else {
         es_raise(status);

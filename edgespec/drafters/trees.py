@@ -33,11 +33,9 @@ from edgespec.scheduler import MAX_GAMMA, RunModel, Scheduler, TakeSuffix
 from edgespec.tree import Node, Source, Tree, balance, cut, merge, order, prune
 
 _OFFERED = 16  # tokens asked of the suffix store at once
-
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions
 _MOST_SIBLINGS = 3  # tokens sampled at one position
 _STORE_NODES = 8  # of the suffix store's tree
-
 _FEWER = 0.4  # chance of a sampled token over that of the one sampled before it
 
 
@@ -171,11 +169,7 @@ class TreeDrafter:
     @property
     def _n_nodes(self) -> int:
         """Nodes that are proposed in any case: the trunk, and what was sampled beside it."""
-        return len(self._trunk) + self._n_sampled_branches
-
-    @property
-    def _n_sampled_branches(self) -> int:
-        return sum(node.slot >= 0 for node in self._branches)
+        return len(self._trunk) + sum(node.slot >= 0 for node in self._branches)
 
     @property
     def _path(self) -> float:

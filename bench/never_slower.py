@@ -20,7 +20,7 @@ equal lengths that changes nothing. A pair of unequal lengths of which one is be
 The best fixed choice of a category is found after the fact, from these very runs, with `--sweep` among all
 lengths and drafters: the largest of many noisy figures, so what auto lacks to it is somewhat overstated.
 
-Ways: plain, auto, chain (auto without branches), and DRAFTER-GAMMA with DRAFTER model, suffix or staged;
+Ways: plain, auto, tree (with sampled siblings), chain (without branches), and DRAFTER-GAMMA with DRAFTER model, suffix or staged;
 without -GAMMA the scheduler decides. model-3 is llama.cpp's default. Prompts: our own sets,
 beside them HumanEval and files in Spec-Bench's format (bench/prompts.py). A prompt with a temperature of its
 own runs at that one only.
@@ -57,7 +57,7 @@ from edgespec.store import Store, cache_root
 from machine import facts, other_load, save, spread
 from prompts import Prompt
 
-PLAIN, AUTO, CHAIN, DEFAULT = "plain", "auto", "chain", "model-3"
+PLAIN, AUTO, TREE, CHAIN, DEFAULT = "plain", "auto", "tree", "chain", "model-3"
 UNSEEN, SEEN = "unseen", "seen"
 SWEEP = {"model": range(1, 9), "suffix": (1, 2, 4, 8, 16), "staged": (2, 4, 8)}
 COPY = "copy"
@@ -90,7 +90,7 @@ def way(name: str) -> Way:
     drafter, dash, gamma = name.partition("-")
     if name == PLAIN:
         return Way("none")
-    if name in {AUTO, CHAIN} or (drafter in SWEEP and (not dash or (gamma.isdecimal() and int(gamma) > 0))):
+    if name in {AUTO, TREE, CHAIN} or (drafter in SWEEP and (not dash or (gamma.isdecimal() and int(gamma) > 0))):
         return Way(drafter, int(gamma) if dash else None)
     raise argparse.ArgumentTypeError(f"{name}: must be plain, auto, chain, or {'|'.join(SWEEP)}[-GAMMA]")
 

@@ -41,10 +41,12 @@ from edgespec.vocabulary import compare_vocabularies
 from edgespec.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.weights import Model
 
-DrafterName = Literal["auto", "chain", "model", "suffix", "staged", "none"]
+DrafterName = Literal["auto", "tree", "chain", "model", "suffix", "staged", "none"]
 
 _POLICIES: dict[DrafterName, Policy] = {
-    "auto": Policy(suffix=True, model=True, staged=True),
+    # Sampled siblings are accepted too rarely for what a node costs: docs/scheduler.md has the figures.
+    "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
+    "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),
     "model": Policy(suffix=False, model=True, staged=False),
     "suffix": Policy(suffix=True, model=False, staged=False),
@@ -108,7 +110,7 @@ class Engine(Closing):
         """Load the models; missing ones are pulled.
 
         `drafter` says what may draft: "auto" chooses online among all there is, "chain" the same
-        without branches, "model", "suffix" (text
+        without branches, "tree" with more of them (several sampled for one position), "model", "suffix" (text
         seen before) and "staged" (the model, with the suffix store's guesses) force one, "none" decodes
         plainly. With "suffix" and "none" no draft model is loaded. `n_ctx`: context in tokens, by default as
         much as a generation needs. `n_threads`: by default one a physical core. `kernels`: "auto" uses

@@ -55,6 +55,8 @@ class Policy:
     """Tokens drafted a step, in a chain; None: the scheduler's choice."""
     branches: bool = True
     """A step may propose several tokens for one position, where `gamma` does not fix its length."""
+    siblings: bool = True
+    """Several may also be sampled for one position; these cannot be pruned."""
 
     @property
     def may_branch(self) -> bool:
@@ -217,6 +219,12 @@ class Scheduler:
         if not awake:
             return None
         return RunModel(min(room - 1, len(offered), N_MAX - unread) if policy.staged else 0)
+
+    def worth(self, path: float, depth: int, chances: Sequence[float]) -> int:
+        """Say how many of these tokens, which cost no pass of the draft model, follow `depth` drafted ones."""
+        if self.policy.gamma is not None:
+            return max(0, min(len(chances), self.policy.gamma - depth))
+        return self._best_prefix(path, depth, chances[: MAX_GAMMA - depth])[0]
 
     def keeps(self, path: float, depth: int, bucket: int) -> bool:
         """Say whether a token of the model, with which the draft is accepted with `path`, is verified.

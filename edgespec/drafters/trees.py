@@ -302,7 +302,8 @@ class TreeDrafter:
             path = self._path
             if self._n_nodes >= room or not scheduler.keeps(path * chance, depth, bucket):
                 break
-            n_siblings = self._n_siblings(path, depth, bucket, room) if sampled else 0
+            siblings = sampled and scheduler.policy.siblings
+            n_siblings = self._n_siblings(path, depth, bucket, room) if siblings else 0
             slot = self._n_slots
             token = sampler.sample(row, recent(drafted), coins(1)[0] if sampled else 0.0, slot)
             top = sampler.top(slot)

@@ -1,0 +1,89 @@
+"""Is it worth running the draft model on a side branch? How often its second likeliest token is right.
+
+The target writes answers (its text does not depend on what drafts); the draft model then reads them (teacher
+forcing). At each place, by the probability of the draft's second likeliest token: how often that token is the
+target's (a branch of one token, which the draft's pass at that place gives for nothing), and how often it is
+and the draft's likeliest token after it is the target's too: what a pass over the branch would add. Nothing
+is timed: compare with the price of a node on your machine (`edgespec run --explain ir`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import numpy as np
+
+from edgespec import Engine, SamplingParams
+from edgespec.session import Session
+from edgespec.suites import DEFAULT, load_suite
+
+_BUCKETS = 5  # of a tenth; a second likeliest token has at most one half
+
+
+def main() -> None:
+    """Print a table for each temperature."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8, 1.0])
+    parser.add_argument("-n", "--n-predict", type=int, default=100)
+    parser.add_argument("--per-category", type=int, default=1)
+    arguments = parser.parse_args()
+    prompts = load_suite(DEFAULT).select(None, arguments.per_category).interleaved()
+    with Engine(arguments.target, arguments.draft, profile=False) as engine:
+        if engine.draft is None:
+            parser.error("there is no draft model")
+        with Session(engine.draft, n_ctx=2048, n_threads=engine.n_threads, n_logits_max=512) as draft:
+            for temperature in arguments.temp:
+                places: Counter[int] = Counter()
+                right: Counter[int] = Counter()
+                followed: Counter[int] = Counter()
+                for prompt in prompts:
+                    count(
+                        engine,
+                        draft,
+                        prompt.text,
+                        temperature,
+                        arguments.n_predict,
+                        (places, right, followed),
+                    )
+                print(f"temperature {temperature:g}, {places.total()} places")
+                print("second likeliest has   places   it is right   and the one after it")
+                for bucket in sorted(places):
+                    share = places[bucket] / places.total()
+                    print(
+                        f"{bucket / 10:.1f} - {bucket / 10 + 0.1:.1f} {share:18.1%} "
+                        f"{right[bucket] / places[bucket]:13.3f} {followed[bucket] / places[bucket]:18.3f}"
+                    )
+
+
+def count(
+    engine: Engine,
+    draft: Session,
+    prompt: str,
+    temperature: float,
+    n_predict: int,
+    counters: tuple[Counter[int], Counter[int], Counter[int]],
+) -> None:
+    """Add an answer's places to (all, second right, second and next right)."""
+    places, right, followed = counters
+    tokens = engine.prompt_tokens(prompt)
+    params = SamplingParams(temperature=temperature)
+    answer = engine.generate(tokens, params=params, seed=1, n_predict=n_predict).token_ids
+    draft.clear()
+    rows = draft.eval([*tokens, *answer], n_logits=len(answer) + 1)[:, : engine.target.n_vocab]
+    for row, following, token, after in zip(rows, rows[1:], answer, answer[1:], strict=False):
+        second, first = np.argsort(row)[-2:]
+        probability = np.exp(row[second] - row[first]) / np.exp(row - row[first]).sum()
+        bucket = min(_BUCKETS - 1, int(probability * 10))
+        places[bucket] += 1
+        if token == second:
+            right[bucket] += 1
+            followed[bucket] += int(following.argmax()) == after
+
+
+if __name__ == "__main__":
+    main()

@@ -20,10 +20,10 @@ equal lengths that changes nothing. A pair of unequal lengths of which one is be
 The best fixed choice of a category is found after the fact, from these very runs, with `--sweep` among all
 lengths and drafters: the largest of many noisy figures, so what auto lacks to it is somewhat overstated.
 
-Ways: plain, auto, tree (with sampled siblings), chain (without branches), and DRAFTER-GAMMA with DRAFTER model, suffix or staged;
-without -GAMMA the scheduler decides. model-3 is llama.cpp's default. Prompts: our own sets,
-beside them HumanEval and files in Spec-Bench's format (bench/prompts.py). A prompt with a temperature of its
-own runs at that one only.
+Ways: plain, auto, tree (with sampled siblings), chain (without branches), and DRAFTER-GAMMA with DRAFTER
+model, suffix or staged; without -GAMMA the scheduler decides. model-3 is llama.cpp's default. Prompts:
+our own sets, beside them HumanEval and files in Spec-Bench's format (bench/prompts.py). A prompt with a
+temperature of its own runs at that one only.
 
 `--second-run` measures something else: what a request gains from a similar one before it. The second of
 each pair of bench/prompt_sets/again.jsonl, by plain, by auto with an empty history ("unseen"), and by auto
@@ -90,9 +90,10 @@ def way(name: str) -> Way:
     drafter, dash, gamma = name.partition("-")
     if name == PLAIN:
         return Way("none")
-    if name in {AUTO, TREE, CHAIN} or (drafter in SWEEP and (not dash or (gamma.isdecimal() and int(gamma) > 0))):
+    fixed = drafter in SWEEP and (not dash or (gamma.isdecimal() and int(gamma) > 0))
+    if fixed or name in {AUTO, TREE, CHAIN}:
         return Way(drafter, int(gamma) if dash else None)
-    raise argparse.ArgumentTypeError(f"{name}: must be plain, auto, chain, or {'|'.join(SWEEP)}[-GAMMA]")
+    raise argparse.ArgumentTypeError(f"{name}: expected plain, auto, tree, chain, {'|'.join(SWEEP)}[-GAMMA]")
 
 
 @dataclass(frozen=True)

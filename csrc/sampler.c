@@ -1,5 +1,6 @@
 #include "sampler.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,18 +140,20 @@ static size_t gather(es_sampler *s, const float *row, size_t n, float least) {
     return found;
 }
 
-/* The k likeliest tokens, best first.  The k-th largest block maximum is a lower bound of the k-th
- * largest logit, so only blocks that reach it are looked into. */
+/* The k likeliest tokens, best first; fewer when the others are at -infinity.  The k-th largest block maximum
+ * is a lower bound of the k-th largest logit, so only blocks that reach it are looked into. */
 static size_t top_k(es_sampler *s, const float *row, size_t n, size_t k) {
     const size_t n_blocks = es_n_blocks(n);
-    float least = -INFINITY;
+    float least = -FLT_MAX; /* a grammar leaves few tokens: what it forbids is not looked at */
     if (k < n_blocks) {
         for (size_t b = 0; b < n_blocks; b++)
             s->candidates[b] = (es_candidate){s->block_max[b], (int32_t)b};
         heapify(s->candidates, n_blocks);
         for (size_t i = 0; i < k; i++) least = (float)pop(s->candidates, n_blocks - i).key;
+        if (least < -FLT_MAX) least = -FLT_MAX;
     }
     const size_t found = gather(s, row, n, least);
+    if (k > found) k = found;
     heapify(s->candidates, found);
     for (size_t i = 0; i < k; i++) pop(s->candidates, found - i);
     turn_round(s->candidates, found);
@@ -365,17 +368,31 @@ es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32
     return ES_OK;
 }
 
-es_status es_likeliest(es_sampler *s, const float *row, size_t n, size_t k, int32_t *ids, double *probs) {
-    if (n == 0 || n > s->n_vocab || k == 0 || k > n) return ES_BAD_LENGTH;
+es_status es_likeliest(es_sampler *s, const float *row, size_t n, size_t k, int32_t *ids, double *probs,
+                       size_t *found) {
+    if (n == 0 || n > s->n_vocab || k == 0) return ES_BAD_LENGTH;
     if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
-    top_k(s, row, n, k);
+    *found = top_k(s, row, n, k);
     const es_candidate *c = s->candidates;
+    if (*found == 0) return ES_NO_TOKEN;
     if (c[0].key == INFINITY) return ES_NOT_FINITE;
-    if (c[0].key == -INFINITY) return ES_NO_TOKEN;
     const double total = s->rows->exp_sum(row, n, (float)c[0].key);
-    for (size_t i = 0; i < k; i++) {
+    for (size_t i = 0; i < *found; i++) {
         ids[i] = c[i].id;
         probs[i] = exp(c[i].key - c[0].key) / total;
+    }
+    return ES_OK;
+}
+
+es_status es_best(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix, size_t k,
+                  int32_t *ids, float *logits, size_t *found) {
+    if (n == 0 || n > s->n_vocab || k == 0) return ES_BAD_LENGTH;
+    if (s->n_bias || penalties_on(&s->params)) row = adjust(s, row, n, prefix, n_prefix, NULL, 0);
+    if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
+    *found = top_k(s, row, n, k);
+    for (size_t i = 0; i < *found; i++) {
+        ids[i] = s->candidates[i].id;
+        logits[i] = (float)s->candidates[i].key;
     }
     return ES_OK;
 }

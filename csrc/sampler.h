@@ -118,9 +118,15 @@ int32_t es_dist_top(const es_dist *dist);
 /* The token at which the running sum first exceeds coin * total; coin in [0, 1). */
 int32_t es_dist_sample(const es_dist *dist, double coin);
 
-/* Writes the k (1 <= k <= n) likeliest tokens of row[n] (n <= n_vocab), best first, to ids[k], and the probability
- * that the row itself, unfiltered, gives each to probs[k]. */
-es_status es_likeliest(es_sampler *sampler, const float *row, size_t n, size_t k, int32_t *ids, double *probs);
+/* Writes the k (k >= 1) likeliest tokens of row[n] (n <= n_vocab), best first, to ids[k], and the probability
+ * that the row itself, unfiltered, gives each to probs[k]; *found of them, fewer than k where the others are at
+ * -infinity or there are no more. */
+es_status es_likeliest(es_sampler *sampler, const float *row, size_t n, size_t k, int32_t *ids, double *probs,
+                       size_t *found);
+/* The same of the row after bias and penalties, at a position that follows prefix[n_prefix], with their logits
+ * then.  None where all are at -infinity. */
+es_status es_best(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix, size_t k,
+                  int32_t *ids, float *logits, size_t *found);
 
 /* Makes p, one of `target`, max(0, weight * p - q), not normalised, and returns its total.  When that is 0,
  * p stays as it was. */

@@ -53,7 +53,15 @@ class Sampler:
     def likeliest(self, row: _Floats, k: int) -> list[tuple[int, float]]:
         """Return the `k` (1 to 16) likeliest tokens of `row` (float32, at most n_vocab), best first.
 
-        Beside each stands the probability that the row itself, unfiltered, gives it.
+        Beside each stands the probability that the row itself, unfiltered, gives it. Tokens at -inf are
+        left out.
+        """
+
+    def best(self, row: _Floats, prefix: _Ints, ids: _Ints, logits: _Floats) -> int:
+        """Write the likeliest tokens of `row` after bias and penalties, best first; return how many.
+
+        As many as `ids` (int32) and `logits` (float32), of one length, hold, but those at -inf. `logits` are
+        those after bias and penalties. `prefix` is as for `sample`.
         """
 
     def probs(self, slot: int, out: _Floats) -> None:

@@ -26,7 +26,7 @@ from edgespec.closing import Closing
 from edgespec.errors import EdgespecError
 from edgespec.memory import fits_in_memory
 from edgespec.session import Rows, Session
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.sources import check_disk
 from edgespec.weights import Model
 
@@ -220,7 +220,7 @@ def score(
     n_threads: int,
     reference: Reference | None = None,
     n_window: int = WINDOW,
-    signals: SignalPipe | None = None,
+    signals: Cancellation | None = None,
     on_progress: ProgressFn = lambda _done, _total: None,
 ) -> Score:
     """Return what `model` makes of a text's `tokens`, beside `reference` where one is given.

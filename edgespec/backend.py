@@ -32,11 +32,16 @@ if _problem := wheel_for_another_board():
 
 from llama_cpp import llama_cpp as llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, SchemaConverter
+from llama_cpp.llama_speculative import LlamaDraftModel
 
 __all__ = [
+    "PRIMITIVE_RULES",
     "QUANT_TYPES",
     "Interruption",
     "Jinja2ChatFormatter",
+    "LlamaDraftModel",
+    "SchemaConverter",
     "clear_log",
     "create",
     "failure_reason",

@@ -126,7 +126,7 @@ class Ongoing(DraftModel):
         """Forget everything: nothing of the timeline is read yet."""
         super().begin()
 
-    def begin(self) -> None:
+    def begin(self, tokens: Sequence[int] = ()) -> None:
         """Keep what was read: the drafter begins, the timeline does not."""
 
 

@@ -36,7 +36,7 @@ from edgespec.models import add_local, check_name, load_registry, remove_local
 from edgespec.pull import hash_file, resolve
 from edgespec.quantizations import expected_bytes, model_file, quantization_in
 from edgespec.session import Session
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.sources import check_disk
 from edgespec.store import Store
 from edgespec.suites import DEFAULT, load_suite
@@ -122,7 +122,7 @@ def make(
     *,
     on_progress: ProgressFn = lambda _what, _done, _total: None,
     on_message: Callable[[str], None] = lambda _line: None,
-    signals: SignalPipe | None = None,
+    signals: Cancellation | None = None,
 ) -> Made:
     """Make the best draft of `request.source`, which must be on this machine as the target must be.
 
@@ -140,7 +140,7 @@ class _Making:
         request: Request,
         on_progress: ProgressFn,
         on_message: Callable[[str], None],
-        signals: SignalPipe | None,
+        signals: Cancellation | None,
     ) -> None:
         self._request = request
         self._on_progress = on_progress

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from edgespec.calibration import calibrated
 from edgespec.cascade import Cascade, Ongoing, Waking
@@ -26,20 +26,26 @@ from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
 from edgespec.knowledge import Knowledge, Objective, Recollection
 from edgespec.lenience import check_lenience
+from edgespec.logprobs import MAX_LOGPROBS
+from edgespec.masking import needs_all
 from edgespec.memory import USUAL_CTX, fits_in_memory
 from edgespec.models import load_registry
 from edgespec.overlap import find_overlap, suite_text
+from edgespec.prefixes import prefixes_of_pair
 from edgespec.pull import locate, resolve
 from edgespec.records import Result
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.scheduler import MAX_GAMMA, Policy
 from edgespec.session import Session
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.stream import Stream
 from edgespec.verify import Rule
 from edgespec.vocabulary import compare_vocabularies
 from edgespec.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.weights import Model
+
+if TYPE_CHECKING:
+    from edgespec.grammar import Constraint, Grammar
 
 DrafterName = Literal["auto", "tree", "chain", "model", "suffix", "staged", "none"]
 
@@ -56,6 +62,7 @@ _POLICIES: dict[DrafterName, Policy] = {
 MAX_DRAFT_CTX = 2048
 """Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
 
+_LEADING = 32  # tokens of a text
 _CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
 
@@ -74,6 +81,8 @@ class StreamOptions(TypedDict, total=False):
     on_step: Callable[[DraftStep], None] | None
     cascade: Waking | None
     lenience: float
+    grammar: Grammar | None
+    n_logprobs: int | None
 
 
 class Engine(Closing):
@@ -104,29 +113,34 @@ class Engine(Closing):
         profile: bool = True,
         history: bool = False,
         meter: EnergyMeter | None = None,
-        signals: SignalPipe | None = None,
+        signals: Cancellation | None = None,
+        prefix_cache: int | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled.
 
         `drafter` says what may draft: "auto" chooses online among all there is, "chain" the same
-        without branches, "tree" with more of them (several sampled for one position), "model", "suffix" (text
-        seen before) and "staged" (the model, with the suffix store's guesses) force one, "none" decodes
-        plainly. With "suffix" and "none" no draft model is loaded. `n_ctx`: context in tokens, by default as
-        much as a generation needs. `n_threads`: by default one a physical core. `kernels`: "auto" uses
-        edgespec's own where they can be used, "off" llama.cpp's. `objective`: what drafting is to save,
-        time or joules. `profile`: begin with what is stored of this pair on this machine, and store what
-        was learnt when closed. `history`: draft from earlier prompts and answers on disk, and add those
-        of this engine (docs/cache.md). `meter`: counts the joules of each generation. `signals`: lets
-        Ctrl-C end a pass under way. `on_message` takes lines that the user should know. Raises
-        UsageError or EdgespecError: a model cannot be had, is not usable, or does not fit in memory.
+        without branches, "tree" with more of them (several tokens sampled for one position), "model",
+        "suffix" (text seen before) and "staged" (the model, with the suffix store's guesses) force one,
+        "none" decodes plainly. With "suffix" and "none" no draft model is loaded. `n_ctx`: context in
+        tokens, by default as much as a generation needs. `n_threads`: by default one a physical core.
+        `kernels`: "auto" uses edgespec's own where they can be used, "off" llama.cpp's. `objective`: what
+        drafting is to save, time or joules. `profile`: begin with what is stored of this pair on this
+        machine, and store what was learnt when closed. `history`: draft from earlier prompts and answers
+        on disk, and add those of this engine (docs/cache.md). `meter`: counts the joules of each
+        generation. `signals`: lets Ctrl-C, or another thread, end a pass under way. `prefix_cache`: 0
+        keeps the last timeline, and reads of a prompt that goes on like it only what is new; more keeps
+        others beside it, in so many bytes at most; None reads every prompt from its beginning.
+        `on_message` takes lines that the user should know. Raises UsageError or EdgespecError: a model
+        cannot be had, is not usable, or does not fit in memory.
         """
-        if drafter not in get_args(DrafterName):
-            raise UsageError(f"--drafter {drafter}: must be one of {', '.join(get_args(DrafterName))}")
-        if kernels not in get_args(KernelsChoice):
-            raise UsageError(f"--kernels {kernels}: must be one of {', '.join(get_args(KernelsChoice))}")
-        if objective not in get_args(Objective):
-            raise UsageError(f"--objective {objective}: must be one of {', '.join(get_args(Objective))}")
+        for option, value, known in (
+            ("drafter", drafter, DrafterName),
+            ("kernels", kernels, KernelsChoice),
+            ("objective", objective, Objective),
+        ):
+            if value not in get_args(known):
+                raise UsageError(f"--{option} {value}: must be one of {', '.join(get_args(known))}")
         if objective == "energy" and not profile:
             raise UsageError("objective energy takes joules from the profile: leave out profile=False")
         if n_ctx is not None and n_ctx < 1:
@@ -141,6 +155,7 @@ class Engine(Closing):
         self._stream: Stream | None = None
         self._prompt: str | Sequence[int] = ""  # of that stream
         self._target_session: Session | None = None
+        self._prefixes, self._draft_prefixes = prefixes_of_pair(prefix_cache)
         self._drafter_name = drafter
         self._draft_model: DraftModel | None = None
         self._draft_is_stuck = False
@@ -188,6 +203,9 @@ class Engine(Closing):
         """Forget the text of earlier generations and of the history; with `tables` also what was learnt."""
         self._end_stream(keep=False)
         self._recollection.ready().forget()
+        for prefixes in (self._prefixes, self._draft_prefixes):
+            if prefixes:
+                prefixes.forget()
         if tables:
             self._knowledge.forget()
 
@@ -251,6 +269,8 @@ class Engine(Closing):
         on_step: Callable[[DraftStep], None] | None = None,
         cascade: Waking | None = None,
         lenience: float = 1.0,
+        grammar: Grammar | None = None,
+        n_logprobs: int | None = None,
     ) -> Stream:
         """Continue `prompt` (text, or token ids), a Token at a time.
 
@@ -261,6 +281,9 @@ class Engine(Closing):
         it. `on_step` is told of every step of a drafter. An earlier stream of this engine is closed.
         Two modes are lossy: with `cascade` the draft model writes, and wakes the target where it is unsure;
         with `lenience` below 1 the target accepts more than its distribution allows (docs/cascade.md).
+        `grammar`: what the text must match (docs/structured.md). `n_logprobs`: tokens come with the
+        logarithm of the probability that the target alone gives them, unfiltered, and so many of its
+        likeliest ones (0 to 20).
         Raises UsageError for bad values, EdgespecError for a prompt longer than the context.
         """
         called = time.perf_counter()
@@ -275,8 +298,10 @@ class Engine(Closing):
             rule=rule,
             cascade=cascade,
             lenience=lenience,
+            n_logprobs=n_logprobs,
         )
         params = params or SamplingParams()
+        constraint = self._constraint(grammar, params, cascade)
         self._end_stream()
         self._prompt = prompt
         tokens = (
@@ -286,6 +311,9 @@ class Engine(Closing):
             raise UsageError("the prompt is empty")
         n_ctx = self._needed_ctx(len(tokens), n_predict)
         target = self._open_target(n_ctx)
+        n_known = 0
+        if self._prefixes and self.target.can_rewind and not cascade:
+            n_known = self._prefixes.prepare(target, tokens)
         policy = self._policy(drafter or self._drafter_name, gamma)
         small = None
         if cascade:
@@ -296,12 +324,15 @@ class Engine(Closing):
         chain = None
         if policy:
             model = small or (self._open_draft(n_ctx, len(tokens), n_predict) if policy.model else None)
-            chain = self._chain(policy, model, prompt, greedy=params.greedy, on_step=on_step)
+            chain = self._chain(
+                policy, model, prompt, greedy=params.greedy, on_step=on_step, constraint=constraint
+            )
         if lenience < 1.0:
             rule = "match" if params.greedy else "chain"
         elif rule is None:
             random = chain and not cascade and seed is None and not params.greedy
-            rule = "block" if random else "match"
+            # By the match rule a grammar judges only the rows of what is emitted.
+            rule = "block" if random and not (constraint and needs_all(params)) else "match"
         seed = secrets.randbits(32) if seed is None else seed
         generation: Generation | Cascade
         if cascade and small:
@@ -327,6 +358,9 @@ class Engine(Closing):
                 n_predict=n_predict,
                 n_ctx=n_ctx,
                 lenience=lenience,
+                n_known=n_known,
+                n_logprobs=n_logprobs,
+                constraint=constraint,
             )
         window = None
         if self.meter:
@@ -351,6 +385,17 @@ class Engine(Closing):
             mode="cascade" if cascade else "lenient" if lenience < 1.0 else "exact",
         )
         return self._stream
+
+    def _constraint(
+        self, grammar: Grammar | None, params: SamplingParams, cascade: Waking | None
+    ) -> Constraint | None:
+        if grammar is None:
+            return None
+        if cascade:
+            raise UsageError(f"{grammar.name} and --mode cascade contradict each other: choose one")
+        if grammar.model is not self.target:
+            raise UsageError(f"{grammar.name}: made for another model than {self.target_name}")
+        return grammar.begin(params)
 
     def _policy(self, drafter: DrafterName, gamma: int | None) -> Policy | None:
         """Return what may be drafted; None to decode plainly."""
@@ -402,6 +447,7 @@ class Engine(Closing):
         *,
         greedy: bool,
         on_step: Callable[[DraftStep], None] | None,
+        constraint: Constraint | None,
     ) -> TreeDrafter:
         scheduler = self._knowledge.scheduler(greedy=greedy, prompt=prompt)
         scheduler.policy = policy
@@ -413,6 +459,7 @@ class Engine(Closing):
             is_eog=self.target.is_eog,
             clocks=(clocks.target, clocks.draft),
             on_step=on_step,
+            constraint=constraint,
         )
 
     def _end_stream(self, *, keep: bool = True) -> None:
@@ -426,7 +473,8 @@ class Engine(Closing):
             cut = result.stop_reason == "length"
             self._knowledge.answered(self._prompt, len(result.token_ids), cut=cut)
         if keep:
-            self._recollection.keep(stream.timeline)
+            # Of a conversation that goes on, what came before is kept already: but for what leads to the new.
+            self._recollection.keep(stream.timeline[max(0, result.n_cached - _LEADING) :])
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Result:
         """Continue `prompt` to the end and return the Result; arguments as for `stream`."""
@@ -449,6 +497,8 @@ class Engine(Closing):
     def _open_target(self, n_ctx: int) -> Session:
         if self._target_session is None or self._target_session.n_ctx < n_ctx:
             if self._target_session:
+                if self._prefixes:
+                    self._prefixes.hold(self._target_session)
                 self._target_session.close()
                 self._target_session = None
             self._target_session = self._open(self.target, n_ctx)
@@ -464,6 +514,7 @@ class Engine(Closing):
             n_ctx = min(n_ctx, int(self.draft.n_ctx_train / ROOM_PER_TOKEN))
         if self._draft_model is None or self._draft_model.n_ctx < n_ctx:
             if self._draft_model:
+                self._draft_model.hold()
                 self._draft_model.close()
                 self._draft_model = None
             if mapping:
@@ -472,6 +523,7 @@ class Engine(Closing):
             else:
                 session = self._open(self.draft, n_ctx)
                 self._draft_model = DraftModel(session, n_vocab=self.target.n_vocab, cut=self._cut)
+                self._draft_model.prefixes = self._draft_prefixes
         return self._draft_model
 
     def _open_small(self, n_ctx: int) -> Ongoing:
@@ -521,6 +573,7 @@ def check_options(
     rule: str | None,
     cascade: Waking | None = None,
     lenience: float = 1.0,
+    n_logprobs: int | None = None,
 ) -> None:
     """Raise UsageError for values that `Engine.stream` refuses, before anything is loaded."""
     if gamma is not None and not 0 <= gamma <= MAX_GAMMA:
@@ -533,6 +586,8 @@ def check_options(
         raise UsageError(f"--seed {seed}: must be 0 to 2^64 - 1")
     if rule is not None and rule not in get_args(Rule):
         raise UsageError(f"--rule {rule}: must be one of {', '.join(get_args(Rule))}")
+    if n_logprobs is not None and not 0 <= n_logprobs <= MAX_LOGPROBS:
+        raise UsageError(f"n_logprobs {n_logprobs}: must be 0 to {MAX_LOGPROBS}")
     check_lenience(lenience)
     if lenience < 1.0 and rule not in (None, "chain"):
         raise UsageError(f"--rule {rule}: knows no --lenience; leave it out")

@@ -16,8 +16,10 @@ import numpy as np
 from edgespec.drafters.base import Drafter, Outcome, Tokens
 from edgespec.energy import Phase
 from edgespec.errors import EdgespecError
+from edgespec.grammar import Constraint
 from edgespec.lenience import lenient_choice
-from edgespec.records import Step, StopReason
+from edgespec.logprobs import logprobs_of
+from edgespec.records import Logprobs, Step, StopReason
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.session import Rows, Session
 from edgespec.tree import Tree, is_chain, lower
@@ -32,6 +34,8 @@ class Prefill:
 
     token: int
     seconds: float
+    logprobs: tuple[Logprobs, ...] = ()
+    """Of the token, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,16 @@ class Generation:
         n_predict: int | None = None,
         n_ctx: int | None = None,
         n_known: int = 0,
+        n_logprobs: int | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
         `n_ctx` is where the context counts as full, by default the end of `target`'s. A `lenience` below 1 is
         not exact (lenience.py); it takes the chain rule, or the match rule at temperature 0. The first
-        `n_known` tokens of the prompt, not all, stand in `target`'s cache already.
+        `n_known` tokens of the prompt, not all, stand in `target`'s cache already. `n_logprobs`: each emitted
+        token comes with its Logprobs, of so many likeliest tokens; None: without. `constraint`:
+        what the text must match; it is closed at the end.
         """
         self.tokens = list(prompt)
         self.stop_reason: StopReason = "interrupted"
@@ -88,7 +96,9 @@ class Generation:
         self.mark: Callable[[Phase], None] = unmarked
         """Told at the end of each phase which one it was; may be replaced before the first event."""
         self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
-        self._n_known = n_known
+        self.n_known = n_known
+        self._n_logprobs = n_logprobs
+        self._constraint = constraint
         self._n_cached = 0
         self._no_tokens: Tokens = np.empty(0, np.int32)
 
@@ -110,19 +120,24 @@ class Generation:
                 "(`edgespec models verify`), or --logit-bias forbids every token"
             ) from error
         finally:
+            if self._constraint:
+                self._constraint.close()
             self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
 
     def _prefill(self) -> Prefill:
         self.mark("rest")
         started = time.perf_counter()
-        self._target.rewind(self._n_known)
-        row = self._target.eval(self.tokens[self._n_known :], n_logits=1)[0]
+        self._target.rewind(self.n_known)
+        row = self._target.eval(self.tokens[self.n_known :], n_logits=1)[0]
         (coin,) = self._coins.take(1)
-        token = self._sampler.sample(row, self._recent(()), coin, -1)
+        token = self._sampler.sample(self._allowed(row, ()), self._recent(()), coin, -1)
+        logprobs = self._logprobs([row], [token])
         self._n_cached = len(self.tokens)
         self.tokens.append(token)
+        if self._constraint:
+            self._constraint.advance([token])
         self.mark("prefill")
-        return Prefill(token, time.perf_counter() - started)
+        return Prefill(token, time.perf_counter() - started, logprobs)
 
     def _step(self) -> Step:
         self.mark("rest")
@@ -147,7 +162,10 @@ class Generation:
         emitted = [*(tree[i].token for i in path), following]
         if path and self._is_eog(emitted[-2]):
             emitted.pop()  # nothing follows an end-of-generation token
+        logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self.tokens += emitted
+        if self._constraint:
+            self._constraint.advance(emitted)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         self._n_cached = min(n_past + n_trunk, len(self.tokens) - 1)
         self._target.rewind(self._n_cached)
@@ -169,11 +187,22 @@ class Generation:
             draft_s=drafted - started + ended - ready,
             verify_s=verified - drafted,
             rest_s=ready - verified,
+            logprobs=logprobs,
+        )
+
+    def _logprobs(self, rows: Sequence[Rows], tokens: Sequence[int]) -> tuple[Logprobs, ...]:
+        n = self._n_logprobs
+        return (
+            ()
+            if n is None
+            else tuple(logprobs_of(row, token, n) for row, token in zip(rows, tokens, strict=False))
         )
 
     def _judge(self, rows: Rows, tree: Tree) -> tuple[list[int], int, list[tuple[int, float, float]]]:
         """Return the path that is kept, the token after it, and (node, p, q) of what was judged."""
         if self._rule != "match":
+            if self._constraint:
+                rows = self._constraint.masked(rows, _paths(tree), self._sampler, self._recent)
             return self._sampler.verify(
                 rows,
                 *lower(tree),
@@ -188,10 +217,11 @@ class Generation:
         while True:  # a coin for each emitted token, and no other: so the text is that of plain decoding
             (coin,) = self._coins.take(1)
             recent = self._recent(emitted)
-            token = self._sampler.sample(rows[at + 1], recent, coin, -1)
+            row = self._allowed(rows[at + 1], emitted)
+            token = self._sampler.sample(row, recent, coin, -1)
             below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
             found = lenient_choice(
-                rows[at + 1], [tree[i].token for i in below], token, self._lenience, self._params, recent
+                row, [tree[i].token for i in below], token, self._lenience, self._params, recent
             )
             if found is None:
                 return path, token, []
@@ -200,6 +230,13 @@ class Generation:
             emitted.append(tree[at].token)
             if self._is_eog(tree[at].token):  # what the loop takes away again
                 return path, token, []
+
+    def _allowed(self, row: Rows, path: Sequence[int]) -> Rows:
+        """Return the target's logits after `path`, without what may not follow."""
+        if not self._constraint:
+            return row
+        masked = self._constraint.mask(row, path, self._sampler, self._recent(path))
+        return row if masked is None else masked
 
     def _propose(self) -> Tree:
         """Ask the drafter for no more than can still be emitted and held."""
@@ -232,6 +269,14 @@ class Generation:
         last_n = self._params.penalty_last_n
         history = self.tokens if last_n < 0 else self.tokens[-last_n:]
         return np.asarray([*history, *drafted], np.int32)
+
+
+def _paths(tree: Tree) -> list[tuple[int, ...]]:
+    """Return the tokens that lead to each place of the target's rows: the root, then each node."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in tree:
+        paths.append((*paths[node.parent + 1], node.token))
+    return paths
 
 
 def _depth(tree: Tree, path: Sequence[int]) -> int:

@@ -23,7 +23,7 @@ from edgespec.errors import EdgespecError
 from edgespec.load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.memory import fits_in_memory
 from edgespec.session import Session
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.weights import Model
 
 BUDGET_S = 80.0
@@ -130,7 +130,7 @@ def measure(
     n_threads: int,
     budget_s: float = BUDGET_S,
     on_progress: ProgressFn = lambda _progress: None,
-    signals: SignalPipe | None = None,
+    signals: Cancellation | None = None,
     meter: EnergyMeter | None = None,
 ) -> PairCosts:
     """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
@@ -176,7 +176,7 @@ class _Run:
         n_threads: int,
         budget_s: float,
         on_progress: ProgressFn,
-        signals: SignalPipe | None,
+        signals: Cancellation | None,
         meter: EnergyMeter,
         stack: ExitStack,
     ) -> None:

@@ -27,11 +27,23 @@ class Token:
     id: int
     text: str
     origin: Origin
+    logprob: float | None = None
+    """The logarithm of the probability that the target alone gives it, unfiltered. None: not asked for."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The target's likeliest tokens in its place, and their logarithms."""
 
     @property
     def from_draft(self) -> bool:
         """Whether the drafter proposed it and the target accepted it."""
         return self.origin == "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the target alone, unfiltered, says of a token: as in Token."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,8 @@ class Step:
     draft_s: float
     verify_s: float
     rest_s: float
+    logprobs: tuple[Logprobs, ...] = ()
+    """Of each of `tokens`, where asked for."""
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -216,6 +230,8 @@ class Result:
     energy: Measurement | None = None
     """Of the whole generation; None where no meter was given."""
     mode: Mode = "exact"
+    n_cached: int = 0
+    """Tokens of the prompt that were known of an earlier timeline and not read again."""
     target_share: float = 1.0
     """Of the emitted tokens, the share that the target wrote or judged; 1 where there are none."""
 

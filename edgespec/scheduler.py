@@ -221,7 +221,7 @@ class Scheduler:
         return RunModel(min(room - 1, len(offered), N_MAX - unread) if policy.staged else 0)
 
     def worth(self, path: float, depth: int, chances: Sequence[float]) -> int:
-        """Say how many of these tokens, which cost no pass of the draft model, follow `depth` drafted ones."""
+        """Say how many tokens, accepted with `chances` and at no cost, are to follow `depth` drafted ones."""
         if self.policy.gamma is not None:
             return max(0, min(len(chances), self.policy.gamma - depth))
         return self._best_prefix(path, depth, chances[: MAX_GAMMA - depth])[0]

@@ -24,6 +24,9 @@ from edgespec.weights import Model
 Rows: TypeAlias = npt.NDArray[np.float32]
 """Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
 
+State: TypeAlias = npt.NDArray[np.uint8]
+"""A copy of the cache of a timeline, as the library writes it."""
+
 MAX_LEAVES = 32
 """Most leaves of a tree of tokens: the library keeps room for a row of logits for each."""
 
@@ -40,7 +43,8 @@ class Session(Closing):
     """A growing sequence of tokens and the model's cache of it. A context manager.
 
     The library's own count of the cached tokens is the only one kept (`n_past`): there is no copy
-    to fall out of step when Ctrl-C lands between two lines. A failed or interrupted `eval` leaves
+    to fall out of step when Ctrl-C lands between two lines. What the tokens are is written down before a
+    pass and read as far as they count (`timeline`). A failed or interrupted `eval` leaves
     the timeline as it was before the call, or empty where the model cannot rewind.
 
     A session keeps its model alive. It is not for use by two threads at once.
@@ -111,6 +115,7 @@ class Session(Closing):
         self._chain = Batch(None if embeddings else self._tokens)
         self._tree: TreeBatch | None = None
         self._has_branches = False
+        self._written: list[int] = []
         self._rows_address = 0
         self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
 
@@ -119,6 +124,11 @@ class Session(Closing):
         """Tokens in the timeline."""
         self._require_open()
         return int(llama.llama_memory_seq_pos_max(self._memory, _SEQUENCE)) + 1
+
+    @property
+    def timeline(self) -> list[int]:
+        """The tokens in the timeline."""
+        return self._written[: self.n_past]
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
         """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
@@ -149,6 +159,7 @@ class Session(Closing):
         backend.clear_log()
         if self._has_branches:
             self._drop_branches()
+        self._written[n_past:] = tokens  # of a tree the trunk lies first, and the rest will not count
         try:
             start = 0
             while start < n_tokens:
@@ -278,6 +289,36 @@ class Session(Closing):
         self._require_open()
         llama.llama_memory_clear(self._memory, False)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that `state` returns now."""
+        self._require_open()
+        return int(llama.llama_state_seq_get_size(self._context, _SEQUENCE))
+
+    def state(self) -> State:
+        """Return a copy of the cache of the timeline, for `restore`."""
+        size = self.state_bytes
+        state: State = np.empty(size, np.uint8)
+        n = llama.llama_state_seq_get_data(self._context, _bytes(state), size, _SEQUENCE)
+        if n != size:
+            raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
+        return state
+
+    def restore(self, state: State, timeline: Sequence[int]) -> None:
+        """Make `timeline` this session's, whose cache `state` was copied from this model.
+
+        The session may be another one, with a context of another size. Raises EdgespecError, and leaves the
+        timeline empty, where it does not fit.
+        """
+        self.clear()
+        self._written = list(timeline)
+        n = llama.llama_state_seq_set_data(self._context, _bytes(state), state.nbytes, _SEQUENCE)
+        if n != state.nbytes or self.n_past != len(timeline):
+            self.clear()
+            raise EdgespecError(
+                f"{self.model.path}: llama.cpp could not restore a cache of {len(timeline)} tokens"
+            )
+
     def close(self) -> None:
         """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
         self._finalizer()
@@ -285,6 +326,10 @@ class Session(Closing):
     def _require_open(self) -> None:
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.model.path}: the session is closed")
+
+
+def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _create(

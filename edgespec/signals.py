@@ -1,7 +1,8 @@
-"""Ctrl-C that also ends a pass of the library which is under way (see csrc/interrupt.h)."""
+"""What ends a pass of the library that is under way: Ctrl-C, or another thread (see csrc/interrupt.h)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import TracebackType
@@ -10,27 +11,26 @@ from typing import Self
 from edgespec import _core
 
 
-class SignalPipe:
-    """While entered, signals make the library's current pass end and raise KeyboardInterrupt.
+class Cancellation:
+    """While entered, `cancel` makes the library's current pass end and raise KeyboardInterrupt.
 
-    A context manager for the main thread: Python delivers signals nowhere else.
+    A context manager; `cancel` may be called from any thread.
     """
 
     def __enter__(self) -> Self:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
-        try:
-            self._previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        except ValueError:  # not the main thread
-            os.close(self._read_end)
-            os.close(self._write_end)
-            raise
         self.interrupt = _core.Interrupt(self._read_end)
         return self
 
+    def cancel(self) -> None:
+        """End the pass under way, or the next one before a `drain`."""
+        with contextlib.suppress(BlockingIOError):  # full: it was called often enough
+            os.write(self._write_end, b"\0")
+
     def drain(self) -> None:
-        """Forget the signals so far: what starts now is not to be ended by them."""
+        """Forget what came so far: what starts now is not to be ended by it."""
         try:
             while os.read(self._read_end, 512):
                 pass
@@ -40,6 +40,27 @@ class SignalPipe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.set_wakeup_fd(self._previous)
         os.close(self._read_end)
         os.close(self._write_end)
+
+
+class SignalPipe(Cancellation):
+    """While entered, signals end the current pass too.
+
+    A context manager for the main thread: Python delivers signals nowhere else.
+    """
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        except ValueError:  # not the main thread
+            super().__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._previous)
+        super().__exit__(kind, error, trace)

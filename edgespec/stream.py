@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from edgespec.cascade import Alone, Cascade
 from edgespec.drafters.trees import TreeDrafter
 from edgespec.energy import Measurement, Window
 from edgespec.generate import DraftPrefill, Generation, Prefill
 from edgespec.memory import peak_rss_bytes
-from edgespec.records import Mode, Origin, Result, Stats, StopReason, Tally, Token, summarise
+from edgespec.records import Logprobs, Mode, Origin, Result, Stats, StopReason, Tally, Token, summarise
 from edgespec.text import TextStream
 from edgespec.weights import Model
 
@@ -89,6 +90,7 @@ class Stream:
             stats=self._stats(),
             energy=self._energy,
             mode=self._mode,
+            n_cached=0 if isinstance(self._generation, Cascade) else self._generation.n_known,
             target_share=1.0 - self._n_alone / len(self._ids) if self._ids else 1.0,
         )
 
@@ -118,18 +120,22 @@ class Stream:
     @property
     def _n_read(self) -> int:
         """Tokens that the target read in `prefill_s`: the prompt, in a cascade what it read when woken."""
-        return self._generation.n_read if isinstance(self._generation, Cascade) else self._n_prompt
+        generation = self._generation
+        return generation.n_read if isinstance(generation, Cascade) else self._n_prompt - generation.n_known
 
     def _run(self) -> Generator[Token]:
         waiting: Token | None = None  # the last token, while text is held back with it
         emitted = self._emitted()
         try:
-            for token, origin in emitted:
+            for token, origin, said in emitted:
                 if waiting:
                     yield waiting
                     waiting = None
                 started = time.perf_counter()
-                made = Token(token, self._text.feed(self._model.piece(token)), origin)
+                text = self._text.feed(self._model.piece(token))
+                made = (
+                    Token(token, text, origin, said.logprob, said.top) if said else Token(token, text, origin)
+                )
                 self._parts.append(made.text)
                 self._ids.append(token)
                 self._n_alone += origin == "alone"
@@ -153,8 +159,8 @@ class Stream:
         if waiting:
             yield replace(waiting, text=waiting.text + held)
 
-    def _emitted(self) -> Generator[tuple[int, Origin]]:
-        """The loop's tokens with their origins, without an end-of-generation token."""
+    def _emitted(self) -> Generator[tuple[int, Origin, Logprobs | None]]:
+        """The loop's tokens with what is known of them, without an end-of-generation token."""
         events = self._generation.events()
         try:
             for event in events:
@@ -162,19 +168,20 @@ class Stream:
                     self._draft_prefill_s += event.seconds
                     continue
                 tokens: list[tuple[int, Origin]]
+                said: Sequence[Logprobs] = ()
                 if isinstance(event, Prefill):  # of a cascade each time that the target is woken
                     self._prefill_s += event.seconds
-                    tokens = [(event.token, "target")]
+                    tokens, said = [(event.token, "target")], event.logprobs
                 elif isinstance(event, Alone):
                     self._tally.draft_s += event.seconds
                     tokens = [] if event.token is None else [(event.token, "alone")]
                 else:
                     self._tally.add(event)
-                    tokens = list(zip(event.tokens, event.origins, strict=True))
+                    tokens, said = list(zip(event.tokens, event.origins, strict=True)), event.logprobs
                 if self._ttft_s is None and tokens:
                     self._ttft_s = time.perf_counter() - self._called
-                for token, origin in tokens:
+                for (token, origin), logprobs in zip_longest(tokens, said):
                     if not self._model.is_eog(token):
-                        yield token, origin
+                        yield token, origin, logprobs
         finally:
             events.close()

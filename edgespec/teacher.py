@@ -16,7 +16,7 @@ from edgespec.closing import Closing
 from edgespec.errors import EdgespecError
 from edgespec.memory import fits_in_memory
 from edgespec.session import Rows, Session
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.weights import Model
 
 _AT_ONCE = 16  # tokens of a pass: two models' logits of them are 19 MB with 152k tokens
@@ -49,7 +49,7 @@ class Teacher(Closing):
         *,
         n_ctx: int,
         n_threads: int,
-        signals: SignalPipe | None = None,
+        signals: Cancellation | None = None,
     ) -> None:
         """Open contexts of `n_ctx` tokens; without `small` only `Marks.best` is found.
 

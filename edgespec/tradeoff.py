@@ -20,7 +20,7 @@ from edgespec.cascade import Confidence, Signal, Span, Waking
 from edgespec.engine import Engine
 from edgespec.humaneval import Judged, Problem, pass_at_1
 from edgespec.sampling import SamplingParams
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.teacher import Marks, Teacher
 
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -53,7 +53,7 @@ def read_answers(
     prompts: Sequence[str],
     *,
     n_predict: int,
-    signals: SignalPipe | None = None,
+    signals: Cancellation | None = None,
     on_progress: ProgressFn = lambda _what, _done, _total: None,
 ) -> list[Marks]:
     """Let the target answer `prompts` greedily, and both models read its answers. `engine` has a draft."""

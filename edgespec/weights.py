@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec import backend
 from edgespec.backend import llama
@@ -72,7 +72,6 @@ class Model(Closing):
             """The weight matrices that edgespec's kernels work on."""
         self._model = model
         self._vocab = llama.llama_model_get_vocab(model)
-        self._piece_buffer = ctypes.create_string_buffer(256)
 
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)
@@ -153,35 +152,44 @@ class Model(Closing):
         self._require_open()
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
+        size = 256
         while True:
-            size = len(self._piece_buffer)
-            n = llama.llama_token_to_piece(self._vocab, token, self._piece_buffer, size, 0, special)
+            buffer = ctypes.create_string_buffer(size)  # its own: several threads may ask
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
             if n >= 0:
-                return self._piece_buffer.raw[:n]
-            self._piece_buffer = ctypes.create_string_buffer(-n)
+                return buffer.raw[:n]
+            size = -n
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """Return the prompt that the model's own chat template makes of `messages`.
 
-        Each message has "role" and "content"; the prompt ends where the answer begins. Raises
+        Each message has "role" and "content"; the prompt ends where the answer begins. `tools` are functions
+        that the model may call, as in OpenAI's API: templates that know none leave them out. Raises
         EdgespecError when the model has no template or the template fails.
         """
         if self.chat_template is None:
-            raise EdgespecError(f"{self.name} has no chat template; use --raw to send the prompt as it is")
+            raise EdgespecError(f"{self.name} has no chat template; `edgespec run --raw` needs none")
         try:
             formatter = backend.Jinja2ChatFormatter(
                 self.chat_template, eos_token=self._text(self.eos), bos_token=self._text(self.bos)
             )
-            return str(formatter(messages=list(messages)).prompt)  # type: ignore[arg-type]
+            return str(formatter(messages=list(messages), tools=tools or None).prompt)  # type: ignore[arg-type]
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise EdgespecError(
-                f"the chat template of {self.name} failed: {reason}; use --raw to send the prompt as it is"
+                f"the chat template of {self.name} failed: {reason}; `edgespec run --raw` needs none"
             ) from error
 
-    def tokenize_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the tokens of `render_chat(messages)`, with one BOS also where the template writes it."""
-        prompt = self.render_chat(messages)
+    def tokenize_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the tokens of `render_chat`, with one BOS also where the template writes it."""
+        return self.tokenize_rendered(self.render_chat(messages, tools))
+
+    def tokenize_rendered(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt that `render_chat` made, with one BOS as in `tokenize_chat`."""
         has_bos = self.bos is not None and prompt.startswith(self._text(self.bos))
         return self.tokenize(prompt, add_special=not has_bos, parse_special=True)
 

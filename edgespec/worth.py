@@ -25,7 +25,7 @@ from edgespec.embeddings import CutVocabulary, Embeddings, Scatter
 from edgespec.energy import EnergyMeter
 from edgespec.measure import ProgressFn, measure
 from edgespec.session import Rows, Session
-from edgespec.signals import SignalPipe
+from edgespec.signals import Cancellation
 from edgespec.weights import Model
 
 MOST_TOKENS = 64
@@ -164,7 +164,7 @@ def time_passes(
     n_threads: int,
     budget_s: float,
     on_progress: ProgressFn = lambda _progress: None,
-    signals: SignalPipe | None = None,
+    signals: Cancellation | None = None,
 ) -> Passes:
     """Time passes of both models for about `budget_s` seconds; raises as `measure.measure`.
 

@@ -202,10 +202,10 @@ def test_explain_does_not_cut_the_text_into_pieces(tiny_path, child_environment)
 
 
 def test_control_characters_do_not_reach_a_terminal():
-    from edgespec.cli.render import _printable
+    from edgespec.cli.render import printable
 
-    assert "\x1b" not in _printable("a\x1b[31mb\x07\r")
-    assert _printable("a\n\tb€") == "a\n\tb€"
+    assert "\x1b" not in printable("a\x1b[31mb\x07\r")
+    assert printable("a\n\tb€") == "a\n\tb€"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cascade import SPAN, Span
+from edgespec.engine import DrafterName
 from edgespec.errors import UsageError
 from edgespec.kernels import KernelsChoice
 from edgespec.verify import Rule
@@ -38,6 +39,82 @@ WattsOption = Annotated[
         help="Reckon with W watts all the time instead of measuring. Labelled as estimated.",
         rich_help_panel="Energy",
     ),
+]
+
+DRAFTING = "Drafting"
+PROMPT = "Prompt"
+OUTPUT = "Output"
+_SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
+
+DraftOption = Annotated[
+    str | None, typer.Option("--draft", "-d", help="Small model that drafts; best one of the family.")
+]
+DrafterOption = Annotated[
+    DrafterName | None,
+    typer.Option(
+        help="What drafts: the model, text seen before (suffix), the model helped by it (staged), "
+        "nothing, or what pays at each step (auto).",
+        show_default="auto",
+        rich_help_panel=DRAFTING,
+    ),
+]
+GammaOption = Annotated[
+    int | None,
+    typer.Option(help="Tokens drafted a step.", show_default="what pays", rich_help_panel=DRAFTING),
+]
+CacheOption = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Draft from earlier prompts and answers, and keep this one (see `edgespec cache`).",
+        rich_help_panel=DRAFTING,
+    ),
+]
+SystemOption = Annotated[str | None, typer.Option(help="System message.", rich_help_panel=PROMPT)]
+TemperatureOption = Annotated[
+    float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
+]
+TopKOption = Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)]
+TopPOption = Annotated[
+    float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
+]
+MinPOption = Annotated[
+    float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
+]
+TypicalOption = Annotated[
+    float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
+]
+RepeatPenaltyOption = Annotated[
+    float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
+]
+PresencePenaltyOption = Annotated[
+    float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
+]
+FrequencyPenaltyOption = Annotated[
+    float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
+]
+RepeatLastNOption = Annotated[
+    int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
+]
+LogitBiasOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOKEN=BIAS",
+        help="Add to a token id's logit; -inf forbids it.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+TextSeedOption = Annotated[
+    int | None,
+    typer.Option(
+        show_default="random",
+        help="Same seed, same text, whatever is drafted.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+ShowDraftOption = Annotated[
+    bool,
+    typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),
 ]
 
 _SUITE = "Prompts"
@@ -99,3 +176,17 @@ def parse_span(text: str) -> Span:
     if not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 9 or int(text) < 1:
         raise UsageError(f"--span {text}: must be 1 or more, or rest")
     return int(text)
+
+
+def parse_bias(entries: list[str]) -> dict[int, float]:
+    """Return the biases that users write as TOKEN=BIAS. Raises UsageError."""
+    bias: dict[int, float] = {}
+    for entry in entries:
+        token, equals, value = entry.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UsageError(f"--logit-bias {entry}: expected TOKEN=BIAS, such as 1234=-2.5")
+    return bias

@@ -49,7 +49,7 @@ class TextWriter:
     def _write(self, text: str, colour: str) -> None:
         self._n_written += len(text)
         # Tabs go past rich, which would turn them into spaces.
-        for part in re.split(r"(\t)", _printable(text) if out.is_terminal else text):
+        for part in re.split(r"(\t)", printable(text) if out.is_terminal else text):
             if colour and part != "\t":
                 out.print(Text(part, style=colour), end="")
             else:
@@ -67,7 +67,8 @@ class TextWriter:
         sys.stdout.flush()
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Return `text` without characters that steer a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -119,6 +120,7 @@ def as_json(result: Result) -> str:
         "tokens": len(result.token_ids),
         "token_ids": result.token_ids,
         "prompt_tokens": result.prompt_tokens,
+        "cached_tokens": result.n_cached,
         "stop_reason": result.stop_reason,
         "seed": result.seed,
         "mode": result.mode,

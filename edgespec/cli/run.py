@@ -11,11 +11,40 @@ import typer
 
 from edgespec.cascade import SPAN, Signal, Waking
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.options import KernelsOption, PairOption, SpanOption, ThreadsOption, WattsOption, parse_span
+from edgespec.cli.options import (
+    DRAFTING,
+    OUTPUT,
+    PROMPT,
+    CacheOption,
+    DrafterOption,
+    DraftOption,
+    FrequencyPenaltyOption,
+    GammaOption,
+    KernelsOption,
+    LogitBiasOption,
+    MinPOption,
+    PairOption,
+    PresencePenaltyOption,
+    RepeatLastNOption,
+    RepeatPenaltyOption,
+    ShowDraftOption,
+    SpanOption,
+    SystemOption,
+    TemperatureOption,
+    TextSeedOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    TypicalOption,
+    WattsOption,
+    parse_bias,
+    parse_span,
+)
 from edgespec.cli.progress import pull_named
 from edgespec.cli.render import ExplainedSteps, Explanation, TextWriter, as_json, print_stats
+from edgespec.cli.structure import GrammarOption, JsonSchemaOption, read_structure, tell_if_cut
 from edgespec.energy import EnergyMeter
-from edgespec.engine import DrafterName, Engine, check_options, choose_models
+from edgespec.engine import Engine, check_options, choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.knowledge import Objective
 from edgespec.models import load_registry
@@ -24,11 +53,7 @@ from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
 from edgespec.verify import Rule
 
-_SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
-_DRAFTING = "Drafting"
 _LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
-_PROMPT = "Prompt"
-_OUTPUT = "Output"
 _DEFAULT = SamplingParams()
 
 
@@ -43,48 +68,28 @@ def run_command(
             help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
         ),
     ] = None,
-    draft: Annotated[
-        str | None, typer.Option("--draft", "-d", help="Small model that drafts; best one of the family.")
-    ] = None,
+    draft: DraftOption = None,
     pair: PairOption = None,
-    drafter: Annotated[
-        DrafterName | None,
-        typer.Option(
-            help="What drafts: the model, text seen before (suffix), the model helped by it (staged), "
-            "nothing, or what pays at each step (auto).",
-            show_default="auto",
-            rich_help_panel=_DRAFTING,
-        ),
-    ] = None,
-    gamma: Annotated[
-        int | None,
-        typer.Option(help="Tokens drafted a step.", show_default="what pays", rich_help_panel=_DRAFTING),
-    ] = None,
+    drafter: DrafterOption = None,
+    gamma: GammaOption = None,
     rule: Annotated[
         Rule | None,
         typer.Option(
             help="Acceptance rule; all are exact.",
             show_default="match with --seed or at temperature 0, else block",
-            rich_help_panel=_DRAFTING,
+            rich_help_panel=DRAFTING,
         ),
     ] = None,
     objective: Annotated[
-        Objective, typer.Option(help="What drafting is to save.", rich_help_panel=_DRAFTING)
+        Objective, typer.Option(help="What drafting is to save.", rich_help_panel=DRAFTING)
     ] = "latency",
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache/--no-cache",
-            help="Draft from earlier prompts and answers, and keep this one (see `edgespec cache`).",
-            rich_help_panel=_DRAFTING,
-        ),
-    ] = True,
+    cache: CacheOption = True,
     explain: Annotated[
         Explanation | None,
         typer.Option(
             help="Print to stderr what each step knew, chose and got (steps), or also its tree of tokens "
             "after each pass over it (ir); in a terminal the text follows.",
-            rich_help_panel=_DRAFTING,
+            rich_help_panel=DRAFTING,
         ),
     ] = None,
     mode: Annotated[
@@ -138,65 +143,31 @@ def run_command(
     kernels: KernelsOption = "auto",
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help="Read the prompt from a file.", rich_help_panel=_PROMPT),
+        typer.Option("--file", "-f", help="Read the prompt from a file.", rich_help_panel=PROMPT),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System message.", rich_help_panel=_PROMPT)] = None,
+    system: SystemOption = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Insist on the model's chat template.", rich_help_panel=_PROMPT)
+        bool, typer.Option("--chat", help="Insist on the model's chat template.", rich_help_panel=PROMPT)
     ] = False,
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw", help="Continue the prompt as it is, without template.", rich_help_panel=_PROMPT
-        ),
+        typer.Option("--raw", help="Continue the prompt as it is, without template.", rich_help_panel=PROMPT),
     ] = False,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=_PROMPT),
+        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=PROMPT),
     ] = None,
-    temp: Annotated[
-        float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.temperature,
-    top_k: Annotated[
-        int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.top_k,
-    top_p: Annotated[
-        float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.top_p,
-    min_p: Annotated[
-        float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.min_p,
-    typical: Annotated[
-        float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.typical_p,
-    repeat_penalty: Annotated[
-        float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.repeat_penalty,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.presence_penalty,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.frequency_penalty,
-    repeat_last_n: Annotated[
-        int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.penalty_last_n,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOKEN=BIAS",
-            help="Add to a token id's logit; -inf forbids it.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            show_default="random",
-            help="Same seed, same text, whatever is drafted.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
+    temp: TemperatureOption = _DEFAULT.temperature,
+    top_k: TopKOption = _DEFAULT.top_k,
+    top_p: TopPOption = _DEFAULT.top_p,
+    min_p: MinPOption = _DEFAULT.min_p,
+    typical: TypicalOption = _DEFAULT.typical_p,
+    repeat_penalty: RepeatPenaltyOption = _DEFAULT.repeat_penalty,
+    presence_penalty: PresencePenaltyOption = _DEFAULT.presence_penalty,
+    frequency_penalty: FrequencyPenaltyOption = _DEFAULT.frequency_penalty,
+    repeat_last_n: RepeatLastNOption = _DEFAULT.penalty_last_n,
+    logit_bias: LogitBiasOption = None,
+    seed: TextSeedOption = None,
     energy: Annotated[
         bool,
         typer.Option(
@@ -204,16 +175,13 @@ def run_command(
         ),
     ] = False,
     assume_watts: WattsOption = None,
+    grammar: GrammarOption = None,
+    json_schema: JsonSchemaOption = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=_OUTPUT)
+        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
     ] = False,
-    stats: Annotated[bool, typer.Option(help="Print statistics to stderr.", rich_help_panel=_OUTPUT)] = True,
-    show_draft: Annotated[
-        bool,
-        typer.Option(
-            "--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=_OUTPUT
-        ),
-    ] = False,
+    stats: Annotated[bool, typer.Option(help="Print statistics to stderr.", rich_help_panel=OUTPUT)] = True,
+    show_draft: ShowDraftOption = False,
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
     _refuse_contradictions(
@@ -224,6 +192,9 @@ def run_command(
             "--pair and --target or --draft": pair is not None and bool(target or draft),
             f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
             "--json and --show-draft": json and show_draft,
+            "--grammar and --json-schema": grammar is not None and json_schema is not None,
+            "--grammar and --mode cascade": grammar is not None and mode == "cascade",
+            "--json-schema and --mode cascade": json_schema is not None and mode == "cascade",
             f"--drafter {drafter} and --mode cascade": drafter in ("none", "suffix") and mode == "cascade",
         }
     )
@@ -242,7 +213,7 @@ def run_command(
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
         penalty_last_n=repeat_last_n,
-        logit_bias=_parse_bias(logit_bias or []),
+        logit_bias=parse_bias(logit_bias or []),
     )
     limit = None if n_predict == -1 else n_predict
     check_options(
@@ -258,6 +229,7 @@ def run_command(
     if show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     text = _read_prompt(prompt, file)
+    structure = read_structure(grammar, json_schema)
 
     counts = energy or assume_watts is not None
     meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message) if counts else None
@@ -295,8 +267,11 @@ def run_command(
                 on_step=ExplainedSteps(engine.target, explain).print if explain else None,
                 cascade=cascade,
                 lenience=lenience,
+                grammar=structure.compile(engine.target) if structure else None,
             )
-            return _show(stream, json=json, stats=stats, show_draft=show_draft, explain=explain is not None)
+            code = _show(stream, json=json, stats=stats, show_draft=show_draft, explain=explain is not None)
+            tell_if_cut(structure, stream.result)
+            return code
 
 
 def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool, explain: bool) -> int:
@@ -322,19 +297,6 @@ def _refuse_contradictions(found: dict[str, bool]) -> None:
     for options, both in found.items():
         if both:
             raise UsageError(f"{options} contradict each other: choose one")
-
-
-def _parse_bias(entries: list[str]) -> dict[int, float]:
-    bias = {}
-    for entry in entries:
-        token, equals, value = entry.partition("=")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise UsageError(f"--logit-bias {entry}: expected TOKEN=BIAS, such as 1234=-2.5")
-    return bias
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

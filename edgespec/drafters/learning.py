@@ -20,6 +20,32 @@ class Offer:
     chances: list[float] = field(default_factory=list)
 
 
+class ForcedChance:
+    """How often a token is accepted that the grammar forces.
+
+    The text is certain, not how the target writes it; and that is much the same wherever it stands.
+    """
+
+    _GUESS, _COUNTS = 0.9, 10.0  # what one thinks before the first outcome, and how many it counts for
+
+    def __init__(self) -> None:
+        """Begin with the guess."""
+        self._hits, self._tested = self._GUESS * self._COUNTS, self._COUNTS
+
+    @property
+    def now(self) -> float:
+        """The estimate, given that the tokens before are accepted."""
+        return self._hits / self._tested
+
+    def learn(self, tree: Tree, outcome: Outcome) -> None:
+        """Count the forced tokens that were judged."""
+        kept = {-1, *outcome.path}
+        for i, node in enumerate(tree):
+            if node.source == "forced" and node.parent in kept:
+                self._tested += 1.0
+                self._hits += i in kept
+
+
 def n_emitted_of(trunk: Sequence[Node], emitted: Sequence[int]) -> int:
     """Return how many tokens of the trunk are what was emitted."""
     n = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.embeddings import CutVocabulary, Scatter
+from edgespec.prefixes import Prefixes, n_common
 from edgespec.session import Rows, Session
 
 
@@ -16,6 +17,9 @@ class DraftModel:
     When its context is full it reads the most recent part again and goes on from there: that costs
     acceptance, never exactness.
     """
+
+    prefixes: Prefixes | None = None
+    """What it has read before and need not read again in a new timeline that begins like it."""
 
     def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
         """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
@@ -39,10 +43,19 @@ class DraftModel:
         """Tokens in its cache."""
         return self._session.n_past
 
-    def begin(self) -> None:
-        """Forget everything: nothing of the timeline is read yet."""
-        self._session.clear()
-        self._offset = 0
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start on the timeline `tokens`; forget what was read of another one."""
+        n_known = 0
+        if self.prefixes and tokens:
+            n_known = n_common(self._session.timeline, tokens[self._offset : -1]) if self._offset else 0
+            if n_known <= self._session.n_past // 2:  # by chance: it is another text
+                if self._offset:
+                    self._session.clear()
+                self._offset = 0
+                n_known = self.prefixes.prepare(self._session, tokens)
+        else:
+            self._offset = 0
+        self._session.rewind(n_known)
 
     def n_unread(self, n_tokens: int) -> int:
         """Return how many of a timeline of `n_tokens` it has not read."""
@@ -80,6 +93,11 @@ class DraftModel:
         n_keep = n_tokens - self._offset
         if n_keep < self._session.n_past:
             self._session.rewind(max(0, n_keep))
+
+    def hold(self) -> None:
+        """Let the model that comes in its place know what this one has read."""
+        if self.prefixes and not self._offset:
+            self.prefixes.hold(self._session)
 
     def close(self) -> None:
         """Free the session."""

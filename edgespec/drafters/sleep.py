@@ -27,13 +27,13 @@ class Sleep:
         self._steps_to_wake = 0
         self._n_prompt = 0
 
-    def begin(self, n_prompt: int) -> None:
-        """Start on a timeline after a prompt of `n_prompt` tokens."""
-        self._n_prompt = n_prompt
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start on a timeline: a prompt and the token after it."""
+        self._n_prompt = len(tokens) - 1
         # Whether the draft model is worth waking shows in the first steps; asked for, it is woken at once.
         policy = self._scheduler.policy
         self._steps_to_wake = _WAKE_AFTER if policy.suffix and policy.gamma is None else 0
-        self._model.begin()
+        self._model.begin(tokens)
 
     def wake(self, tokens: Sequence[int], sampler: _core.Sampler | None = None) -> int:
         """Let a model that has much unread catch up, if that will pay or is due as a test.

@@ -84,7 +84,7 @@ class TranslatedDraft(DraftModel):
         """Tokens of the target it has read."""
         return self._translation.n_read
 
-    def begin(self) -> None:
+    def begin(self, tokens: Sequence[int] = ()) -> None:
         """Forget everything: nothing of the timeline is read yet."""
         self._session.clear()
         self._start_at(0)

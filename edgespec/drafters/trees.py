@@ -24,13 +24,22 @@ from functools import lru_cache
 from edgespec import _core
 from edgespec.costs import N_MAX, OnlineCurve
 from edgespec.drafters.base import Outcome, Tokens
-from edgespec.drafters.learning import Offer, learn_offers, learn_others, learn_tree, n_emitted_of
+from edgespec.drafters.learning import (
+    ForcedChance,
+    Offer,
+    learn_offers,
+    learn_others,
+    learn_tree,
+    n_emitted_of,
+)
 from edgespec.drafters.model import DraftModel
 from edgespec.drafters.sleep import Sleep
 from edgespec.drafters.suffix import SuffixDrafts
+from edgespec.grammar import Constraint
 from edgespec.predictor import bucket_of
 from edgespec.scheduler import MAX_GAMMA, RunModel, Scheduler, TakeSuffix
-from edgespec.tree import Node, Source, Tree, balance, cut, merge, order, prune
+from edgespec.session import Rows
+from edgespec.tree import Node, Source, Tree, balance, cut, fold, merge, order, prune
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions
@@ -75,11 +84,12 @@ class TreeDrafter:
         is_eog: Callable[[int], bool],
         clocks: tuple[OnlineCurve, OnlineCurve | None],
         on_step: Callable[[DraftStep], None] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         """Propose from `suffix` and `model` what `scheduler` chooses.
 
         `clocks` are the curves of target and draft model in seconds, told of every pass that is timed.
-        `on_step` is told of every step.
+        `on_step` is told of every step. Only what `constraint` allows is proposed; it follows the timeline.
         """
         self._scheduler = scheduler
         policy = scheduler.policy
@@ -88,6 +98,8 @@ class TreeDrafter:
         self._is_eog = lru_cache(maxsize=4096)(is_eog)
         self._target_clock, self._draft_clock = clocks
         self._on_step = on_step
+        self._constraint = constraint
+        self._forced_chance = ForcedChance()
         self.n_max = MAX_GAMMA if policy.gamma is None else policy.gamma
         self._sampled = False
         self._sleep = Sleep(scheduler, self._model, clocks[1]) if self._model else None
@@ -112,7 +124,7 @@ class TreeDrafter:
             self._suffix.begin(tokens)
         self._now = DraftStep()
         if self._sleep:
-            self._sleep.begin(len(tokens) - 1)
+            self._sleep.begin(tokens)
             self._now.n_woken = self._sleep.wake(tokens)
 
     def draft(
@@ -146,6 +158,12 @@ class TreeDrafter:
         now.rate = scheduler.rate
         after_model = False
         while self._n_nodes < room:
+            if self._take_forced(drafted, room):
+                if self._is_eog(drafted[-1]):
+                    break
+                offer = self._offer(drafted, room - self._n_nodes)
+                after_model = False
+                continue
             n_unread = model.n_unread(len(tokens) + len(drafted)) if model else 0
             choice = scheduler.next(
                 self._path, len(drafted), n_unread, offer.chances, self._bucket, after_model=after_model
@@ -191,6 +209,9 @@ class TreeDrafter:
         stages.append(("merge", tree))
         tree = balance(tree)
         stages.append(("balance", tree))
+        if self._constraint:
+            tree = fold(tree, self._constraint.forced, room)
+            stages.append(("fold", tree))
         tree = order(tree)
         stages.append(("order", tree))
         tree = prune(tree, scheduler.least_price)
@@ -208,13 +229,18 @@ class TreeDrafter:
         predictor = self._scheduler.predictor
         nodes: list[Node] = []
         depths: list[int] = []
-        place: list[int | None] = []  # in `nodes`, of what was offered; None: after the text's end
+        place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
+        texts: list[tuple[int, ...]] = [()]  # that end with each node, and last at the root
         left = [1.0]  # chance that siblings before leave, of each node and last of the root
         for token, above, probability in zip(*self._suffix.offer_tree((), _STORE_NODES), strict=True):
             parent = place[above] if above >= 0 else -1
             if parent is None or (parent >= 0 and self._is_eog(nodes[parent].token)):
                 place.append(None)
                 continue
+            if self._constraint and not self._constraint.allows(texts[parent], token):
+                place.append(None)
+                continue
+            texts.insert(-1, (*texts[parent], token))
             place.append(len(nodes))
             depth = depths[parent] + 1 if parent >= 0 else 0
             bucket = bucket_of(probability)
@@ -231,6 +257,9 @@ class TreeDrafter:
         if self._suffix is None or room < 1:
             return Offer(len(drafted))
         tokens, probabilities = self._suffix.offer(drafted, min(room, _OFFERED))
+        if self._constraint:
+            n = self._constraint.fitting(drafted, tokens)
+            tokens, probabilities = tokens[:n], probabilities[:n]
         buckets = [bucket_of(p) for p in probabilities]
         chance = self._scheduler.predictor.suffix.chance
         chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
@@ -244,6 +273,17 @@ class TreeDrafter:
             self._grow(drafted, token, "suffix", chance, bucket=bucket)
             if self._is_eog(token):
                 break
+
+    def _take_forced(self, drafted: list[int], room: int) -> bool:
+        """Propose what the grammar leaves no choice about, if anything and if it pays."""
+        if not self._constraint:
+            return False
+        tokens = self._constraint.forced_run(drafted)[: room - self._n_nodes]
+        chance = self._forced_chance.now
+        n = self._scheduler.worth(self._path, len(drafted), [chance] * len(tokens)) if tokens else 0
+        for token in tokens[:n]:
+            self._grow(drafted, token, "forced", chance, bucket=self._bucket)
+        return n > 0
 
     def _grow(
         self,
@@ -291,8 +331,13 @@ class TreeDrafter:
         rows = model.run(timeline, guesses)
         n_right = 0
         next_bucket = self._bucket
-        for i, row in enumerate(rows):
+        for i, unmasked in enumerate(rows):
             depth = len(drafted)
+            row: Rows | None = unmasked
+            if self._constraint:
+                row = self._constraint.mask(unmasked, drafted, sampler, recent(drafted), exact=False)
+            if row is None:
+                break  # the grammar allows nothing that the draft model likes
             likeliest = sampler.likeliest(row, _LIKELIEST)
             bucket = bucket_of(likeliest[0][1])
             as_sampled = predictor.sampled.chance(depth, bucket)
@@ -410,6 +455,7 @@ class TreeDrafter:
         learn_offers(predictor, self._offers, n_trunk, emitted)
         learn_others(predictor, self._others, n_trunk, emitted)
         learn_tree(predictor, now.proposed, outcome)
+        self._forced_chance.learn(now.proposed, outcome)
         self._target_clock.observe(min(outcome.n_evaluated, N_MAX), self._n_timeline, outcome.verify_s)
         self._n_pending = 1 + sum(i != depth for depth, i in enumerate(outcome.path))
         accepted = set(outcome.path)

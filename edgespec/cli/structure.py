@@ -1,0 +1,72 @@
+"""Structured output on the command line: what the text must match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.console import message
+from edgespec.cli.options import OUTPUT
+from edgespec.errors import UsageError
+from edgespec.grammar import Grammar
+from edgespec.grammar_check import check_grammar
+from edgespec.records import Result
+from edgespec.weights import Model
+
+GrammarOption = Annotated[
+    Path | None,
+    typer.Option(help="Write only text that matches this grammar (GBNF).", rich_help_panel=OUTPUT),
+]
+JsonSchemaOption = Annotated[
+    Path | None,
+    typer.Option(help="Write only JSON that this schema describes.", rich_help_panel=OUTPUT),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A grammar or schema as it was read."""
+
+    text: str
+    name: str
+    is_schema: bool
+
+    def compile(self, model: Model) -> Grammar:
+        """Return it for `model`; tell the user what it does not enforce. Raises UsageError."""
+        if not self.is_schema:
+            return Grammar(model, self.text, name=self.name)
+        grammar = Grammar.from_json_schema(model, self.text, name=self.name)
+        if grammar.ignored:
+            message(f"{self.name}: not enforced: {', '.join(grammar.ignored)}")
+        return grammar
+
+
+def read_structure(grammar: Path | None, json_schema: Path | None) -> Structure | None:
+    """Return what the text must match, if anything. Raises UsageError for a file that cannot be read.
+
+    A grammar is checked here, before models are loaded.
+    """
+    path = grammar or json_schema
+    if path is None:
+        return None
+    name = f"{'--grammar' if grammar else '--json-schema'} {path}"
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: not UTF-8 text at byte {error.start}; convert it first") from None
+    if grammar:
+        check_grammar(text, name)
+    return Structure(text, name, is_schema=grammar is None)
+
+
+def tell_if_cut(structure: Structure | None, result: Result) -> None:
+    """Tell the user that a text does not match, because it ends too early."""
+    if structure and result.stop_reason in ("length", "context", "stop"):
+        limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}[result.stop_reason]
+        whole = "whole JSON" if structure.is_schema else "what the grammar wants"
+        message(f"the text was cut by {limit} and may not be {whole}")

@@ -9,6 +9,7 @@ C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernel
 
 PROMPT ?= Write a quicksort in Python.
 RUN ?=
+SERVE ?=
 TEST ?=
 PI ?=
 DEPLOY ?=
@@ -16,15 +17,18 @@ export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run test test-c lint format sanitize bench wheel pi pi4 pi5 pi-armhf pi-test pi-count deploy clean
+.PHONY: help run serve test test-c lint format sanitize bench wheel pi pi4 pi5 pi-armhf pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest,'
-	@echo '  DEPLOY="--port 2222" those of make deploy'
+	@echo '  SERVE="--port 9000" those of make serve, DEPLOY="--port 2222" those of make deploy'
 
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
+
+serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at http://127.0.0.1:8080
+	@$(BIN)/edgespec serve $(SERVE)
 
 test: $(VENV)/.dev test-c ## Run all tests (pulls the 1.6 GB default pair)
 	$(BIN)/python -m pytest $(TEST)
@@ -108,6 +112,10 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
 	$(PIP) install --editable '.[report]'
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.installed
+	$(PIP) install --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

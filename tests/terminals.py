@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import re
+import select
 import subprocess
+import termios
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,3 +37,69 @@ def messages_in_terminal(
         out = process.stdout.read()
     os.close(primary)
     return process.returncode, seen, out
+
+
+class Terminal:
+    """A program in a terminal of its own, at which a test types. A context manager."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float = 30) -> None:
+        self._timeout_s = timeout_s
+        self._primary, secondary = pty.openpty()
+        self._process = subprocess.Popen(
+            command,
+            # Nobody is there to answer where the cursor is.
+            env={**environment, "TERM": "xterm", "COLUMNS": "200", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - so that Ctrl-C is a signal
+        )
+        os.close(secondary)
+        self._seen = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._primary)
+
+    def type(self, keys: str) -> None:
+        """Press these keys."""
+        os.write(self._primary, keys.encode())
+
+    def expect(self, pattern: str) -> str:
+        """Wait until `pattern` is shown after what was expected before; return all up to its end."""
+        deadline = time.monotonic() + self._timeout_s
+        while not (found := re.search(pattern, plain(self._seen))):
+            assert self._read(deadline), f"no {pattern!r} in {plain(self._seen)!r}"
+        shown = plain(self._seen)
+        self._seen = shown[found.end() :]
+        return shown[: found.end()]
+
+    def wait(self) -> int:
+        """Return the exit code, when the program has ended."""
+        deadline = time.monotonic() + self._timeout_s
+        while self._read(deadline):
+            pass
+        return self._process.wait(timeout=self._timeout_s)
+
+    def _read(self, deadline: float) -> bool:
+        """Take what is shown, all that is there; return whether anything came before `deadline`."""
+        data = b""
+        wait_s = max(0.0, deadline - time.monotonic())
+        while select.select([self._primary], [], [], wait_s)[0]:
+            try:
+                data += os.read(self._primary, 65536)
+            except OSError:  # the other end is closed
+                break
+            wait_s = 0.0
+        self._seen += data.decode(errors="replace")
+        return bool(data)
+
+
+def plain(shown: str) -> str:
+    """Return what a terminal shows, without what steers it."""
+    return re.sub(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\][^\x07]*\x07)", "", shown)

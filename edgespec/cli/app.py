@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from edgespec.cli.bench import bench_command
 from edgespec.cli.cache import cache_app
 from edgespec.cli.calibrate import calibrate_command
+from edgespec.cli.chat import chat_command
 from edgespec.cli.compare import compare_command
 from edgespec.cli.console import INTERRUPTED, out, print_error
 from edgespec.cli.doctor import doctor_command
@@ -23,6 +24,7 @@ from edgespec.cli.models import models_app
 from edgespec.cli.profile import profile_command
 from edgespec.cli.quantize import quantize_command
 from edgespec.cli.run import run_command
+from edgespec.cli.serve import serve_command
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 _LONGEST_LINE = 1000  # characters
@@ -74,6 +76,7 @@ def _root(
 app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."')(
     run_command
 )
+app.command("chat", epilog='Example: edgespec chat --system "Answer in one sentence."')(chat_command)
 app.command("quantize")(quantize_command)
 app.command("doctor", epilog="Example: edgespec doctor --retest my-model.gguf")(doctor_command)
 app.command("profile", epilog="Example: edgespec profile --target my-model.gguf --threads 4")(profile_command)
@@ -85,6 +88,7 @@ app.command(
     epilog="Example: edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
     "--drafts qwen2.5-coder-0.5b-q4_0,none",
 )(compare_command)
+app.command("serve", epilog="Example: edgespec serve --port 8080 --pair default")(serve_command)
 app.add_typer(models_app, name="models")
 app.add_typer(draft_app, name="draft")
 app.add_typer(cache_app, name="cache")

@@ -1,0 +1,274 @@
+"""What the lines do that are typed in `edgespec chat`: questions and commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from edgespec.cli.console import err, message, print_error
+from edgespec.cli.render import TextWriter, as_json, printable
+from edgespec.conversation import Conversation, Exchange, Figures, answer_of
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models import expand_user
+from edgespec.records import Result
+from edgespec.sampling import SamplingParams
+from edgespec.stream import Stream
+
+_LONGEST_ANSWER = 4096  # tokens, where neither --n-predict nor --ctx says more
+_SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How questions are answered; as the options of `edgespec chat`."""
+
+    params: SamplingParams
+    seed: int | None
+    n_predict: int | None
+    gamma: int | None
+    ctx: int | None
+    json: bool
+    show_draft: bool
+
+
+class Chat:
+    """Takes lines: questions, which it answers, and commands."""
+
+    def __init__(self, engine: Engine, conversation: Conversation, settings: Settings, *, n_ctx: int) -> None:
+        """Go on with `conversation` in at most `n_ctx` tokens of context."""
+        self.conversation = conversation
+        self.ended = False
+        """Whether the user asked to leave."""
+        self.failed = False
+        """Whether a line could not be done."""
+        self.interrupted = False
+        """Whether Ctrl-C ended the last answer."""
+        self._engine = engine
+        self._settings = settings
+        self._n_ctx = n_ctx
+        self._figures = Figures()
+        self._last: Result | None = None
+
+    @property
+    def models(self) -> str:
+        """The names of the models."""
+        draft = self._engine.draft_name
+        return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
+
+    def take(self, line: str) -> str:
+        """Do what `line` says; return the line to edit next: `line` itself where it could not be done."""
+        text = line.strip()
+        try:
+            check_unicode(text)
+            if text.startswith("/") and not text.startswith("//"):
+                self._obey(text)
+            elif text and not self._ask(text.removeprefix("/") if text.startswith("//") else text):
+                return line
+        except EdgespecError as error:
+            print_error(printable(str(error)))
+            self.failed = True
+            return line
+        return ""
+
+    def _obey(self, text: str) -> None:
+        name, *rest = text.split(maxsplit=1)
+        argument = rest[0] if rest else ""
+        command = COMMANDS.get(name)
+        if command is None:
+            raise UsageError(f"there is no command {name}: see /help; //TEXT sends text that begins with a /")
+        if command.argument == "FILE" and not argument:
+            raise UsageError(f"{name} needs a file: {name} FILE")
+        if not command.argument and argument:
+            raise UsageError(f"{name} takes nothing after it")
+        command.obey(self, argument)
+
+    def _ask(self, question: str) -> bool:
+        """Answer `question`; return whether anything was written (not where Ctrl-C came before)."""
+        settings, conversation = self._settings, self.conversation
+        n_left_out = conversation.n_left_out
+        tokens = conversation.prompt(
+            question, self._engine.target, n_ctx=self._n_ctx, n_predict=settings.n_predict
+        )
+        if conversation.n_left_out > n_left_out:
+            message(_left_out(n_left_out, conversation.n_left_out, self._n_ctx))
+        most = settings.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
+        most = min(most, self._n_ctx - len(tokens))
+        seed = None if settings.seed is None else (settings.seed + self._figures.n_answers) % _SEEDS
+        writer = None if settings.json else TextWriter(show_draft=settings.show_draft)
+        stream: Stream | None = None
+        self.interrupted = False
+        try:
+            stream = self._engine.stream(
+                tokens, params=settings.params, seed=seed, n_predict=most, gamma=settings.gamma
+            )
+            for token in stream:
+                if writer:
+                    writer.write(token)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            written = stream is not None and self._keep(question, stream, writer)
+        if self.interrupted:
+            message("cut by Ctrl-C" if written else "ended before anything was written")
+        elif self._last and self._last.stop_reason != "eog":
+            message(f"cut after {len(self._last.token_ids)} tokens: {self._reason(most)}")
+        return written
+
+    def _keep(self, question: str, stream: Stream, writer: TextWriter | None) -> bool:
+        """Keep what `stream` wrote, if it did, and return whether it did."""
+        stream.close()
+        result = stream.result
+        if not result.token_ids and result.stop_reason != "eog":
+            return False
+        if writer:
+            writer.finish(result.text)
+        else:
+            sys.stdout.write(as_json(result) + "\n")
+            sys.stdout.flush()
+        self.conversation.add(Exchange(question, answer_of(result, self._engine.target)))
+        self._figures.add(result)
+        self._last = result
+        return True
+
+    def _reason(self, most: int) -> str:
+        if most == self._settings.n_predict:
+            return "--n-predict"
+        if most == _LONGEST_ANSWER:
+            return "no answer is longer without --n-predict or --ctx"
+        return f"the context of {self._n_ctx:,} tokens is full"
+
+    # ---- commands ----
+
+    def undo(self, _argument: str) -> None:
+        """Take back the last question and its answer."""
+        self.conversation.undo()
+        n = len(self.conversation.exchanges)
+        message(f"the last question and its answer are taken back; {_count(n, 'exchange')} left")
+
+    def retry(self, _argument: str) -> None:
+        """Answer the last question again."""
+        last = self.conversation.undo()
+        n = len(self.conversation.exchanges)
+        try:
+            self._ask(last.question)
+        finally:
+            if len(self.conversation.exchanges) == n:  # nothing was written
+                self.conversation.add(last)
+
+    def save(self, file: str) -> None:
+        """Write the conversation to a file."""
+        path = expand_user(file)
+        self.conversation.save(path)
+        message(f"{_count(len(self.conversation.exchanges), 'exchange')} saved to {printable(str(path))}")
+
+    def load(self, file: str) -> None:
+        """Go on with a saved conversation instead of this one."""
+        path = expand_user(file)
+        self.conversation = Conversation.load(path)
+        n = _count(len(self.conversation.exchanges), "exchange")
+        system = "no system message" if self.conversation.system is None else "a system message"
+        message(f"{n} and {system} loaded from {printable(str(path))}")
+
+    def system(self, text: str) -> None:
+        """Set the system message; show it without TEXT, remove it with -."""
+        if text:
+            self.conversation.system = None if text == "-" else text
+        shown = self.conversation.system
+        message("no system message" if shown is None else f"system message: {printable(shown)}")
+
+    def stats(self, _argument: str) -> None:
+        """Show figures of the last answer and of all of this chat."""
+        last = self._last
+        if last is None:
+            raise UsageError("nothing was answered yet")
+        stats, all_ = last.stats, self._figures
+        _line("last answer", _written(len(last.token_ids), stats.generation_tokens_per_s))
+        _line("", _accepted(stats.n_drafted, stats.n_accepted))
+        _line("", self._prompt(last.prompt_tokens, last.n_cached))
+        _line(_count(all_.n_answers, "answer"), _written(all_.n_tokens, all_.tokens_per_s))
+        _line("", _accepted(all_.n_drafted, all_.n_accepted))
+        _line("", self._prompt(all_.n_prompt, all_.n_cached))
+        if all_.read_tokens_per_s:
+            _line(
+                "",
+                f"estimated by the longest prompt read, {all_.longest_read:,} tokens at "
+                f"{all_.read_tokens_per_s:.1f} tokens/s",
+            )
+        if n := self.conversation.n_left_out:
+            _line("left out", f"the first {_count(n, 'exchange')} of {len(self.conversation.exchanges)}")
+
+    def _prompt(self, n_prompt: int, n_cached: int) -> str:
+        saved_s = self._figures.saved_s(n_cached)
+        saved = "" if saved_s is None else f", which saved about {saved_s:.1f} s"
+        return f"prompt: {n_prompt - n_cached:,} tokens read, {n_cached:,} found in the cache{saved}"
+
+    def help(self, _argument: str) -> None:
+        """List the commands and keys."""
+        for name, command in COMMANDS.items():
+            _line(f"{name} {command.argument}", command.help)
+        _line("//TEXT", "Send TEXT that begins with a slash.")
+        _line("Alt+Enter", "Begin a new line (Esc, then Enter, does too); Enter sends.")
+        _line("Ctrl-C", "End the answer and keep what was written; at the prompt, clear the line.")
+        _line("Ctrl-D", "Leave.")
+
+    def exit(self, _argument: str) -> None:
+        """Leave; Ctrl-D does too."""
+        self.ended = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    argument: str
+    obey: Callable[[Chat, str], None]
+
+    @property
+    def help(self) -> str:
+        """What it does, in a sentence."""
+        return self.obey.__doc__ or ""
+
+
+COMMANDS = {
+    "/undo": _Command("", Chat.undo),
+    "/retry": _Command("", Chat.retry),
+    "/save": _Command("FILE", Chat.save),
+    "/load": _Command("FILE", Chat.load),
+    "/system": _Command("TEXT", Chat.system),
+    "/stats": _Command("", Chat.stats),
+    "/help": _Command("", Chat.help),
+    "/exit": _Command("", Chat.exit),
+}
+
+
+def check_unicode(text: str) -> None:
+    """Raise UsageError for text with bytes that were no UTF-8 where it was typed."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the text is not valid Unicode at character {error.start}") from None
+
+
+def _left_out(before: int, after: int, n_ctx: int) -> str:
+    first, last = before + 1, after
+    which = f"exchange {first} is" if first == last else f"exchanges {first} to {last} are"
+    return f"{which} left out of the prompt from now on: the context of {n_ctx:,} tokens is full"
+
+
+def _count(n: int, name: str) -> str:
+    return f"{n} {name}" if n == 1 else f"{n} {name}s"
+
+
+def _written(n_tokens: int, tokens_per_s: float | None) -> str:
+    speed = "" if tokens_per_s is None else f", {tokens_per_s:.1f} tokens/s"
+    return f"{n_tokens:,} tokens{speed}"
+
+
+def _accepted(n_drafted: int, n_accepted: int) -> str:
+    return f"{n_accepted:,} of {n_drafted:,} drafted accepted" if n_drafted else "nothing was drafted"
+
+
+def _line(label: str, text: str) -> None:
+    err.print(Text.assemble((f"{label:13}", "dim"), text))

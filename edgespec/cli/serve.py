@@ -1,0 +1,212 @@
+"""`edgespec serve`: OpenAI's API over one pair of models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_text
+import os
+import socket
+import stat
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.console import INTERRUPTED, err, message, out
+from edgespec.cli.options import KernelsOption, PairOption, TargetOption, ThreadsOption, WattsOption
+from edgespec.cli.progress import pull_named
+from edgespec.energy import EnergyMeter
+from edgespec.engine import DrafterName, Engine, choose_models
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models import load_registry
+from edgespec.signals import Cancellation
+
+KEY_VARIABLE = "EDGESPEC_API_KEY"
+
+_EXTRA = ("fastapi", "uvicorn", "prometheus_client")
+_ADDRESS = "Who may ask"
+_LIMITS = "Limits"
+
+
+def serve_command(
+    *,
+    target: TargetOption = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft", "-d", help="Model that drafts.", show_default="the registry's for this target"
+        ),
+    ] = None,
+    pair: PairOption = None,
+    drafter: Annotated[
+        DrafterName,
+        typer.Option(help="What drafts, as in `run`; a request may choose another."),
+    ] = "auto",
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx",
+            "-c",
+            min=1,
+            help="Most tokens of prompt and answer together.",
+            show_default="what the target was trained for",
+        ),
+    ] = None,
+    threads: ThreadsOption = None,
+    kernels: KernelsOption = "auto",
+    prefix_cache: Annotated[
+        int,
+        typer.Option(
+            metavar="MB",
+            min=0,
+            max=1 << 20,
+            help="Memory that keeps what was read of conversations beside the last one.",
+        ),
+    ] = 256,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; another than this machine's own needs an API key.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_ADDRESS)
+    ] = 8080,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key that requests must have.",
+            show_default=f"the variable {KEY_VARIABLE}",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = None,
+    unsafe_no_api_key: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-api-key",
+            help="Listen on another address without a key: whoever reaches it may ask.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = False,
+    max_queue: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Requests that may wait.", rich_help_panel=_LIMITS)
+    ] = 64,
+    max_body: Annotated[
+        int,
+        typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.", rich_help_panel=_LIMITS),
+    ] = 4,
+    max_prompt: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a prompt.", show_default="the context", rich_help_panel=_LIMITS),
+    ] = None,
+    max_seconds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="Time that a request may wait, and then that its answer may take.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 600,
+    assume_watts: WattsOption = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")
+    ] = False,
+) -> int:
+    """Answer OpenAI clients on this machine: chat and text completions, and a page at /."""
+    if pair is not None and (target or draft):
+        raise UsageError("--pair and --target or --draft contradict each other: choose one")
+    if draft is not None and drafter in ("none", "suffix"):
+        raise UsageError(f"--draft and --drafter {drafter} contradict each other: choose one")
+    if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
+        raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
+    from edgespec.server.api import create_app
+    from edgespec.server.asking import Settings
+    from edgespec.server.limits import MIB, Gate, Limits, is_loopback
+    from edgespec.server.metrics import Metrics
+    from edgespec.server.serving import bind, serve
+    from edgespec.server.worker import Worker
+
+    key = read_key(api_key_file)
+    with bind(host, port) as bound:
+        loopback = is_loopback(bound.getsockname()[0])
+        if not loopback and key is None and not unsafe_no_api_key:
+            raise UsageError(
+                f"--host {host} can be reached from other machines: give an API key with --api-key-file or "
+                f"{KEY_VARIABLE}, or --unsafe-no-api-key"
+            )
+        meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+        if pair is not None:
+            named = load_registry().pair(pair)
+            target, draft = named.target, named.draft
+        target, draft = choose_models(target, draft, drafter)
+        pull_named(target, draft)
+        with meter if meter.available else nullcontext(), Cancellation() as cancellation:
+            with err.status("loading the models"):
+                engine = Engine(
+                    target,
+                    draft,
+                    drafter=drafter,
+                    n_ctx=ctx,
+                    n_threads=threads,
+                    kernels=kernels,
+                    meter=meter if meter.available else None,
+                    signals=cancellation,
+                    prefix_cache=prefix_cache * MIB,
+                    on_message=message,
+                )
+            with engine:
+                worker = Worker(engine, cancellation, max_queue=max_queue, max_seconds=max_seconds)
+                metrics = Metrics(energy=meter.available)
+                metrics.watch(worker)
+                settings = Settings.of(engine, n_ctx=ctx, max_prompt=max_prompt)
+                app = create_app(engine, worker, metrics=metrics, settings=settings, log=message)
+                limits = Limits(max_body=max_body * MIB, api_key=key, loopback=loopback)
+                hurried = serve(
+                    metrics.counting(Gate(app, limits)),
+                    worker,
+                    bound,
+                    max_queue=max_queue,
+                    on_ready=lambda: _announce(bound, engine, json=json),
+                    on_message=message,
+                )
+    return INTERRUPTED if hurried else 0
+
+
+def read_key(file: Path | None) -> str | None:
+    """Return the API key: of `file`, else of the environment; None for none. Raises UsageError."""
+    if file is None:
+        where, text = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+        if text is None:
+            return None
+    else:
+        where = f"--api-key-file {file}"
+        try:
+            text = file.read_text("ascii")
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{where}: a key has only letters, digits and signs of ASCII") from None
+    key = text.strip()
+    if not key:
+        raise UsageError(f"{where}: the key is empty")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(f"{where}: a key is one word of ASCII")
+    if file is not None and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        message(f"{file} can be read by other users: chmod 600 {file}")
+    return key
+
+
+def _announce(bound: socket.socket, engine: Engine, *, json: bool) -> None:
+    host, port = bound.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if json:
+        facts = {"address": address, "target": engine.target_name, "draft": engine.draft_name}
+        sys.stdout.write(json_text.dumps(facts) + "\n")
+    else:
+        draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
+        out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)", markup=False)
+    sys.stdout.flush()

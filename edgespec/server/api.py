@@ -1,0 +1,263 @@
+"""The routes: OpenAI's chat completions, completions and models, health and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import get_args
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from edgespec.engine import DrafterName, Engine
+from edgespec.records import Result
+from edgespec.server.answers import (
+    ChatChunk,
+    ChatCompletion,
+    ErrorAnswer,
+    Health,
+    ModelFacts,
+    ModelList,
+    ServedModel,
+    TextCompletion,
+)
+from edgespec.server.asking import Asked, Asker, Settings
+from edgespec.server.description import described, streamed
+from edgespec.server.faults import Fault, from_engine
+from edgespec.server.metrics import CONTENT_TYPE, Metrics
+from edgespec.server.page import add_page
+from edgespec.server.running import Gone, Run
+from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
+from edgespec.server.strict import add_fault_handlers, route_class
+from edgespec.server.worker import Worker
+from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
+
+ALIVE_S = 10.0
+"""A stream in which nothing comes for so long sends a comment, so that no proxy takes it for dead."""
+
+_SETTLE_S = 0.1
+_CLIENT_GONE = 499  # as nginx has it; nobody reads it
+
+Log = Callable[[str], None]
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"edgespec: {line}\n")
+
+
+def create_app(
+    engine: Engine,
+    worker: Worker,
+    *,
+    metrics: Metrics | None = None,
+    settings: Settings | None = None,
+    log: Log = _log,
+) -> FastAPI:
+    """Return the application that answers for `engine`, which `worker` runs.
+
+    `log` takes a line for each request that failed for a reason that is not the client's.
+    """
+    settings = settings or Settings.of(engine)
+    app = FastAPI(
+        title="edgespec",
+        version=version("edgespec"),
+        summary="OpenAI's API over one pair of local models, with exact speculative decoding.",
+        docs_url=None,  # these pages load scripts from other hosts
+        redoc_url=None,
+        responses={code: {"model": ErrorAnswer} for code in _REFUSALS},
+    )
+    app.router.route_class = route_class(log)
+    add_fault_handlers(app)
+    asker = Asker(engine.target, settings)
+    answering = _Answering(engine, worker, settings, log, takes_tools=asker.takes_tools)
+
+    @app.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Say whether requests are taken."""
+        response.status_code = 503 if worker.stopping else 200
+        return Health(
+            status="stopping" if worker.stopping else "ok", busy=worker.busy, waiting=worker.n_waiting
+        )
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def show_metrics() -> Response:
+        """Return the counters for Prometheus."""
+        if metrics is None:
+            raise Fault(404, "this server counts nothing")
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        """List the one model."""
+        return ModelList(data=[answering.served()])
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> ServedModel:
+        """Return the model of this name."""
+        settings.check_name(name)
+        return answering.served()
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatChunk))
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        asked = await run_in_threadpool(asker.chat, body)
+        written = Written(engine.target, keeps_tokens=bool(body.logprobs))
+        writing = ChatWriting(answering.head("chatcmpl"), written, asked.functions)
+        return await answering.answer(request, body, asked, writing)
+
+    @app.post("/v1/completions", response_model=TextCompletion, responses=streamed(TextCompletion))
+    async def complete(request: Request, body: CompletionRequest) -> Response:
+        """Continue a text."""
+        asked = await run_in_threadpool(asker.text, body)
+        written = Written(engine.target, keeps_tokens=body.logprobs is not None)
+        writing = TextWriting(answering.head("cmpl"), written)
+        return await answering.answer(request, body, asked, writing)
+
+    add_page(app)
+    app.openapi_schema = described(app.openapi())
+    return app
+
+
+_REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
+
+
+class _Answering:
+    """What the routes that generate have in common."""
+
+    def __init__(
+        self, engine: Engine, worker: Worker, settings: Settings, log: Log, *, takes_tools: bool
+    ) -> None:
+        self._engine = engine
+        self._worker = worker
+        self._settings = settings
+        self._log = log
+        what = f"{version('edgespec')} {settings.name} {engine.target.size_bytes} {engine.kernels}"
+        self._fingerprint = "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]
+        self._served = ServedModel(
+            id=settings.name,
+            created=int(engine.target.path.stat().st_mtime),
+            edgespec=ModelFacts(
+                aliases=[*settings.aliases],
+                draft=engine.draft.name if engine.draft else None,
+                drafters=[*get_args(DrafterName)] if engine.draft else ["auto", "suffix", "none"],
+                n_ctx=settings.n_ctx,
+                kernels=engine.kernels,
+                chat=engine.target.chat_template is not None,
+                tools=takes_tools,
+                energy=engine.meter is not None,
+            ),
+        )
+
+    def served(self) -> ServedModel:
+        return self._served
+
+    def head(self, kind: str) -> Head:
+        return Head.new(kind, self._settings.name, self._fingerprint)
+
+    async def answer(
+        self, request: Request, body: Sampled, asked: Asked, writing: ChatWriting | TextWriting
+    ) -> Response:
+        run = Run(self._worker.run(asked.tokens, client=_client(request, body), **asked.options))
+        if body.stream:
+            try:
+                await run.settle(_SETTLE_S)
+            except Exception as error:  # noqa: BLE001 - all of them become an answer
+                raise from_engine(error, self._log) from None
+            except BaseException:
+                run.close()
+                raise
+            usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+            return _EventStream(run, self._events(run, writing, usage=usage))
+        run.watch(request.receive)
+        try:
+            async for item in run.items():
+                if isinstance(item, Result):
+                    _exhaust(writing.finish(item))
+                    return _json(writing.whole(item))
+                _exhaust(writing.add(item or []))
+        except Gone:
+            pass
+        except Exception as error:  # noqa: BLE001 - all of them become an answer
+            raise from_engine(error, self._log) from None
+        finally:
+            run.close()
+        return Response(status_code=_CLIENT_GONE)
+
+    async def _events(
+        self, run: Run, writing: ChatWriting | TextWriting, *, usage: bool
+    ) -> AsyncGenerator[str]:
+        if first := writing.begin():
+            yield _event(first)
+        spoke = time.monotonic()
+        try:
+            async for item in run.items(ALIVE_S):
+                if item is None:
+                    yield ": waiting\n\n"
+                elif isinstance(item, Result):
+                    for chunk in writing.finish(item):
+                        yield _event(chunk)
+                    if usage:
+                        yield _event(writing.usage(item))
+                    yield "data: [DONE]\n\n"
+                elif chunks := [*writing.add(item)]:
+                    yield "".join(map(_event, chunks))
+                    spoke = time.monotonic()
+                elif time.monotonic() > spoke + ALIVE_S:  # a call of a function is held until it is complete
+                    yield ": writing\n\n"
+                    spoke = time.monotonic()
+        except Gone:
+            pass
+        except Exception as error:  # noqa: BLE001 - the status is sent: all of them become an event
+            yield f"data: {json.dumps(from_engine(error, self._log).body())}\n\n"
+
+
+class _EventStream(Response):
+    """Server-sent events of a generation, which ends when the client goes away."""
+
+    def __init__(self, run: Run, events: AsyncGenerator[str]) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._run = run
+        self._events = events
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self._run.watch(receive)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._run.close()
+
+
+def _exhaust(chunks: Iterable[BaseModel]) -> None:
+    for _ in chunks:
+        pass
+
+
+def _event(chunk: BaseModel) -> str:
+    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def _client(request: Request, body: Sampled) -> str:
+    """Return whose turn in the queue it is: the user's, else the API key's, else the address's."""
+    if body.user:
+        return f"user {body.user}"
+    if key := request.headers.get("authorization"):
+        return f"key {hashlib.sha256(key.encode()).hexdigest()}"
+    return f"address {request.client.host if request.client else ''}"

@@ -1,0 +1,236 @@
+"""A request made into what the engine is asked: prompt tokens and options."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePath
+
+from edgespec.engine import Engine, StreamOptions
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.grammar import Grammar
+from edgespec.sampling import SamplingParams
+from edgespec.server.faults import Fault
+from edgespec.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    NamedTool,
+    Sampled,
+    SchemaFormat,
+    TextFormat,
+    Tool,
+)
+from edgespec.server.tools import CLOSE, call_schema, for_template, in_tags
+from edgespec.weights import Model
+
+ALIAS = "edgespec"
+"""The name by which every server knows its model."""
+
+DEFAULT_MAX_TOKENS = 16
+"""Of /v1/completions, as OpenAI's."""
+
+_SAMPLING = ("top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+_KEPT_GRAMMARS = 16
+_LEAST_TEMPERATURE = 1e-3  # of the engine; some clients send 1e-8 and mean greedy
+_LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in OpenAI's API
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server serves."""
+
+    name: str
+    """The model's, in every answer."""
+    aliases: Collection[str]
+    """Other names that requests may ask for it by."""
+    n_ctx: int
+    """Tokens of prompt and answer together, at most."""
+    max_prompt: int | None = None
+    """Tokens of a prompt, at most; None: what the context holds."""
+
+    @classmethod
+    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Settings:
+        """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
+        name = PurePath(engine.target_name).name.removesuffix(".gguf")
+        return cls(name, (ALIAS, engine.target.name), n_ctx or engine.target.n_ctx_train, max_prompt)
+
+    def check_name(self, model: str) -> None:
+        """Raise a 404 for a model that is not served."""
+        if model not in (self.name, *self.aliases):
+            raise Fault(
+                404,
+                f"no model {model[:80]!r} here: this server has {self.name!r}, also called {ALIAS!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the worker is to run."""
+
+    tokens: list[int]
+    options: StreamOptions
+    functions: frozenset[str] = frozenset()
+    """Names that calls in the text may have; none: it is not searched for calls."""
+
+
+class Asker:
+    """Makes requests into what is asked of one model. Its methods are for any thread, and raise Fault."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        """Ask `model`, which serves with `settings`. Grammars are kept: conversations send theirs again."""
+        self._model = model
+        self._settings = settings
+        self._json = lru_cache(maxsize=1)(lambda: Grammar.any_json(model))
+        self._of_schema = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
+        self.takes_tools = re.search(r"\btools\b", model.chat_template or "") is not None
+        """Whether the model's chat template knows functions."""
+
+    def chat(self, request: ChatRequest) -> Asked:
+        """Return what a conversation asks."""
+        self._settings.check_name(request.model)
+        if self._model.chat_template is None:
+            line = f"{self._settings.name} has no chat template: use /v1/completions, or an instruct model"
+            raise Fault(400, line, param="model")
+        if request.top_logprobs is not None and not request.logprobs:
+            raise Fault(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        tools = self._tools(request)
+        grammar = self._grammar(request, tools)
+        offered = [tool.model_dump(exclude_none=True) for tool in tools]
+        try:
+            tokens = self._model.tokenize_chat(for_template(request.messages), tools=offered or None)
+        except EdgespecError as error:
+            cause = error.__cause__
+            if cause is None or isinstance(cause, EdgespecError):  # not the template's doing
+                raise
+            reason = " ".join(str(cause).split())
+            line = f"the model's chat template refuses these messages: {reason}"
+            raise Fault(400, line, param="messages") from None
+        asked = request.max_completion_tokens or request.max_tokens
+        options = _options(request, _n_predict(asked, len(tokens), self._settings, "messages"))
+        if grammar:
+            options["grammar"] = grammar
+        elif tools and request.parallel_tool_calls is False:
+            options["stop"] = [*options["stop"], CLOSE]  # the first call ends the answer
+        if request.logprobs:
+            options["n_logprobs"] = request.top_logprobs or 0
+        return Asked(tokens, options, _names(tools))
+
+    def text(self, request: CompletionRequest) -> Asked:
+        """Return what a text to be continued asks."""
+        self._settings.check_name(request.model)
+        prompt = request.prompt
+        if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            tokens = self._model.tokenize(prompt, add_special=True, parse_special=True)
+        else:
+            tokens = [token for token in prompt if isinstance(token, int)]
+            for token in tokens:
+                if not 0 <= token < self._model.n_vocab:
+                    last = self._model.n_vocab - 1
+                    raise Fault(400, f"token {token}: the model's are 0 to {last}", param="prompt")
+        asked = request.max_tokens or DEFAULT_MAX_TOKENS
+        options = _options(request, _n_predict(asked, len(tokens), self._settings, "prompt"))
+        if request.logprobs is not None:
+            options["n_logprobs"] = request.logprobs
+        return Asked(tokens, options)
+
+    # ---- tools and grammars ----
+
+    def _tools(self, request: ChatRequest) -> list[Tool]:
+        """Return the tools that the model is offered."""
+        choice = request.tool_choice
+        tools = request.tools or []
+        if isinstance(choice, NamedTool) and choice.function.name not in _names(tools):
+            line = f"tool_choice: no function {choice.function.name[:80]!r} in tools"
+            raise Fault(400, line, param="tool_choice")
+        if choice == "required" and not tools:
+            raise Fault(400, "tool_choice: required, but there are no tools", param="tool_choice")
+        for i, tool in enumerate(tools):
+            schema = tool.function.parameters or {}
+            if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
+                line = f"tools.{i}.function.parameters: must be the JSON schema of an object"
+                raise Fault(400, line, param="tools")
+        if choice == "none":
+            return []
+        if tools and not self.takes_tools:
+            line = f"the chat template of {self._settings.name} knows no tools: leave them out"
+            raise Fault(400, line, param="tools")
+        return tools
+
+    def _grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
+        """Return what the answer is held to: forced calls, or the response format."""
+        wanted = request.response_format
+        if isinstance(wanted, TextFormat):
+            wanted = None
+        choice = request.tool_choice
+        if tools and choice not in (None, "auto"):
+            if isinstance(choice, NamedTool):
+                tools = [tool for tool in tools if tool.function.name == choice.function.name]
+            many = choice == "required" and request.parallel_tool_calls is not False
+            return self._of_schema(json.dumps(call_schema(tools)), "tools", "many" if many else "one")
+        if tools and wanted:
+            line = "response_format and tools contradict each other: a grammar for one rules out the other"
+            raise Fault(400, f'{line}; set tool_choice to "none" or "required"', param="response_format")
+        if isinstance(wanted, SchemaFormat):
+            return self._of_schema(json.dumps(wanted.json_schema.schema_), "response_format")
+        return self._json() if wanted else None
+
+    def _compile(self, schema: str, param: str, in_tags_of: str | None = None) -> Grammar:
+        try:
+            grammar = Grammar.from_json_schema(self._model, schema, name=param)
+            if in_tags_of:
+                text = in_tags(grammar.text, many=in_tags_of == "many")
+                grammar = Grammar(self._model, text, name=param)
+        except UsageError as error:
+            raise Fault(400, str(error), param=param) from None
+        return grammar
+
+
+def _names(tools: Sequence[Tool]) -> frozenset[str]:
+    return frozenset(tool.function.name for tool in tools)
+
+
+def _n_predict(asked: int | None, n_prompt: int, settings: Settings, param: str) -> int | None:
+    """Return how much may be written: what was asked for, as far as the context holds it."""
+    limit = min(settings.n_ctx - 1, settings.max_prompt or settings.n_ctx)
+    if not n_prompt:
+        raise Fault(400, f"{param}: the prompt is empty", param=param)
+    if n_prompt > limit:
+        context = f"This model's maximum context length is {settings.n_ctx} tokens"
+        if limit < settings.n_ctx - 1:
+            context = f"This server takes prompts of at most {limit} tokens"
+        raise Fault(
+            400,
+            f"{context}. However, your {param} resulted in {n_prompt} tokens. "
+            f"Please reduce the length of the {param}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return None if asked is None else min(asked, settings.n_ctx - n_prompt)
+
+
+def _options(request: Sampled, n_predict: int | None) -> StreamOptions:
+    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    if request.temperature is not None:
+        given["temperature"] = request.temperature if request.temperature >= _LEAST_TEMPERATURE else 0.0
+    if request.top_p is not None:
+        given["top_p"] = max(request.top_p, _LEAST_TOP_P)
+    if request.logit_bias:
+        given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
+    options = StreamOptions(
+        params=SamplingParams(**given),
+        n_predict=n_predict,
+        stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
+    )
+    if request.seed is not None:
+        options["seed"] = request.seed % (1 << 64)  # OpenAI's may be negative
+    if request.speculative:
+        options["drafter"] = request.speculative.drafter
+        options["gamma"] = request.speculative.gamma
+    return options

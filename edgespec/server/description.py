@@ -1,0 +1,51 @@
+"""The OpenAPI description: what FastAPI makes of the routes, with what it cannot know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from edgespec.server.answers import ChatChunk
+
+_PLACE = "#/components/schemas/{model}"
+
+
+def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return the answer of a route that streams events of `chunk` where it is asked to."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": _PLACE.format(model=chunk.__name__)},
+    }
+    # An error that comes when the stream has begun is an event, too.
+    error = data | {"contentSchema": {"$ref": _PLACE.format(model="ErrorAnswer")}}
+    event = {
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data, error]}},
+        "required": ["data"],
+    }
+    return {
+        200: {
+            "description": 'The answer; with "stream": true its chunks as server-sent events, then [DONE].',
+            "content": {"text/event-stream": {"schema": event}},
+        }
+    }
+
+
+def described(description: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's `description` with the chunks of streams, and without its status for mistakes.
+
+    That is 422; ours is 400, as OpenAI's.
+    """
+    for path in description["paths"].values():
+        for route in path.values():
+            route["responses"].pop("422", None)
+    schemas = description["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    _, chunks = models_json_schema([(ChatChunk, "serialization")], ref_template=_PLACE)
+    for name, schema in chunks["$defs"].items():
+        schemas.setdefault(name, schema)
+    return description

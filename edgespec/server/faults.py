@@ -1,0 +1,110 @@
+"""Errors as OpenAI's API tells them: {"error": {"message", "type", "param", "code"}} and a status.
+
+No answer holds a path or a traceback: what is not the client's mistake is one line on stderr and a plain 500.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from edgespec.errors import EdgespecError
+from edgespec.server.schema import UNSUPPORTED
+from edgespec.server.worker import QueueFull, ShuttingDown, TimedOut
+
+
+class Fault(Exception):  # noqa: N818 - an answer like any other
+    """A request that is not answered. `str(fault)` is the line for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Answer with `status`; `param` is the field at fault, `code` a name that programs can look for."""
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """Return what the client is sent."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """Return the whole answer."""
+        return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def invalid(errors: Sequence[Mapping[str, Any]]) -> Fault:
+    """Return the 400 for what pydantic found wrong with a request: the first mistake, in one line."""
+    ours = [error for error in errors if error["type"] == "value_error"]
+    error = (ours or errors)[0]
+    place = [str(part) for part in error["loc"] if part != "body"]
+    field = place[0] if place else None
+    if field in UNSUPPORTED and len(place) > 0:
+        return Fault(400, f"{field} is not supported here: {UNSUPPORTED[field]}", param=field)
+    if error["type"] == "json_invalid":
+        return Fault(400, f"the body is not valid JSON: {error['ctx']['error']}", code="invalid_json")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return Fault(400, f"{'.'.join(place) or 'the body'}: {message}", param=field)
+
+
+def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
+    """Return the answer for what the engine or the worker raised.
+
+    Mistakes that begin with an option are told with the request's name of it. Anything else may hold a path:
+    it goes to `log`.
+    """
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, QueueFull):
+        return Fault(503, str(error), code="queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, ShuttingDown):
+        return Fault(503, str(error), code="shutting_down")
+    if isinstance(error, TimedOut):
+        # Not to be tried again by itself, as OpenAI's clients would: it would take as long.
+        return Fault(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
+    line = " ".join(str(error).split())
+    if isinstance(error, EdgespecError):
+        option = line.partition(" ")[0].rstrip(":")
+        if param := _FIELDS.get(option):
+            return Fault(400, line.replace(option, param, 1), param=param.partition(".")[0])
+        if line.startswith("not enough memory"):
+            log(line)
+            why = "there is not enough memory for a prompt and an answer of this length: ask for less"
+            return Fault(503, why, code="out_of_memory")
+    log(f"{type(error).__name__}: {line}")
+    return Fault(500, "the server failed at this request; its log says why")
+
+
+_FIELDS = {
+    "--drafter": "speculative.drafter",
+    "--gamma": "speculative.gamma",
+    "--temp": "temperature",
+    "--top-k": "top_k",
+    "--top-p": "top_p",
+    "--min-p": "min_p",
+    "--repeat-penalty": "repeat_penalty",
+    "--frequency-penalty": "frequency_penalty",
+    "--presence-penalty": "presence_penalty",
+    "--logit-bias": "logit_bias",
+    "--n-predict": "max_tokens",
+    "--stop": "stop",
+    "--seed": "seed",
+    "--json-schema": "response_format",
+    "response_format": "response_format",
+    "tools": "tools",
+}
+"""What a request calls the options that the engine's messages begin with."""

@@ -1,0 +1,141 @@
+"""What /metrics tells: counters of one server, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.server.page import PATHS
+from edgespec.server.worker import Ended, Outcome, Worker
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+"""Of what `Metrics.render` returns."""
+
+_OUTCOMES: dict[Outcome, str] = {
+    "finished": "finished",
+    "cancelled": "cancelled",
+    "timed out": "timed_out",
+    "failed": "failed",
+}
+_SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+_TOKENS_PER_S = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200)
+
+
+class Metrics:
+    """Counts what one server does. Nothing is shared with another one in the process."""
+
+    def __init__(self, *, energy: bool = False) -> None:
+        """Count joules too where `energy` is measured."""
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._requests = Counter(
+            "edgespec_requests", "Requests answered.", ["method", "route", "status"], registry=registry
+        )
+        self._generations = Counter(
+            "edgespec_generations", "Generations, by how they ended.", ["outcome"], registry=registry
+        )
+        for outcome in _OUTCOMES.values():  # all are there from the start: a rate needs its zero
+            self._generations.labels(outcome)
+        self._prompt = Counter(
+            "edgespec_prompt_tokens",
+            "Prompt tokens of generations that began, by whether they were read or in the cache.",
+            ["source"],
+            registry=registry,
+        )
+        self._prompt.labels("read")
+        self._prompt.labels("cache")
+        self._generated = Counter("edgespec_generated_tokens", "Tokens emitted.", registry=registry)
+        self._drafted = Counter("edgespec_drafted_tokens", "Tokens drafted.", registry=registry)
+        self._accepted = Counter("edgespec_accepted_tokens", "Drafted tokens accepted.", registry=registry)
+        self._busy_s = Counter("edgespec_generation_seconds", "Time spent on generations.", registry=registry)
+        self._joules = (
+            Counter("edgespec_joules", "Energy of generations.", registry=registry) if energy else None
+        )
+        self._waited = Histogram(
+            "edgespec_queue_seconds", "Time in the queue.", buckets=_SECONDS, registry=registry
+        )
+        self._first_token = Histogram(
+            "edgespec_first_token_seconds",
+            "From the request's place in the queue to its first token.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._rate = Histogram(
+            "edgespec_tokens_per_second",
+            "Tokens after the first over the time after the first, of each generation.",
+            buckets=_TOKENS_PER_S,
+            registry=registry,
+        )
+        self._waiting = Gauge("edgespec_queue_length", "Requests that wait.", registry=registry)
+        self._busy = Gauge("edgespec_busy", "1 while a generation runs.", registry=registry)
+
+    def watch(self, worker: Worker) -> None:
+        """Count what `worker` does from now on."""
+        worker.on_end = self._count
+        self._waiting.set_function(lambda: worker.n_waiting)
+        self._busy.set_function(lambda: worker.busy)
+
+    def _count(self, ended: Ended) -> None:
+        """Count a job; called on the worker's thread."""
+        self._generations.labels(_OUTCOMES[ended.outcome]).inc()
+        self._waited.observe(ended.waited_s)
+        if ended.result is None:
+            return
+        result, stats = ended.result, ended.result.stats
+        if stats.ttft_s is not None:  # before it the prompt was not read to its end
+            self._prompt.labels("read").inc(result.prompt_tokens - result.n_cached)
+            self._prompt.labels("cache").inc(result.n_cached)
+            self._first_token.observe(ended.waited_s + stats.ttft_s)
+        if stats.generation_tokens_per_s is not None:
+            self._rate.observe(stats.generation_tokens_per_s)
+        self._generated.inc(len(result.token_ids))
+        self._drafted.inc(stats.n_drafted)
+        self._accepted.inc(stats.n_accepted)
+        self._busy_s.inc(stats.total_s)
+        if self._joules and result.energy and result.energy.joules is not None:
+            self._joules.inc(result.energy.joules)
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Return `app` with its answers counted by route and status."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            status = 499  # the client went away before there was an answer, as nginx has it
+
+            async def note(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
+
+            try:
+                await app(scope, receive, note)
+            except Exception:
+                status = 500
+                raise
+            finally:
+                # A route and not the path, a method of HTTP and not what was sent: clients choose no labels.
+                path = scope["path"] if scope["path"] in PATHS else "other"
+                route = getattr(scope.get("route"), "path", path)
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._requests.labels(method, route, status).inc()
+
+        return counted
+
+    def render(self) -> bytes:
+        """Return everything counted, for a Prometheus server to read."""
+        return generate_latest(self._registry)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -1,0 +1,52 @@
+"""The page at `/`: chat with the served model. Plain files that load nothing from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/stream.js": ("stream.js", "text/javascript; charset=utf-8"),
+}
+
+PATHS = frozenset(_FILES)
+"""The page's paths. They hold nothing of anybody's, so they need no API key: the page asks for it."""
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asked for again each time, which the ETag answers with 304
+}
+
+
+def add_page(app: Starlette) -> None:
+    """Add the page's routes to `app`."""
+    app.router.routes.extend(_route(path, *file) for path, file in _FILES.items())
+
+
+def _route(path: str, name: str, media_type: str) -> Route:
+    body = resources.files(__package__).joinpath(name).read_bytes()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "ETag": etag}
+
+    async def answer(request: Request) -> Response:
+        known = (
+            tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
+        )
+        if etag in known:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=media_type, headers=headers)
+
+    return Route(path, answer, include_in_schema=False)

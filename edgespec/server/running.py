@@ -1,0 +1,84 @@
+"""A generation under way, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from starlette.types import Receive
+
+from edgespec.records import Result, Token
+
+
+class Gone(Exception):  # noqa: N818 - no error: nobody is there to be answered
+    """The client went away."""
+
+
+class Run:
+    """What a worker yields, taken up by a task of its own.
+
+    So that a reader can wait for the next tokens with a time limit, and end all with one call that waits for
+    nothing: the reader may itself be under cancellation.
+    """
+
+    def __init__(self, source: AsyncGenerator[list[Token] | Result]) -> None:
+        """Begin to take up `source`."""
+        self._news: asyncio.Queue[list[Token] | Result | Exception] = asyncio.Queue()
+        self._task = asyncio.create_task(self._take_up(source))
+        self._watch: asyncio.Task[None] | None = None
+        self._refused: Exception | None = None
+
+    async def _take_up(self, source: AsyncGenerator[list[Token] | Result]) -> None:
+        begun = False
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    begun = True
+                    self._news.put_nowait(item)
+        except asyncio.CancelledError:
+            self._news.put_nowait(Gone())
+            raise
+        except Exception as error:  # noqa: BLE001 - raised where it is read
+            if not begun:
+                self._refused = error
+            self._news.put_nowait(error)
+
+    def watch(self, receive: Receive) -> None:
+        """End the generation when the client goes away; `receive` is of a request whose body was read."""
+
+        async def wait() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.close()
+
+        self._watch = asyncio.create_task(wait())
+
+    async def settle(self, seconds: float) -> None:
+        """Wait a moment, so that what is refused at once can be told by the status of the answer."""
+        await asyncio.wait({self._task}, timeout=seconds)
+        if self._refused:
+            raise self._refused
+
+    async def items(self, alive_s: float | None = None) -> AsyncIterator[list[Token] | Result | None]:
+        """Yield tokens as they come, at last the Result; None where nothing came for `alive_s`.
+
+        Raises what the worker raises, and Gone.
+        """
+        while True:
+            try:
+                item = await asyncio.wait_for(self._news.get(), alive_s)
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            if isinstance(item, Result):
+                return
+
+    def close(self) -> None:
+        """End the generation, if it has not ended."""
+        self._task.cancel()
+        if self._watch:
+            self._watch.cancel()

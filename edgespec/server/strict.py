@@ -1,0 +1,102 @@
+"""Requests as they may be, and the answers to those that are otherwise: strict JSON, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from edgespec.server.faults import Fault, from_engine, invalid
+
+
+def route_class(log: Callable[[str], None]) -> type[APIRoute]:
+    """Return the class of routes whose failures `log` is told of."""
+
+    class Route(APIRoute):
+        """A route whose body is strict JSON, and whose failures are one line on stderr."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if request.method == "POST" and kind != "application/json":
+                    raise Fault(415, "the body must be JSON: send it with Content-Type: application/json")
+                try:
+                    return await handle(_StrictRequest(request.scope, request.receive))
+                except (Fault, HTTPException, RequestValidationError):
+                    raise
+                except RecursionError:  # of what Python can read, but no more walk through
+                    raise Fault(400, "the request is too deeply nested") from None
+                except Exception as error:  # noqa: BLE001 - no traceback leaves the server
+                    raise from_engine(error, log) from None
+
+            return handler
+
+    return Route
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:  # noqa: ANN401 - JSON
+        return strict_json(await self.body())
+
+
+def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Return what `data` holds. Raises JSONDecodeError for what is no JSON, or cannot be read but in part."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name occurs twice in an object")
+        return found
+
+    def number(text: str) -> float:
+        if math.isinf(value := float(text)):
+            raise ValueError(f"the number {text[:20]} is too large")
+        return value
+
+    def refuse(text: str) -> NoReturn:
+        raise ValueError(f"{text} is no JSON")
+
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=unique, parse_float=number, parse_constant=refuse)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        reason = "a string holds half a surrogate pair, which is no Unicode"
+    except UnicodeDecodeError as error:
+        reason = f"it is not UTF-8 at byte {error.start}"
+    except RecursionError:
+        reason = "it is too deeply nested"
+    except ValueError as error:
+        reason = str(error).partition(";")[0]  # the rest is of Python's limit on digits
+    else:
+        return found
+    raise json.JSONDecodeError(reason, "", 0)
+
+
+def add_fault_handlers(app: FastAPI) -> None:
+    """Have `app` answer everything that goes wrong in OpenAI's shape."""
+
+    @app.exception_handler(Fault)
+    async def fault(_request: Request, error: Fault) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def mistake(_request: Request, error: RequestValidationError) -> JSONResponse:
+        return invalid(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        lines = {
+            404: f"there is no {request.url.path[:80]} here",
+            405: f"{request.method[:20]} is not for {request.url.path[:80]}",
+        }
+        line = lines.get(error.status_code, str(error.detail))
+        return Fault(error.status_code, line, headers=error.headers).response()

@@ -1,0 +1,242 @@
+"""Calls of functions: conversations with them for a chat template, and the calls in a model's text.
+
+Models write a call as Qwen's and Hermes' templates ask for it: <tool_call>{"name": ..., "arguments": {...}}
+</tool_call>. Small ones often leave the tags out, put a fence around the object or double its outer braces:
+an answer that is nothing else is taken for the call that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from edgespec.server.schema import AssistantMessage, Content, Message, Tool
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+_BARE = (
+    "{",
+    "```json",
+    "```\n{",
+    "<tools>",
+)  # what an answer begins with that may be a call without its tags
+_WRAPPING = re.compile(r"^(?:```(?:json)?|<tools>)|(?:```|</tools>)$")
+_NEXT = re.compile(r"[^\s},]|$")  # where the next value begins
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return `messages` as chat templates take them: plain text, "system", and arguments as objects."""
+    return [_for_template(message) for message in messages]
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    if message.role == "developer":
+        made["role"] = "system"  # templates do not know OpenAI's newer name
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _text(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)
+
+
+def _arguments(text: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the object that templates write as JSON; text that is none stays text."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# ---- the grammar of a forced call ----
+
+
+def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
+    """Return the JSON schema of a call of one of `tools`."""
+    definitions = {}
+    kinds = []
+    for i, tool in enumerate(tools):
+        place = f"#/$defs/tool{i}"
+        definitions[f"tool{i}"] = _moved(tool.function.parameters or {"type": "object"}, place)
+        kinds.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.function.name}, "arguments": {"$ref": place}},
+                "required": ["name", "arguments"],
+            }
+        )
+    return {"$defs": definitions, "anyOf": kinds}
+
+
+def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
+    """Return `schema` with its references to itself as they are once it stands at `place`."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
+
+
+def in_tags(grammar: str, *, many: bool) -> str:
+    """Return the GBNF of calls in their tags, made of that of one call; `many`: one or more of them."""
+    call = re.sub(r"^root ::=", "tagged-call ::=", grammar, count=1, flags=re.MULTILINE)
+    one = f'"{OPEN}\\n" tagged-call "{CLOSE}"'
+    return f"{call}\nroot ::= {one}" + (f' ("\\n" {one})*' if many else "")
+
+
+# ---- calls in a text ----
+
+
+@dataclass(frozen=True)
+class Said:
+    """Text outside calls: the characters from `start` to `end` of all that was fed."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call; `arguments` is JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class CallReader:
+    """Splits a text that comes in pieces into what is said and what is called.
+
+    Only calls of known functions with an object of arguments are calls: all else stays text.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Look for calls of the functions of these `names`."""
+        self._names = names
+        self._held = ""  # what is not decided yet
+        self._at = 0  # where it stands in the whole text
+        self._bare = True  # nothing was decided yet: the answer may be a call without tags
+        self._called = False
+
+    def feed(self, text: str) -> Iterator[Said | Called]:
+        """Take up `text` and yield what is certain now."""
+        self._held += text
+        yield from self._read(at_end=False)
+
+    def finish(self) -> Iterator[Said | Called]:
+        """Yield what was held back: the text ends here."""
+        if self._bare and (calls := self._calls(self._held)):
+            self._held = ""
+            yield from calls
+            return
+        self._bare = False
+        yield from self._read(at_end=True)
+        if not self._called or self._held.strip():
+            yield from self._say(len(self._held))
+
+    def _read(self, *, at_end: bool) -> Iterator[Said | Called]:
+        while not self._may_be_bare():
+            start = self._held.find(OPEN)
+            if start < 0:
+                yield from self._say(self._n_certain())
+                return
+            yield from self._say(len(self._held[:start].rstrip()))
+            start = self._held.find(OPEN)
+            end, length = self._end_of_call(start, at_end=at_end)
+            if end is None:
+                return
+            calls = self._calls(self._held[start + len(OPEN) : end])
+            if calls:
+                self._called = True
+                self._skip(end + length)
+                yield from calls
+            else:
+                yield from self._say(end + length)
+
+    def _may_be_bare(self) -> bool:
+        text = self._held.lstrip()
+        self._bare = self._bare and any(text.startswith(o) or o.startswith(text) for o in _BARE)
+        return self._bare
+
+    def _n_certain(self) -> int:
+        """Return how many characters are no part of a call to come, nor of the white space before it."""
+        n = max(n for n in range(len(OPEN)) if self._held.endswith(OPEN[:n]))
+        return len(self._held[: len(self._held) - n].rstrip())
+
+    def _end_of_call(self, start: int, *, at_end: bool) -> tuple[int | None, int]:
+        """Return where the call ends whose tag is at `start`, and the length of the closing tag there."""
+        end = self._held.find(CLOSE, start)
+        while end >= 0 and _in_string(self._held[start + len(OPEN) : end]):
+            end = self._held.find(CLOSE, end + 1)
+        if end >= 0:
+            return end, len(CLOSE)
+        return (len(self._held) if at_end else None), 0
+
+    def _say(self, n: int) -> Iterator[Said]:
+        if n:
+            yield Said(self._at, self._at + n)
+        self._skip(n)
+
+    def _skip(self, n: int) -> None:
+        self._held = self._held[n:]
+        self._at += n
+
+    def _calls(self, text: str) -> list[Called]:
+        """Return the calls that `text` consists of; none where there is anything else in it."""
+        try:
+            found = [_call(value) for value in _values(text)]
+        except (ValueError, RecursionError):
+            return []
+        calls = [call for call in found if call and call.name in self._names]
+        return calls if len(calls) == len(found) else []
+
+
+def _in_string(text: str) -> bool:
+    """Return whether JSON text is inside a string at its end."""
+    return len(re.findall(r'"', re.sub(r"\\.", "", text, flags=re.DOTALL))) % 2 == 1
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of `text` one after another. Raises ValueError for anything between them."""
+    text = _WRAPPING.sub("", text.strip()).strip()
+    if text.startswith("{{"):
+        text = text[1:]  # the closing one is skipped as what stands between values
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    position = 0
+    while position < len(text):
+        value, position = decoder.raw_decode(text, position)
+        yield from value if isinstance(value, list) else [value]
+        found = _NEXT.search(text, position)
+        position = found.start() if found else len(text)
+
+
+def _call(value: Any) -> Called | None:  # noqa: ANN401 - JSON
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _arguments(arguments)
+    if not isinstance(arguments, dict):
+        return None
+    return Called(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,307 @@
+"""The thread that owns the engine, and the queue before it.
+
+The event loop hands jobs over and gets lists of tokens back; neither side waits for the other with a lock
+held. Clients take turns: round robin over their names, first come first served within one. One lock guards
+the queue and which job has the engine. A cancellation is sent only to the job that has it; what of one comes
+too late for its job is drained by the engine when the next one starts.
+
+The tokens of a job that nobody reads wait in its list: a slow reader stalls nobody, and the list is no longer
+than the answer, which n_predict and the context bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, Unpack
+
+from edgespec.engine import Engine, StreamOptions
+from edgespec.errors import EdgespecError
+from edgespec.records import Result, Token
+from edgespec.signals import Cancellation
+
+Outcome = Literal["finished", "cancelled", "timed out", "failed"]
+
+
+class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """As many wait as may."""
+
+    def __init__(self, n_waiting: int) -> None:
+        super().__init__(f"{n_waiting} requests wait already; try again later")
+        self.n_waiting = n_waiting
+
+
+class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The answer took too long, or its turn did not come in time."""
+
+    def __init__(self, seconds: float, *, in_queue: bool) -> None:
+        what = "its turn did not come" if in_queue else "the answer was not complete"
+        super().__init__(f"{what} within {seconds:g} s; try again later, or ask for less")
+        self.in_queue = in_queue
+
+
+class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The server ends."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is told of a job when it has ended."""
+
+    outcome: Outcome
+    waited_s: float
+    """In the queue."""
+    result: Result | None
+    """What was written, also by a job that was ended; None where it never began, or failed."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    tokens: Sequence[int]
+    client: str
+    options: StreamOptions
+    loop: asyncio.AbstractEventLoop
+    came: float
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    made: deque[list[Token]] = field(default_factory=deque)
+    """Steps that the event loop has not taken yet."""
+    timer: asyncio.TimerHandle | None = None
+    cancelled: BaseException | None = None
+    """Why it is to end: set once, by whoever was first."""
+    end: Result | BaseException | None = None
+
+    def tell(self, change: Callable[[], object] | None = None) -> None:
+        """Wake the job's reader from any thread, or have its event loop make a `change`."""
+        try:
+            self.loop.call_soon_threadsafe(change or self.news.set)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            self.cancelled = self.cancelled or _Abandoned()
+
+    def hand_over(self, step: list[Token]) -> None:
+        """Give the tokens of a step to the reader."""
+        if step:
+            self.made.append(step)
+            self.tell()
+
+    def take(self) -> list[Token]:
+        """Return what was handed over and not taken."""
+        return [token for _ in range(len(self.made)) for token in self.made.popleft()]
+
+
+class _Abandoned(Exception):  # noqa: N818 - no error: its reader went away
+    pass
+
+
+class Worker:
+    """Runs generations one after another on a thread of its own.
+
+    `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` it is the thread's
+    alone. `on_end` is called on that thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cancellation: Cancellation,
+        *,
+        max_queue: int = 64,
+        max_seconds: float = 600.0,
+        on_end: Callable[[Ended], None] = lambda _ended: None,
+    ) -> None:
+        """Let `max_queue` jobs wait beside the one that runs, and each take `max_seconds` of its turn.
+
+        A job waits no longer than `max_seconds` either.
+        """
+        self._engine = engine
+        self._cancellation = cancellation
+        self._max_queue = max_queue
+        self._max_seconds = max_seconds
+        self.on_end = on_end
+        self._changed = threading.Condition()
+        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next client first
+        self._current: _Job | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="edgespec worker", daemon=True)
+
+    @property
+    def n_waiting(self) -> int:
+        """Jobs in the queue, without the one that runs."""
+        with self._changed:
+            return self._n_waiting()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job has the engine."""
+        return self._current is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new jobs are refused because the server ends."""
+        return self._stopping
+
+    def start(self) -> None:
+        """Start the thread; from now on the engine is its own."""
+        self._thread.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse new jobs and those that wait, let the one that runs go on for `grace_s`, end the thread.
+
+        May be called again with less grace while it waits. The engine is the caller's again afterwards.
+        """
+        with self._changed:
+            self._stopping = True
+            waiting = [job for queue in self._queues.values() for job in queue]
+            current = self._current
+            self._changed.notify()
+        for job in waiting:
+            self._cancel(job, ShuttingDown())
+        timer = None
+        if current:
+            timer = asyncio.get_running_loop().call_later(grace_s, self._cancel, current, ShuttingDown())
+        await asyncio.to_thread(self._thread.join)
+        if timer:
+            timer.cancel()
+
+    async def run(
+        self, tokens: Sequence[int], *, client: str, **options: Unpack[StreamOptions]
+    ) -> AsyncGenerator[list[Token] | Result]:
+        """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
+
+        Those of a step come together. The arguments are those of `Engine.stream`. To close the generator, or
+        to cancel the task that waits for it, ends the generation within one step, or takes it out of the
+        queue. Raises QueueFull, TimedOut, ShuttingDown, and what the engine raises.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(tokens, client, options, loop, came=time.perf_counter())
+        self._put(job)
+        try:
+            job.timer = loop.call_later(self._max_seconds, self._time_out, job)
+            while True:
+                await job.news.wait()
+                job.news.clear()
+                end = job.end  # first: what was made before it is in the list by now
+                if made := job.take():
+                    yield made
+                if isinstance(end, BaseException):
+                    raise end
+                if end is not None:
+                    yield end
+                    return
+        finally:
+            self._cancel(job, _Abandoned())
+            if job.timer:
+                job.timer.cancel()
+
+    # ---- the event loop's side ----
+
+    def _n_waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def _put(self, job: _Job) -> None:
+        with self._changed:
+            if self._stopping:
+                raise ShuttingDown
+            n_waiting = self._n_waiting()
+            if n_waiting + (self._current is not None) > self._max_queue:
+                raise QueueFull(n_waiting)
+            self._queues.setdefault(job.client, deque()).append(job)
+            self._changed.notify()
+
+    def _cancel(self, job: _Job, reason: BaseException) -> None:
+        """End `job` wherever it is; nothing happens where it has ended."""
+        with self._changed:
+            if job.end is not None or job.cancelled:
+                return
+            job.cancelled = reason
+            if job is self._current:
+                self._cancellation.cancel()
+                return
+            queue = self._queues[job.client]
+            queue.remove(job)
+            if not queue:
+                del self._queues[job.client]
+            job.end = reason
+        self._count(_outcome(job, reason), time.perf_counter() - job.came)
+        job.tell()
+
+    def _time_out(self, job: _Job) -> None:
+        self._cancel(job, TimedOut(self._max_seconds, in_queue=job is not self._current))
+
+    def _begin_clock(self, job: _Job) -> None:
+        if job.timer and not job.cancelled and job.end is None:
+            job.timer.cancel()
+            job.timer = job.loop.call_later(self._max_seconds, self._time_out, job)
+
+    # ---- the thread's side ----
+
+    def _work(self) -> None:
+        while job := self._take():
+            waited_s = time.perf_counter() - job.came
+            job.tell(partial(self._begin_clock, job))
+            end = self._generate(job)
+            outcome = _outcome(job, end)
+            self._count(outcome, waited_s, end)
+            with self._changed:
+                self._current = None
+                job.end = job.cancelled if outcome in ("cancelled", "timed out") else end
+            job.tell()
+
+    def _take(self) -> _Job | None:
+        """Wait for a job and give it the engine; None when the worker is to end."""
+        with self._changed:
+            while not self._queues:
+                if self._stopping:
+                    return None
+                self._changed.wait()
+            client, queue = next(iter(self._queues.items()))
+            job = self._current = queue.popleft()
+            if queue:
+                self._queues.move_to_end(client)
+            else:
+                del self._queues[client]
+            return job
+
+    def _generate(self, job: _Job) -> Result | BaseException:
+        """Return the Result, whole or not; or what went wrong, which is this job's alone."""
+        stream = None
+        try:
+            stream = self._engine.stream(job.tokens, **job.options)
+            # Its start drains the cancellation: one that came before is known by the flag alone.
+            step: list[Token] = []
+            while not job.cancelled and (token := next(stream, None)):
+                step.append(token)
+                if not token.from_draft:  # the last of its step, unless the text ends here
+                    job.hand_over(step)
+                    step = []
+            job.hand_over(step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next job is to run
+            return error
+        except BaseException:  # noqa: BLE001 - the pass was ended; no other thread's loop is to end with it
+            if stream is None or not job.cancelled:
+                return EdgespecError("the generation was interrupted")
+        finally:
+            if stream:
+                with contextlib.suppress(Exception):
+                    stream.close()
+        return stream.result
+
+    def _count(self, outcome: Outcome, waited_s: float, end: Result | BaseException | None = None) -> None:
+        with contextlib.suppress(Exception):  # who counts jobs must not end them
+            self.on_end(Ended(outcome, waited_s, end if isinstance(end, Result) else None))
+
+
+def _outcome(job: _Job, end: Result | BaseException) -> Outcome:
+    if isinstance(end, Result) and end.stop_reason != "interrupted":
+        return "finished"
+    if job.cancelled:
+        return "timed out" if isinstance(job.cancelled, TimedOut) else "cancelled"
+    return "failed"

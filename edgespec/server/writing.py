@@ -1,0 +1,273 @@
+"""The tokens of one generation made into an answer of OpenAI's API: whole, or in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from edgespec.records import Origin, Result, Token
+from edgespec.server.answers import (
+    Answer,
+    Call,
+    CallDelta,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Delta,
+    FinishReason,
+    FunctionCall,
+    FunctionDelta,
+    Origins,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from edgespec.server.tools import Called, CallReader, Said
+from edgespec.weights import Model
+
+LEAST = -9999.0
+"""What OpenAI's API writes for the logarithm of nothing, which JSON cannot."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every answer and chunk of a request begins with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def new(cls, kind: str, model: str, fingerprint: str) -> Head:
+        """Return the head of a new answer; `kind` begins its id."""
+        return cls(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, fingerprint)
+
+
+class Written:
+    """Text as it comes, with the origin of each character and the tokens that it consists of."""
+
+    def __init__(self, model: Model, *, keeps_tokens: bool) -> None:
+        """Begin an empty text of `model`; with `keeps_tokens` its tokens are for `take`."""
+        self.model = model
+        self.text = ""
+        self.keeps_tokens = keeps_tokens
+        self._origins: list[Origin] = []
+        self._starts: list[bool] = []  # whether a token's text begins with the character
+        self._waiting: list[tuple[int, Token]] = []  # with the byte at which each begins
+        self._n_bytes = 0
+
+    def add(self, tokens: Sequence[Token]) -> str:
+        """Take up `tokens` and return what they add to the text."""
+        for token in tokens:
+            self._origins += [token.origin] * len(token.text)
+            self._starts += [i == 0 for i in range(len(token.text))]
+            if self.keeps_tokens:
+                self._waiting.append((self._n_bytes, token))
+                self._n_bytes += len(self.model.piece(token.id))
+        added = "".join(token.text for token in tokens)
+        self.text += added
+        return added
+
+    def take(self) -> list[Token]:
+        """Return the tokens that the text consists of and that were not taken before.
+
+        A token waits while its text is held back, and is never given where that turns out to be a stop
+        string's. Once a character was replaced that is no Unicode, all that have come are given at once.
+        """
+        n_shown = self._n_bytes if "\ufffd" in self.text else len(self.text.encode())
+        taken = [token for start, token in self._waiting if start < n_shown]
+        self._waiting = [(start, token) for start, token in self._waiting if start >= n_shown]
+        return taken
+
+    def origins(self, start: int, end: int) -> Origins:
+        """Return where the characters from `start` to `end` come from, and how many tokens they are."""
+        runs = groupby(self._origins[start:end])
+        return Origins(
+            origins=[(sum(1 for _ in run), origin) for origin, run in runs],
+            n_tokens=sum(self._starts[start:end]),
+        )
+
+
+def finish_reason(result: Result) -> FinishReason:
+    """Return why a text ended, in OpenAI's words."""
+    return "length" if result.stop_reason in ("length", "context") else "stop"
+
+
+class ChatWriting:
+    """A chat completion. `add` tokens as they come, then `finish`; for a whole answer `whole` after that."""
+
+    def __init__(self, head: Head, written: Written, functions: Collection[str]) -> None:
+        """Begin; calls of `functions` are looked for in the text."""
+        self._head = head
+        self._written = written
+        self._reader = CallReader(functions) if functions else None
+        self._said: list[str] = []
+        self._calls: list[Call] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def begin(self) -> ChatChunk:
+        """Return the first chunk: who speaks."""
+        return self._chunk(Delta(role="assistant", content=""))
+
+    def add(self, tokens: Sequence[Token]) -> Iterator[ChatChunk]:
+        """Yield the chunks of `tokens`."""
+        start = len(self._written.text)
+        if text := self._written.add(tokens):
+            said = Said(start, start + len(text))
+            yield from self._write(self._reader.feed(text) if self._reader else [said])
+
+    def finish(self, result: Result) -> Iterator[ChatChunk]:
+        """Yield the last chunks, but for the usage's."""
+        if self._reader:
+            yield from self._write(self._reader.finish())
+        yield self._chunk(Delta(), self._finish_reason(result))
+
+    def usage(self, result: Result) -> ChatChunk:
+        """Return the chunk of stream_options.include_usage."""
+        return ChatChunk(**self._begun("chat.completion.chunk"), choices=[], usage=Usage.of(result))
+
+    def whole(self, result: Result) -> ChatCompletion:
+        """Return the answer of a request that does not stream."""
+        content = "".join(self._said)
+        message = Answer(role="assistant", content=content or (None if self._calls else ""), refusal=None)
+        if self._calls:
+            message.tool_calls = self._calls
+        logprobs = ChatLogprobs(content=self._logprobs) if self._written.keeps_tokens else None
+        reason = self._finish_reason(result)
+        choice = ChatChoice(index=0, message=message, logprobs=logprobs, finish_reason=reason)
+        begun = self._begun("chat.completion")
+        return ChatCompletion(**begun, choices=[choice], usage=Usage.of(result))
+
+    def _write(self, parts: Iterable[Said | Called]) -> Iterator[ChatChunk]:
+        for part in parts:
+            if isinstance(part, Said):
+                text = self._written.text[part.start : part.end]
+                self._said.append(text)
+                chunk = self._chunk(Delta(content=text))
+                chunk.edgespec = self._written.origins(part.start, part.end)
+                yield chunk
+            else:
+                yield from self._write_call(part)
+
+    def _write_call(self, called: Called) -> Iterator[ChatChunk]:
+        index, name = len(self._calls), called.name
+        call = Call(
+            id=f"call_{secrets.token_hex(12)}",
+            type="function",
+            function=FunctionCall(name=name, arguments=called.arguments),
+        )
+        self._calls.append(call)
+        begun = FunctionDelta(name=name, arguments="")
+        first = CallDelta(index=index, id=call.id, type="function", function=begun)
+        rest = CallDelta(index=index, function=FunctionDelta(arguments=called.arguments))
+        for delta in (first, rest):
+            yield self._chunk(Delta(tool_calls=[delta]))
+
+    def _finish_reason(self, result: Result) -> FinishReason:
+        return "tool_calls" if self._calls else finish_reason(result)
+
+    def _chunk(self, delta: Delta, reason: FinishReason | None = None) -> ChatChunk:
+        choice = ChatChunkChoice(index=0, delta=delta, finish_reason=reason)
+        if self._written.keeps_tokens and (taken := self._written.take()):
+            choice.logprobs = ChatLogprobs(content=[_logprob(self._written.model, token) for token in taken])
+            self._logprobs += choice.logprobs.content
+        return ChatChunk(**self._begun("chat.completion.chunk"), choices=[choice])
+
+    def _begun(self, kind: str) -> dict[str, Any]:
+        return vars(self._head) | {"object": kind}
+
+
+class TextWriting:
+    """A text completion, as ChatWriting."""
+
+    def __init__(self, head: Head, written: Written) -> None:
+        """Begin."""
+        self._head = head
+        self._written = written
+        self._logprobs = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        self._offset = 0  # of the next token's text
+
+    def begin(self) -> None:
+        """Return nothing: there is no role to tell."""
+
+    def add(self, tokens: Sequence[Token]) -> Iterator[TextCompletion]:
+        """Yield the chunks of `tokens`."""
+        start = len(self._written.text)
+        if text := self._written.add(tokens):
+            chunk = self._chunk(text)
+            chunk.edgespec = self._written.origins(start, start + len(text))
+            yield chunk
+
+    def finish(self, result: Result) -> Iterator[TextCompletion]:
+        """Yield the last chunks, but for the usage's."""
+        yield self._chunk("", finish_reason(result))
+
+    def usage(self, result: Result) -> TextCompletion:
+        """Return the chunk of stream_options.include_usage."""
+        return self._made([], Usage.of(result))
+
+    def whole(self, result: Result) -> TextCompletion:
+        """Return the answer of a request that does not stream."""
+        logprobs = self._logprobs if self._written.keeps_tokens else None
+        reason = finish_reason(result)
+        choice = TextChoice(index=0, text=self._written.text, logprobs=logprobs, finish_reason=reason)
+        return self._made([choice], Usage.of(result))
+
+    def _chunk(self, text: str, reason: FinishReason | None = None) -> TextCompletion:
+        choice = TextChoice(index=0, text=text, logprobs=None, finish_reason=reason)
+        if self._written.keeps_tokens and (taken := self._written.take()):
+            choice.logprobs = self._older_form(taken)
+        return self._made([choice])
+
+    def _older_form(self, tokens: Sequence[Token]) -> TextLogprobs:
+        model, everything = self._written.model, self._logprobs
+        made = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token in tokens:
+            text = _name(model.piece(token.id, special=True))
+            made.tokens.append(text)
+            made.token_logprobs.append(max(token.logprob or 0.0, LEAST))
+            made.top_logprobs.append(
+                {_name(model.piece(i, special=True)): max(value, LEAST) for i, value in token.top}
+            )
+            made.text_offset.append(self._offset)
+            self._offset += len(text)
+        everything.tokens += made.tokens
+        everything.token_logprobs += made.token_logprobs
+        everything.top_logprobs += made.top_logprobs
+        everything.text_offset += made.text_offset
+        return made
+
+    def _made(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
+        made = TextCompletion(**vars(self._head), object="text_completion", choices=choices)
+        if usage:
+            made.usage = usage
+        return made
+
+
+def _logprob(model: Model, token: Token) -> TokenLogprob:
+    likeliest = [_top(model, i, value) for i, value in token.top]
+    own = _top(model, token.id, token.logprob or 0.0)
+    return TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likeliest)
+
+
+def _top(model: Model, token: int, logprob: float) -> TopLogprob:
+    piece = model.piece(token, special=True)
+    return TopLogprob(token=piece.decode(errors="replace"), logprob=max(logprob, LEAST), bytes=[*piece])
+
+
+def _name(piece: bytes) -> str:
+    """Return the text of a token; of part of a character its bytes, so that two of them stay two."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -1,0 +1,238 @@
+"""The page: what is served, and in a real browser over the real server what it shows and sends."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+
+import pytest
+from browser import browser  # noqa: F401 - a fixture
+from server_app import served, serving  # noqa: F401 - the first is a fixture
+
+from edgespec.server.limits import Gate, Limits
+from edgespec.server.page import PATHS
+
+FILES = ("index.html", "page.css", "page.js", "stream.js")
+
+
+def file_text(name):
+    return resources.files("edgespec.server.page").joinpath(name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_the_files_are_served_with_a_strict_policy(served, path):  # noqa: F811
+    with served.client() as client:
+        answer = client.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith(
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+        )
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        again = client.get(path, headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.head(path).headers["content-type"] == answer.headers["content-type"]
+
+
+def test_each_file_has_its_type(served):  # noqa: F811
+    with served.client() as client:
+        kinds = {path: client.get(path).headers["content-type"].split(";")[0] for path in PATHS}
+    script = "text/javascript"
+    assert kinds == {"/": "text/html", "/page.css": "text/css", "/page.js": script, "/stream.js": script}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_names_another_host_or_writes_markup(name):
+    text = file_text(name).replace("http://www.w3.org/2000/svg", "")  # a namespace, which nobody loads
+    assert not re.search(
+        r"https?:|[\"'(]//\w|@import|innerHTML|insertAdjacentHTML|\beval\b|document\.write", text
+    )
+    assert not re.search(r"<style|\sstyle=|\son\w+=", text)  # the policy refuses them
+
+
+# ---- in the browser ----
+
+
+class Visit:
+    """One open page, and all that it did: requests, complaints of the console, bodies that it sent."""
+
+    def __init__(self, browser, url, **options):  # noqa: F811
+        self.page = browser.new_context(**options).new_page()
+        self.urls, self.complaints, self.bodies = [], [], []
+        self.page.on("request", self._request)
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(url)
+        self.url = url
+
+    def _request(self, request):
+        self.urls.append(request.url)
+        if request.method == "POST":
+            self.bodies.append(json.loads(request.post_data))
+
+    def limit(self, tokens):
+        self.page.get_by_label("Most tokens in an answer").fill(str(tokens))
+
+    def ask(self, question, button="Send"):
+        self.page.get_by_label("Message", exact=True).fill(question)
+        self.page.get_by_role("button", name=button, exact=True).click()
+
+    def finish(self):
+        self.page.get_by_role("button", name="Retry").wait_for()
+
+    def text(self, selector):
+        return self.page.locator(selector).all_text_contents()
+
+
+@pytest.fixture
+def visit(browser, served):  # noqa: F811
+    made = Visit(browser, served.url)
+    yield made
+    made.page.context.close()
+    assert all(url.startswith((served.url, "data:")) for url in made.urls)
+    assert not [line for line in made.complaints if "status of" not in line]
+
+
+def test_a_conversation_goes_on_and_is_marked(visit):
+    visit.limit(24)
+    visit.page.get_by_label("System message").fill("Be brief.")
+    visit.ask("first")
+    visit.finish()
+    answer = visit.text(".answer .text")[0]
+    assert answer
+    origins = {
+        span.get_attribute("data-origin") for span in visit.page.locator(".answer [data-origin]").all()
+    }
+    assert origins <= {"accepted", "resampled", "bonus", "target"} and origins
+    figures = " ".join(visit.text(".figures li"))
+    assert "24 tokens" in figures and "tokens/s" in figures and "prompt: " in figures
+    assert "energy: unavailable" in figures  # nothing measures it here, which is not 0 J
+    visit.ask("second")
+    visit.page.locator("article").nth(1).get_by_role("button", name="Retry").wait_for()
+    assert visit.bodies[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "second"},
+    ]
+    assert visit.bodies[1]["temperature"] == 0 and visit.bodies[1]["max_tokens"] == 24
+    assert "speculative" not in visit.bodies[1]
+
+
+def test_the_switch_turns_speculation_off(visit):
+    visit.limit(8)
+    visit.page.get_by_role("switch", name="Speculation").click()
+    visit.ask("plainly")
+    visit.finish()
+    assert visit.bodies[0]["speculative"] == {"drafter": "none"}
+    assert visit.page.locator('.answer [data-origin="accepted"]').count() == 0
+    assert "speculation off" in visit.text(".figures li")
+
+
+def test_compare_asks_twice_with_speculation_first(visit):
+    visit.limit(8)
+    visit.ask("both ways", "Compare")
+    visit.finish()
+    assert [body.get("speculative") for body in visit.bodies] == [None, {"drafter": "none"}]
+    assert visit.bodies[0]["messages"] == visit.bodies[1]["messages"]
+    rows = visit.text(".comparison tbody th")
+    assert "Tokens/s" in rows and "Energy a token" in rows
+    assert "speculation first" in visit.text(".comparison .note")[0]
+
+
+def test_stop_ends_what_waits_and_leaves_it_out(visit):
+    page = visit.page
+    page.route("**/v1/chat/completions", lambda route: None)  # the answer never begins
+    visit.ask("for ever")
+    page.get_by_role("button", name="Stop").click()
+    visit.finish()
+    assert "stopped" in visit.text(".figures li")
+    page.unroute("**/v1/chat/completions")
+    visit.limit(4)
+    visit.ask("after")
+    page.locator("article").nth(1).get_by_role("button", name="Retry").wait_for()
+    assert [each["content"] for each in visit.bodies[1]["messages"]] == ["after"]
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):  # noqa: F811
+    with serving(tiny_path) as locked:
+        locked.app.add_middleware(Gate, limits=Limits(api_key="sesame"))
+        visit = Visit(browser, locked.url)
+        visit.page.get_by_label("This server asks for an API key").fill("wrong")
+        visit.page.get_by_role("button", name="Use the key").click()
+        visit.page.get_by_label("This server asks for an API key").fill("sesame")
+        visit.page.get_by_role("button", name="Use the key").click()
+        visit.page.locator("#model", has_text="target").wait_for()
+        visit.limit(4)
+        visit.ask("open")
+        visit.finish()
+        assert visit.page.get_by_role("alert").count() == 0
+        assert visit.page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
+        visit.page.context.close()
+
+
+def test_an_error_is_shown_in_the_servers_words(visit):
+    visit.page.get_by_label("Message", exact=True).fill("too long " * 4000)
+    visit.page.get_by_role("button", name="Send", exact=True).click()
+    alert = visit.page.get_by_role("alert")
+    alert.wait_for()
+    assert "tokens" in alert.text_content() and "{" not in alert.text_content()
+
+
+def test_events_survive_any_border(visit):
+    """The stream is cut at every byte, within a character too."""
+    found = visit.page.evaluate(
+        r"""async () => {
+            const { events } = await import("/stream.js");
+            const text = ': waiting\r\ndata: {"a":"é\u{1F40C}"}\r\n\r\ndata: x\ndata: y\n\n';
+            const bytes = new TextEncoder().encode(text);
+            const all = [];
+            for (let cut = 0; cut <= bytes.length; cut++) {
+                const body = new ReadableStream({ start(c) {
+                    c.enqueue(bytes.slice(0, cut)); c.enqueue(bytes.slice(cut)); c.close(); } });
+                const got = [];
+                for await (const event of events(body)) got.push(event);
+                all.push(JSON.stringify(got));
+            }
+            return [...new Set(all)];
+        }"""
+    )
+    assert [json.loads(each) for each in found] == [
+        [{"comment": "waiting"}, {"data": '{"a":"é\U0001f40c"}'}, {"data": "x\ny"}]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_narrow_screen_and_can_be_read(browser, served, scheme):  # noqa: F811
+    visit = Visit(browser, served.url, viewport={"width": 320, "height": 640}, color_scheme=scheme)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 320
+    assert visit.page.evaluate("document.documentElement.lang") == "en"
+    assert visit.page.locator("h1").count() == 1
+    visit.page.get_by_role("button", name="Settings").click()
+    unnamed = "[...document.querySelectorAll('input, textarea')].filter(each => !each.labels.length).length"
+    assert visit.page.evaluate(unnamed) == 0
+    assert visit.page.evaluate(CONTRASTS) == []
+    visit.page.context.close()
+
+
+CONTRASTS = """() => {
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((each) => each / 255)
+            .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const below = (each) => {
+        const colour = getComputedStyle(each).backgroundColor;
+        return colour === "rgba(0, 0, 0, 0)" && each.parentElement ? below(each.parentElement) : colour;
+    };
+    const poor = [];
+    const shown = "h1, p, label, button, span, textarea, input:not([type=checkbox])";
+    for (const each of document.querySelectorAll(shown)) {
+        const [a, b] = [light(getComputedStyle(each).color), light(below(each))].sort((x, y) => y - x);
+        if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(each.outerHTML);
+    }
+    return poor;
+}"""
+"""Elements whose text has less than AA's contrast with what is behind it."""

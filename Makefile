@@ -60,7 +60,7 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		--target build/sanitize-py -C build-dir=build/sanitize-py-cmake -C cmake.define.EDGESPEC_SANITIZE=address,undefined .
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider tests/test_twins.py tests/test_lossless.py tests/test_tree_verify.py tests/test_suffix.py \
+		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" tests/test_twins.py tests/test_lossless.py tests/test_tree_verify.py tests/test_suffix.py \
 		tests/test_kernels.py tests/test_kernels_models.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)

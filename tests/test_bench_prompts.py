@@ -275,8 +275,9 @@ def test_only_auto_teaches_auto(engine):
     assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() != before
 
 
-def test_second_run(tiny_path, tiny_draft_path, capsys):
+def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
     """The history is that of the first request, and nothing of it is left afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seen = []
 
     def open_engine():

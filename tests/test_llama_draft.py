@@ -189,18 +189,18 @@ def test_it_takes_heart_again() -> None:
     assert 0 < short < long == 15
 
 
-def test_the_texts_of_the_history(tiny_path: Path) -> None:
+def test_the_texts_of_the_history(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Model(tiny_path, vocab_only=True) as model:
         fingerprint = tokenizer_fingerprint(model)
     history = History(fingerprint)
     history.append([*range(60, 100), N_WORDS + 900, 5])  # one id that this model does not have
-    try:
-        assert hand(SuffixDraft(costs=FREE), 1, 70, 71, 72) == []
-        draft = SuffixDraft(31, costs=FREE, history=tiny_path)
-        assert hand(draft, 1, 70, 71, 72) == list(range(73, 100))
-        assert history.info().documents == 1, "only read"
-    finally:
-        history.clear()
+    assert hand(SuffixDraft(costs=FREE), 1, 70, 71, 72) == []
+    draft = SuffixDraft(31, costs=FREE, history=tiny_path)
+    assert hand(draft, 1, 70, 71, 72) == list(range(73, 100))
+    assert history.info().documents == 1, "only read"
     with pytest.raises(EdgespecError):
         SuffixDraft(history=tiny_path.with_name("none.gguf"))
 

@@ -10,7 +10,6 @@ import typer
 
 from edgespec.cli.chat_lines import COMMANDS, Chat, Settings, check_unicode
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.line_editor import LineEditor, open_history
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
@@ -152,6 +151,8 @@ def chat_command(
 
 def _type(chat: Chat, *, cache: bool) -> int:
     """Answer what is typed in a terminal."""
+    from edgespec.cli.line_editor import LineEditor, open_history  # 0.1 s that no other command should take
+
     history = cache_root() / "chat-lines" if cache else None
     if history and (reason := open_history(history)):
         message(f"lines are not kept: {reason}")

@@ -189,9 +189,7 @@ def test_it_takes_heart_again() -> None:
     assert 0 < short < long == 15
 
 
-def test_the_texts_of_the_history(
-    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_texts_of_the_history(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Model(tiny_path, vocab_only=True) as model:
         fingerprint = tokenizer_fingerprint(model)

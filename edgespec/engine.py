@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 from edgespec.calibration import calibrated
 from edgespec.cascade import Cascade, Ongoing, Waking
@@ -22,13 +22,14 @@ from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import Generation
 from edgespec.gguf_header import check_model_file
+from edgespec.grammar import Constraint, Grammar
 from edgespec.kernels import STOCK, KernelsChoice
 from edgespec.kernels import load as load_kernels
 from edgespec.knowledge import Knowledge, Objective, Recollection
 from edgespec.lenience import check_lenience
 from edgespec.logprobs import MAX_LOGPROBS
 from edgespec.masking import needs_all
-from edgespec.memory import USUAL_CTX, fits_in_memory
+from edgespec.memory import CTX_STEP, USUAL_CTX, fits_in_memory
 from edgespec.models import load_registry
 from edgespec.overlap import find_overlap, suite_text
 from edgespec.prefixes import prefixes_of_pair
@@ -43,9 +44,6 @@ from edgespec.verify import Rule
 from edgespec.vocabulary import compare_vocabularies
 from edgespec.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.weights import Model
-
-if TYPE_CHECKING:
-    from edgespec.grammar import Constraint, Grammar
 
 DrafterName = Literal["auto", "tree", "chain", "model", "suffix", "staged", "none"]
 
@@ -63,7 +61,6 @@ MAX_DRAFT_CTX = 2048
 """Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
 
 _LEADING = 32  # tokens of a text
-_CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
 
 class StreamOptions(TypedDict, total=False):
@@ -529,7 +526,7 @@ class Engine(Closing):
     def _open_small(self, n_ctx: int) -> Ongoing:
         """The draft's context holds all of a generation that it writes, and what it drafts for a span."""
         assert self.draft is not None  # noqa: S101 - for the type checker: `_resolved` has looked
-        n_ctx = min(n_ctx + _CTX_STEP, self.draft.n_ctx_train)
+        n_ctx = min(n_ctx + CTX_STEP, self.draft.n_ctx_train)
         if self._small is None or self._small.n_ctx < n_ctx:
             if self._small:
                 self._small.close()
@@ -620,7 +617,7 @@ def choose_models(
 def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     """Return the smallest context that holds a generation; room for 4,096 tokens if it has no limit."""
     n_tokens = n_prompt + (n_predict or 4096) + 1
-    return min(n_ctx_train, -(-n_tokens // _CTX_STEP) * _CTX_STEP)
+    return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
 
 
 def default_threads() -> int:

@@ -24,7 +24,8 @@ USUAL_CTX = 2048
 # weights, cache and compute buffers (tokenizer tables, graph) for each token of its vocabulary.
 _BYTES_PER_VOCAB = 400
 
-_CTX_STEP = 256  # llama.cpp rounds a cache up to this many tokens
+CTX_STEP = 256
+"""llama.cpp rounds contexts up to this many tokens."""
 _MADV_DONTNEED = 4
 _MAPPING = re.compile(
     r"([0-9a-f]+)-([0-9a-f]+) r--. \S+ \S+ \d+ +(.+)"
@@ -39,7 +40,7 @@ def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
 def shape_of(header: GGUFHeader) -> Shape:
     """Return what the header says of the memory that the model takes beside its weights."""
     return Shape(
-        cache=header.kv_bytes(_CTX_STEP) // _CTX_STEP,
+        cache=header.kv_bytes(CTX_STEP) // CTX_STEP,
         heads=header.n_head,
         width=header.n_ff + 2 * header.n_embd,
         vocabulary=header.n_vocab,
@@ -54,7 +55,7 @@ def loaded_bytes(
     Weights, the F16 cache, and an allowance for the compute buffers, in which the attention scores
     (heads x batch x context) and the logits rows dominate.
     """
-    cache = shape.cache * math.ceil(n_ctx / _CTX_STEP) * _CTX_STEP
+    cache = shape.cache * math.ceil(n_ctx / CTX_STEP) * CTX_STEP
     floats = min(n_batch, n_ctx) * ((shape.heads + 1) * n_ctx + shape.width)
     floats += n_logits_max * shape.vocabulary
     return file_bytes + cache + 4 * floats + _BYTES_PER_VOCAB * shape.vocabulary

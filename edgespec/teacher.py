@@ -14,13 +14,12 @@ import numpy as np
 from edgespec.cascade import signal_of
 from edgespec.closing import Closing
 from edgespec.errors import EdgespecError
-from edgespec.memory import fits_in_memory
+from edgespec.memory import CTX_STEP, fits_in_memory
 from edgespec.session import Rows, Session
 from edgespec.signals import Cancellation
 from edgespec.weights import Model
 
 _AT_ONCE = 16  # tokens of a pass: two models' logits of them are 19 MB with 152k tokens
-_CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Teacher(Closing):
 
         Raises EdgespecError where they do not fit in memory.
         """
-        n_ctx = -(-n_ctx // _CTX_STEP) * _CTX_STEP
+        n_ctx = -(-n_ctx // CTX_STEP) * CTX_STEP
         models = [target, small] if small else [target]
         fits_in_memory([(model.header, n_ctx) for model in models], weights_loaded=True)
         interrupt = signals.interrupt if signals else None

@@ -27,11 +27,10 @@ from edgespec.cli.options import (
     TokensOption,
     parse_span,
 )
-from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.engine import Engine, choose_models
+from edgespec.cli.progress import WorkDisplay, pull_chosen
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.humaneval import N_PREDICT, Judged, Problem, instruction, load_problems
-from edgespec.models import load_registry
 from edgespec.signals import SignalPipe
 from edgespec.suites import DEFAULT, HUMAN_EVAL, evenly, load_suite
 from edgespec.teacher import Marks
@@ -121,11 +120,7 @@ def calibrate_command(
     else:
         chosen = load_suite(suite).select(category, per_category)
         prompts, name = [one.text for one in chosen.prompts], chosen.name
-    if pair is not None:
-        named = load_registry().pair(pair)
-        target, draft = named.target, named.draft
-    target, draft = choose_models(target, draft, "model")
-    pull_named(target, draft)
+    target, draft = pull_chosen(pair, target, draft, "model")
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(

@@ -35,19 +35,19 @@ from edgespec.cli.options import (
     TopPOption,
     TypicalOption,
     parse_bias,
+    refuse_contradictions,
 )
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import pull_chosen
 from edgespec.conversation import Conversation
-from edgespec.engine import MAX_DRAFT_CTX, Engine, check_options, choose_models
+from edgespec.engine import MAX_DRAFT_CTX, Engine, check_options
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.memory import fits_in_memory
-from edgespec.models import expand_user, load_registry
+from edgespec.memory import CTX_STEP, fits_in_memory
+from edgespec.models import expand_user
 from edgespec.sampling import SamplingParams
 from edgespec.signals import SignalPipe
 from edgespec.store import cache_root
 
 _DEFAULT = SamplingParams()
-_CTX_STEP = 256  # llama.cpp rounds contexts up to this
 
 
 def chat_command(
@@ -90,14 +90,14 @@ def chat_command(
     show_draft: ShowDraftOption = False,
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
-    for options, both in {
-        "--pair and --target or --draft": pair is not None and bool(target or draft),
-        f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
-        "--json and --show-draft": json and show_draft,
-        "--system and --load": system is not None and load is not None,
-    }.items():
-        if both:
-            raise UsageError(f"{options} contradict each other: choose one")
+    refuse_contradictions(
+        {
+            "--pair and --target or --draft": pair is not None and bool(target or draft),
+            f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
+            "--json and --show-draft": json and show_draft,
+            "--system and --load": system is not None and load is not None,
+        }
+    )
     params = SamplingParams(
         temperature=temp,
         top_k=top_k,
@@ -119,11 +119,7 @@ def chat_command(
         message("--show-draft has an effect only in a terminal")
     conversation = Conversation(system) if load is None else Conversation.load(expand_user(str(load)))
     drafter = "none" if gamma == 0 else drafter or "auto"
-    if pair is not None:
-        named = load_registry().pair(pair)
-        target, draft = named.target, named.draft
-    target, draft = choose_models(target, draft, drafter)
-    pull_named(target, draft)
+    target, draft = pull_chosen(pair, target, draft, drafter)
     with SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
@@ -206,8 +202,8 @@ def _context(engine: Engine) -> int:
         return True
 
     most = engine.target.n_ctx_train
-    low, high = 1, -(-most // _CTX_STEP)  # in steps; the first one must do
+    low, high = 1, -(-most // CTX_STEP)  # in steps; the first one must do
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(min(most, middle * _CTX_STEP)) else (low, middle - 1)
-    return min(most, low * _CTX_STEP)
+        low, high = (middle, high) if fits(min(most, middle * CTX_STEP)) else (low, middle - 1)
+    return min(most, low * CTX_STEP)

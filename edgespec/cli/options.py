@@ -190,3 +190,10 @@ def parse_bias(entries: list[str]) -> dict[int, float]:
         if not equals:
             raise UsageError(f"--logit-bias {entry}: expected TOKEN=BIAS, such as 1234=-2.5")
     return bias
+
+
+def refuse_contradictions(found: dict[str, bool]) -> None:
+    """Raise UsageError for the first options of `found` that were both given."""
+    for options, both in found.items():
+        if both:
+            raise UsageError(f"{options} contradict each other: choose one")

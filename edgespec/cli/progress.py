@@ -24,7 +24,8 @@ from rich.progress import (
 )
 
 from edgespec.cli.console import err
-from edgespec.models import Entry
+from edgespec.engine import DrafterName, choose_models
+from edgespec.models import Entry, load_registry
 from edgespec.pull import Phase, Progress, Puller, locate
 from edgespec.sources import format_size
 
@@ -43,6 +44,18 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
 def pull_named(*names: str | None) -> None:
     """Pull those of the models that the registry or a hub names and that are not here; None is no model."""
     pull_shown([found for name in names if name and isinstance(found := locate(name), Entry)])
+
+
+def pull_chosen(
+    pair: str | None, target: str | None, draft: str | None, drafter: DrafterName
+) -> tuple[str, str | None]:
+    """Return the names of target and draft, of `pair` or as `choose_models` completes them; pull them."""
+    if pair is not None:
+        named = load_registry().pair(pair)
+        target, draft = named.target, named.draft
+    chosen = choose_models(target, draft, drafter)
+    pull_named(*chosen)
+    return chosen
 
 
 class WorkDisplay:

@@ -39,15 +39,15 @@ from edgespec.cli.options import (
     WattsOption,
     parse_bias,
     parse_span,
+    refuse_contradictions,
 )
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import pull_chosen
 from edgespec.cli.render import ExplainedSteps, Explanation, TextWriter, as_json, print_stats
 from edgespec.cli.structure import GrammarOption, JsonSchemaOption, read_structure, tell_if_cut
 from edgespec.energy import EnergyMeter
-from edgespec.engine import Engine, check_options, choose_models
+from edgespec.engine import Engine, check_options
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.knowledge import Objective
-from edgespec.models import load_registry
 from edgespec.sampling import SamplingParams
 from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
@@ -184,7 +184,7 @@ def run_command(
     show_draft: ShowDraftOption = False,
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
-    _refuse_contradictions(
+    refuse_contradictions(
         {
             "a PROMPT and --file": prompt is not None and file is not None,
             "--chat and --raw": chat and raw,
@@ -233,11 +233,7 @@ def run_command(
 
     counts = energy or assume_watts is not None
     meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message) if counts else None
-    if pair is not None:
-        named = load_registry().pair(pair)
-        target, draft = named.target, named.draft
-    target, draft = choose_models(target, draft, drafter)
-    pull_named(target, draft)
+    target, draft = pull_chosen(pair, target, draft, drafter)
     with meter or nullcontext(), SignalPipe() as signals:
         with err.status("loading the models"):
             engine = Engine(
@@ -291,12 +287,6 @@ def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool, explain:
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
     return code
-
-
-def _refuse_contradictions(found: dict[str, bool]) -> None:
-    for options, both in found.items():
-        if both:
-            raise UsageError(f"{options} contradict each other: choose one")
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

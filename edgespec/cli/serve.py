@@ -15,12 +15,18 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.options import KernelsOption, PairOption, TargetOption, ThreadsOption, WattsOption
-from edgespec.cli.progress import pull_named
+from edgespec.cli.options import (
+    KernelsOption,
+    PairOption,
+    TargetOption,
+    ThreadsOption,
+    WattsOption,
+    refuse_contradictions,
+)
+from edgespec.cli.progress import pull_chosen
 from edgespec.energy import EnergyMeter
-from edgespec.engine import DrafterName, Engine, choose_models
+from edgespec.engine import DrafterName, Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import load_registry
 from edgespec.signals import Cancellation
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -117,10 +123,12 @@ def serve_command(
     ] = False,
 ) -> int:
     """Answer OpenAI clients on this machine: chat and text completions, and a page at /."""
-    if pair is not None and (target or draft):
-        raise UsageError("--pair and --target or --draft contradict each other: choose one")
-    if draft is not None and drafter in ("none", "suffix"):
-        raise UsageError(f"--draft and --drafter {drafter} contradict each other: choose one")
+    refuse_contradictions(
+        {
+            "--pair and --target or --draft": pair is not None and bool(target or draft),
+            f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
+        }
+    )
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
     from edgespec.server.api import create_app
@@ -139,11 +147,7 @@ def serve_command(
                 f"{KEY_VARIABLE}, or --unsafe-no-api-key"
             )
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
-        if pair is not None:
-            named = load_registry().pair(pair)
-            target, draft = named.target, named.draft
-        target, draft = choose_models(target, draft, drafter)
-        pull_named(target, draft)
+        target, draft = pull_chosen(pair, target, draft, drafter)
         with meter if meter.available else nullcontext(), Cancellation() as cancellation:
             with err.status("loading the models"):
                 engine = Engine(

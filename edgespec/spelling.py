@@ -99,4 +99,6 @@ def _tail(text: bytes) -> bytes | None:
         decoder.decode(text)
     except UnicodeDecodeError:
         return None
-    return decoder.getstate()[0]
+    tail = decoder.getstate()[0]
+    is_surrogate = tail[:1] == b"\xed" and tail[1:2] >= b"\xa0"  # the decoder waits for its third byte
+    return None if is_surrogate else tail

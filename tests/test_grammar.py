@@ -19,6 +19,7 @@ from edgespec.grammar import Constraint, Grammar
 from edgespec.grammar_check import check_grammar
 from edgespec.json_schema import schema_to_gbnf
 from edgespec.masking import needs_all
+from edgespec.spelling import Spelling
 from edgespec.weights import Model
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -74,6 +75,28 @@ def test_a_dead_end_is_told_of(tiny_target):
     constraint.advance([tiny_target.tokenize("a", add_special=False, parse_special=False)[0]])
     with pytest.raises(EdgespecError, match="dead end"):
         constraint.mask(np.zeros(tiny_target.n_vocab, np.float32), (), sampler, NO_TOKENS)
+
+
+def test_what_begins_a_character_can_be_finished(tiny_target):
+    """No byte leads to where none may follow: a surrogate's second would (ED A0, no text in UTF-8)."""
+    spelling = Spelling.of(tiny_target)
+    state = Grammar(tiny_target, "root ::= [^a-z]").begin()._state(())
+    bytes_ = [int(token) for token in spelling.probes if len(spelling.piece(int(token))) == 1]
+    seen = 0
+
+    def finish(state, depth):
+        nonlocal seen
+        allowed = np.array(bytes_, np.int32)[state.judge(np.array(bytes_, np.int32))]
+        assert len(allowed), state._tail
+        for token in allowed if depth < 2 else allowed[:1]:
+            after = state.copy()
+            after.accept(int(token))
+            if after._tail:
+                seen += 1
+                finish(after, depth + 1)
+
+    finish(state, 0)
+    assert seen > 1000
 
 
 # ---- schemas ----

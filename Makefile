@@ -30,8 +30,8 @@ run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at http://127.0.0.1:8080
 	@$(BIN)/edgespec serve $(SERVE)
 
-test: $(VENV)/.dev test-c ## Run all tests (pulls the 1.6 GB default pair)
-	$(BIN)/python -m pytest $(TEST)
+test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls the 1.6 GB default pair)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST)
 
 test-c: build/tests/.built ## Run the C tests alone
 	$(BIN)/ctest --test-dir build/tests --output-on-failure
@@ -60,8 +60,9 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		--target build/sanitize-py -C build-dir=build/sanitize-py-cmake -C cmake.define.EDGESPEC_SANITIZE=address,undefined .
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" tests/test_twins.py tests/test_lossless.py tests/test_tree_verify.py tests/test_suffix.py \
-		tests/test_kernels.py tests/test_kernels_models.py
+		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
+		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/test_twins.py tests/test_lossless.py \
+		tests/test_tree_verify.py tests/test_suffix.py tests/test_kernels.py tests/test_kernels_models.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default

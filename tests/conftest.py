@@ -31,6 +31,14 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For two workers: a file stays together, and the real pair comes last, when the machine is its own."""
+    for item in items:
+        is_pair = item.get_closest_marker("pair") is not None
+        item.add_marker(pytest.mark.xdist_group("pair" if is_pair else item.path.name))
+    items.sort(key=lambda item: item.get_closest_marker("pair") is not None)
+
+
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny target's file. Copy it before damaging it."""

@@ -197,12 +197,12 @@ static void compare(const es_suffix *s, const stream *l, size_t alphabet) {
     free(nodes);
 }
 
-static void proposals_are_the_oracles(void) {
+static void proposals_are_the_oracles(size_t n_runs) {
     static const size_t capacities[] = {1, 2, 3, 4, 7, 8, 9, 16, 33, 64, 128, 1024};
     static const uint32_t starts[] = {0, 1, UINT32_MAX, UINT32_MAX - 70, UINT32_MAX - 700, INT32_MAX,
                                       (uint32_t)INT32_MAX - 70, (uint32_t)INT32_MAX + 1};
     static stream l;
-    for (size_t run = 0; run < 3000; run++) {
+    for (size_t run = 0; run < n_runs; run++) {
         es_suffix *s = new_at(capacities[run % 12], starts[random_below(&state, 8)]);
         const size_t alphabet = (size_t[]){1, 2, 3, 5, 20}[random_below(&state, 5)];
         const size_t end_every = (size_t[]){0, 40, 5}[random_below(&state, 3)];
@@ -410,8 +410,9 @@ static void damage_is_noticed(void) {
     es_suffix_free(s);
 }
 
-int main(void) {
-    proposals_are_the_oracles();
+/* The number of random stores may be given: an emulated processor is ten times slower. */
+int main(int argc, char **argv) {
+    proposals_are_the_oracles(argc > 1 ? strtoul(argv[1], NULL, 10) : 3000);
     old_heads_stay_dead();
     visits_are_bounded();
     a_wide_tree();

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from edgespec import pull
 from edgespec.backend import QUANT_TYPES
-from edgespec.cli import models as cli_models
 from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
@@ -220,11 +219,6 @@ def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
 
 def test_quantize_knows_the_size_of_every_type():
     assert BITS.keys() == QUANT_TYPES.keys()
-
-
-def test_help_of_quantize_shows_an_example(server):
-    assert "edgespec quantize" in ok(app, "--help")
-    assert cli_models.models_app.info.epilog
 
 
 def test_quantize_imports_nothing_from_the_current_directory(tmp_path, monkeypatch, tiny_path):

@@ -220,6 +220,22 @@ def test_every_help_shows_an_example(command, child_environment):
     assert "Example: edgespec" in process.stdout.decode()
 
 
+def test_only_the_command_that_is_called_is_loaded(child_environment):
+    code = (
+        "import sys; from edgespec.cli import main; main(sys.argv[1:]); "
+        "sys.exit(sum(name in sys.modules for name in ('llama_cpp', 'edgespec.cli.bench')))"
+    )
+    for arguments, n_loaded in ((["--version"], 0), (["energy", "--json"], 1), (["--help"], 2)):
+        process = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            env=child_environment,
+            check=False,
+            timeout=60,
+        )
+        assert process.returncode == n_loaded, (arguments, process.stderr)
+
+
 # ---- drafting ----
 
 

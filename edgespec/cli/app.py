@@ -5,29 +5,35 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from edgespec.cli.bench import bench_command
-from edgespec.cli.cache import cache_app
-from edgespec.cli.calibrate import calibrate_command
-from edgespec.cli.chat import chat_command
-from edgespec.cli.compare import compare_command
 from edgespec.cli.console import INTERRUPTED, out, print_error
-from edgespec.cli.doctor import doctor_command
-from edgespec.cli.draft import draft_app
-from edgespec.cli.energy import energy_command
-from edgespec.cli.models import models_app
-from edgespec.cli.profile import profile_command
-from edgespec.cli.quantize import quantize_command
-from edgespec.cli.run import run_command
-from edgespec.cli.serve import serve_command
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 _LONGEST_LINE = 1000  # characters
+
+_EXAMPLES = {
+    "run": 'edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."',
+    "chat": 'edgespec chat --system "Answer in one sentence."',
+    "quantize": "edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models",
+    "doctor": "edgespec doctor --retest my-model.gguf",
+    "profile": "edgespec profile --target my-model.gguf --threads 4",
+    "calibrate": "edgespec calibrate --loss 0.05 --per-category 2",
+    "energy": "edgespec energy --json",
+    "bench": "edgespec bench --category code --report bench.html",
+    "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
+    "--drafts qwen2.5-coder-0.5b-q4_0,none",
+    "serve": "edgespec serve --port 8080 --pair default",
+}
+"""Commands, each `NAME_command` of the module of its name."""
+
+_GROUPS = ("models", "draft", "cache")
+"""Commands with sub-commands, each `NAME_app` of the module of its name."""
 
 # typer keeps its own copy of click; these two are the bases of what its parser raises.
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -39,6 +45,23 @@ class _Carried(Exception):  # noqa: N818 - a vehicle, not an error
 
 
 class _Root(TyperGroup):
+    """Imports a command when it is called: together they take a second, and seconds on a Raspberry Pi."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own signature, over a private click
+        return [*_EXAMPLES, *_GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        known = self.list_commands(ctx)
+        for name in [cmd_name] if cmd_name in known else known:  # a wrong one: what is like it is suggested
+            if name not in self.commands:
+                self.add_command(_load(name), name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        for name in self.list_commands(ctx):  # what cannot be loaded says so before a line is printed
+            self.get_command(ctx, name)
+        super().format_help(ctx, formatter)
+
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own signature, over a private click
         try:
             return super().invoke(ctx)
@@ -58,6 +81,15 @@ app = typer.Typer(
 )
 
 
+def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
+    module = import_module(f"edgespec.cli.{name}")
+    if name in _GROUPS:
+        return typer.main.get_command(getattr(module, f"{name}_app"))
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(name, epilog=f"Example: {_EXAMPLES[name]}")(getattr(module, f"{name}_command"))
+    return typer.main.get_command(single)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         out.print(f"edgespec {version('edgespec')}")
@@ -71,27 +103,6 @@ def _root(
     ] = False,
 ) -> None:
     """Local language models, faster on machines without a GPU, without changing what they say."""
-
-
-app.command("run", epilog='Example: edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."')(
-    run_command
-)
-app.command("chat", epilog='Example: edgespec chat --system "Answer in one sentence."')(chat_command)
-app.command("quantize")(quantize_command)
-app.command("doctor", epilog="Example: edgespec doctor --retest my-model.gguf")(doctor_command)
-app.command("profile", epilog="Example: edgespec profile --target my-model.gguf --threads 4")(profile_command)
-app.command("calibrate", epilog="Example: edgespec calibrate --loss 0.05 --per-category 2")(calibrate_command)
-app.command("energy", epilog="Example: edgespec energy --json")(energy_command)
-app.command("bench", epilog="Example: edgespec bench --category code --report bench.html")(bench_command)
-app.command(
-    "compare",
-    epilog="Example: edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
-    "--drafts qwen2.5-coder-0.5b-q4_0,none",
-)(compare_command)
-app.command("serve", epilog="Example: edgespec serve --port 8080 --pair default")(serve_command)
-app.add_typer(models_app, name="models")
-app.add_typer(draft_app, name="draft")
-app.add_typer(cache_app, name="cache")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,10 +32,7 @@ def quantize_command(
     threads: Annotated[int, typer.Option("--threads", min=0, help="0: all processors.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
-    """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE.
-
-    Example: edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models
-    """
+    """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE."""
     types = parse_types(type_, "--type")
     if output and output.exists() and not output.is_dir():
         raise UsageError(f"-o {output}: not a directory")

@@ -220,6 +220,32 @@ def test_every_help_shows_an_example(command, child_environment):
     assert "Example: edgespec" in process.stdout.decode()
 
 
+@pytest.mark.parametrize("module", ["rich.console", "typer", "llama_cpp"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(child_environment, module):
+    code = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Interrupted(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from edgespec.cli import main
+sys.exit(main(["run", "hello"]))
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=child_environment,
+        check=False,
+        timeout=60,
+    )
+    assert (process.returncode, process.stderr) == (130, "edgespec: error: interrupted\n")
+
+
 def test_only_the_command_that_is_called_is_loaded(child_environment):
     code = (
         "import sys; from edgespec.cli import main; main(sys.argv[1:]); "

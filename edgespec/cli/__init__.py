@@ -1,5 +1,18 @@
 """The command line: parse, call, render. All rich output lives here."""
 
-from edgespec.cli.app import main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: see `edgespec.cli.app.main`."""
+    try:
+        from edgespec.cli import app
+    except KeyboardInterrupt:  # before there is anything to print it with
+        sys.stderr.write("edgespec: error: interrupted\n")
+        return 130
+    return app.main(arguments)

@@ -35,7 +35,9 @@ class Team {
             if (++spins < SPINS) {
                 pause();
             } else {
-                sched_yield(); // more threads than processors, or another job: let the last one arrive
+                // More threads than processors, or another job: let the last one arrive. To sleep in a futex
+                // instead was measured: 10 % slower beside one busy process, 10 % faster beside two to four.
+                sched_yield();
             }
         }
     }

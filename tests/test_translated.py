@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_lossless import chi_square_p_value
+from test_tree_drafter import RandomScheduler
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from toy_sessions import ToySession
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
@@ -37,7 +38,12 @@ END = TARGET.eos
 PROMPT = (0, 1, 2, 0, 3, 1)
 LENGTH = 4
 MODEL = Policy(suffix=False, staged=False, gamma=3)
-POLICIES = {"model": MODEL, "staged": Policy(suffix=False, gamma=3), "all": Policy(gamma=3)}
+POLICIES = {
+    "model": MODEL,
+    "staged": Policy(suffix=False, gamma=3),
+    "all": Policy(gamma=3),
+    "random": Policy(),  # whatever a scheduler may decide, branches among it
+}
 
 
 def speaks(vocabulary, model, seed=0):
@@ -63,9 +69,16 @@ def draft_of(logits, *, level="auto", target=TARGET, vocabulary=DRAFT, **session
     )
 
 
+class Still(OnlineCurve):
+    """Learns nothing: for toys, which are free, no draft would pay."""
+
+    def observe(self, *args, **kwargs):
+        pass
+
+
 def chain_of(model, policy):
-    clocks = tuple(OnlineCurve(guessed_curve(n, own_kernels=True)) for n in (2_000_000_000, 100_000_000))
-    scheduler = Scheduler(*clocks, Predictor())
+    clocks = tuple(Still(guessed_curve(n, own_kernels=True)) for n in (2_000_000_000, 100_000_000))
+    scheduler = (Scheduler if policy.gamma else RandomScheduler)(*clocks, Predictor())
     scheduler.policy = policy
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tiny_gguf import write_tiny_gguf
+from toy_sessions import Clock
 
 from edgespec import kernels as kernels_room
 from edgespec.backend import quantize
@@ -37,6 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_pair = item.get_closest_marker("pair") is not None
         item.add_marker(pytest.mark.xdist_group("pair" if is_pair else item.path.name))
     items.sort(key=lambda item: item.get_closest_marker("pair") is not None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time as toy sessions spend it; what a scheduler decides by it is the same in every run."""
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    return clock
 
 
 @pytest.fixture(scope="session")

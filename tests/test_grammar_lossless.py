@@ -111,7 +111,10 @@ def constrain(params, kind=Constraint):
 class Runs:
     """Generations of one drafter, one after the other."""
 
-    def __init__(self, params, policy, rule, *, scheduler=Scheduler, kind=Constraint, masks_draft=True):
+    def __init__(
+        self, clock, params, policy, rule, *, scheduler=Scheduler, kind=Constraint, masks_draft=True
+    ):
+        self.clock = clock
         self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
         self.clocks = curves()
         self.scheduler = scheduler(*self.clocks, Predictor())
@@ -128,13 +131,15 @@ class Runs:
             drafter = TreeDrafter(
                 self.scheduler,
                 suffix=self.suffix,
-                model=DraftModel(ToySession(toy_logits(102), V), n_vocab=V),
+                model=DraftModel(
+                    ToySession(toy_logits(102), V, clock=self.clock, cost=lambda n: 0.001), n_vocab=V
+                ),
                 is_eog=lambda t: t == END,
                 clocks=self.clocks,
                 constraint=constraint if self.masks_draft else None,
             )
         generation = Generation(
-            ToySession(toy_logits(2), V, is_eog=lambda t: t == END),
+            ToySession(toy_logits(2), V, is_eog=lambda t: t == END, clock=self.clock, cost=lambda n: 0.05),
             drafter,
             PROMPT,
             params=self.params,
@@ -182,9 +187,9 @@ def test_the_expected_sequences_are_all_there_are():
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
-def test_every_policy_is_exact(name, rule):
+def test_every_policy_is_exact(clock, name, rule):
     scheduler = RandomScheduler if name == "random" else Scheduler
-    runs = Runs(PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
+    runs = Runs(clock, PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
     assert p_value(runs, N_RUNS) > 1e-4
     assert sum(runs.totals.values()) > N_RUNS / 10, "little was accepted: it proves little"
     assert runs.totals["forced"] > N_RUNS / 20
@@ -192,22 +197,22 @@ def test_every_policy_is_exact(name, rule):
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("name", ["filtered", "penalties"])
-def test_judging_only_the_likeliest_is_exact(monkeypatch, name, rule):
+def test_judging_only_the_likeliest_is_exact(clock, monkeypatch, name, rule):
     monkeypatch.setattr("edgespec.grammar._JUDGED", (1, 3))
-    runs = Runs(PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
+    runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
     assert p_value(runs, N_RUNS) > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
-def test_a_draft_that_knows_no_grammar_is_exact(rule):
-    runs = Runs(PARAMS["warm"], Policy(suffix=False, staged=False, gamma=3), rule, masks_draft=False)
+def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
+    runs = Runs(clock, PARAMS["warm"], Policy(suffix=False, staged=False, gamma=3), rule, masks_draft=False)
     assert p_value(runs, N_RUNS) > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
-def test_a_row_that_is_not_masked_is_caught(rule):
+def test_a_row_that_is_not_masked_is_caught(clock, rule):
     policy = Policy(suffix=False, staged=False, gamma=3)
-    runs = Runs(PARAMS["warm"], policy, rule, kind=Forgetful, masks_draft=False)
+    runs = Runs(clock, PARAMS["warm"], policy, rule, kind=Forgetful, masks_draft=False)
     try:
         assert p_value(runs, N_RUNS) < 1e-6
     except AssertionError as error:
@@ -215,11 +220,11 @@ def test_a_row_that_is_not_masked_is_caught(rule):
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_with_the_match_rule_the_text_is_a_function_of_the_seed(name):
+def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
     params = PARAMS[name]
-    plain = Runs(params, None, "match")
-    others = [Runs(params, policy, "match") for policy in POLICIES.values()]
-    others.append(Runs(params, Policy(), "match", scheduler=RandomScheduler))
+    plain = Runs(clock, params, None, "match")
+    others = [Runs(clock, params, policy, "match") for policy in POLICIES.values()]
+    others.append(Runs(clock, params, Policy(), "match", scheduler=RandomScheduler))
     texts = set()
     for seed in range(25):
         text = plain.run(seed, 24)

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import pytest
-from toy_sessions import Clock, ToySession
+from toy_sessions import ToySession
 
 from edgespec.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
 from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
@@ -27,13 +27,6 @@ OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.
 STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]
 FLAT = [0.0, *[0.02] * N_MAX]
 COSTS = {"ours": OURS, "stock": STOCK, "flat": FLAT}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("time.perf_counter", clock)
-    return clock
 
 
 def curve_of(costs, read=0.0005):

@@ -69,15 +69,12 @@ def draft_of(logits, *, level="auto", target=TARGET, vocabulary=DRAFT, **session
     )
 
 
-class Still(OnlineCurve):
-    """Learns nothing: for toys, which are free, no draft would pay."""
-
-    def observe(self, *args, **kwargs):
-        pass
+def target_of(clock, logits):
+    return ToySession(cache(logits), TARGET.n_vocab, is_eog=TARGET.is_eog, clock=clock, cost=lambda n: 0.05)
 
 
 def chain_of(model, policy):
-    clocks = tuple(Still(guessed_curve(n, own_kernels=True)) for n in (2_000_000_000, 100_000_000))
+    clocks = tuple(OnlineCurve(guessed_curve(n, own_kernels=True)) for n in (2_000_000_000, 100_000_000))
     scheduler = (Scheduler if policy.gamma else RandomScheduler)(*clocks, Predictor())
     scheduler.policy = policy
     suffix = SuffixDrafts(1024)
@@ -102,8 +99,8 @@ def expected(logits):
     return total
 
 
-def counts_of(logits, model, rule, policy, n_runs):
-    target = ToySession(cache(logits), TARGET.n_vocab, is_eog=TARGET.is_eog)
+def counts_of(clock, logits, model, rule, policy, n_runs):
+    target = target_of(clock, logits)
     chain = chain_of(model, policy)
     counts = np.zeros((TARGET.n_vocab,) * LENGTH)
     drafted = accepted = 0
@@ -117,10 +114,10 @@ def counts_of(logits, model, rule, policy, n_runs):
     return counts, drafted, accepted
 
 
-def exact(level, rule, policy, n_runs):
+def exact(clock, level, rule, policy, n_runs):
     logits = random_logits(1, TARGET.n_vocab)
     model = draft_of(cache(speaks(DRAFT, logits)), level=level)
-    counts, drafted, accepted = counts_of(logits, model, rule, policy, n_runs)
+    counts, drafted, accepted = counts_of(clock, logits, model, rule, policy, n_runs)
     assert accepted > drafted / 10 > n_runs / 20, "little was accepted: it proves little"
     assert chi_square_p_value(counts, n_runs * expected(logits)) > 1e-4
     other = expected(random_logits(2, TARGET.n_vocab))
@@ -128,25 +125,25 @@ def exact(level, rule, policy, n_runs):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_is_emitted_is_distributed_as_the_target_alone(level):
-    exact(level, "block", MODEL, 3_000)
+def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
+    exact(clock, level, "block", MODEL, 3_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_level_rule_and_policy_is_exact(level, rule, policy):
-    exact(level, rule, POLICIES[policy], 6_000)
+def test_every_level_rule_and_policy_is_exact(clock, level, rule, policy):
+    exact(clock, level, rule, POLICIES[policy], 6_000)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_with_the_match_rule_the_text_is_plain_decodings(level, policy, params):
+def test_with_the_match_rule_the_text_is_plain_decodings(clock, level, policy, params):
     for seed in range(20):
         logits = random_logits(seed, TARGET.n_vocab)
-        target = ToySession(cache(logits), TARGET.n_vocab, is_eog=TARGET.is_eog)
+        target = target_of(clock, logits)
         texts = []
         for chain in (None, chain_of(draft_of(cache(speaks(DRAFT, logits)), level=level), POLICIES[policy])):
             run = Generation(

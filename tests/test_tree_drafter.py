@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 from test_lossless import ToyModel, chi_square_p_value
-from toy_sessions import Clock, ToySession
+from toy_sessions import ToySession
 
 from edgespec.costs import OnlineCurve, guessed_curve
 from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
@@ -123,14 +123,6 @@ class Branches(Scheduler):
 
     def branches(self, path, n_drafted):
         return n_drafted < 2
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Time as the toy sessions spend it: 50 ms for a pass of the target, 1 ms for one of the draft model."""
-    clock = Clock()
-    monkeypatch.setattr("time.perf_counter", clock)
-    return clock
 
 
 def curves():

@@ -81,12 +81,12 @@ def test_what_begins_a_character_can_be_finished(tiny_target):
     """No byte leads to where none may follow: a surrogate's second would (ED A0, no text in UTF-8)."""
     spelling = Spelling.of(tiny_target)
     state = Grammar(tiny_target, "root ::= [^a-z]").begin()._state(())
-    bytes_ = [int(token) for token in spelling.probes if len(spelling.piece(int(token))) == 1]
+    tokens = np.array([t for t in spelling.probes if len(spelling.piece(int(t))) == 1], np.int32)
     seen = 0
 
     def finish(state, depth):
         nonlocal seen
-        allowed = np.array(bytes_, np.int32)[state.judge(np.array(bytes_, np.int32))]
+        allowed = tokens[state.judge(tokens)]
         assert len(allowed), state._tail
         for token in allowed if depth < 2 else allowed[:1]:
             after = state.copy()

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_lossless import chi_square_p_value
-from test_tree_drafter import RandomScheduler
+from test_tree_drafter import RandomScheduler, curves
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from toy_sessions import ToySession
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
 
 from edgespec import Engine, SamplingParams
-from edgespec.costs import OnlineCurve, guessed_curve
 from edgespec.drafters import SuffixDrafts, TreeDrafter
 from edgespec.drafters.translated import TranslatedDraft
 from edgespec.drafters.translation import Translation
@@ -74,7 +73,7 @@ def target_of(clock, logits):
 
 
 def chain_of(model, policy):
-    clocks = tuple(OnlineCurve(guessed_curve(n, own_kernels=True)) for n in (2_000_000_000, 100_000_000))
+    clocks = curves()
     scheduler = (Scheduler if policy.gamma else RandomScheduler)(*clocks, Predictor())
     scheduler.policy = policy
     suffix = SuffixDrafts(1024)

@@ -24,7 +24,7 @@ import numpy as np
 from edgespec.drafters.base import Drafter, Tokens
 from edgespec.drafters.model import DraftModel
 from edgespec.energy import Phase
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.generate import DraftPrefill, Generation, Prefill, unmarked
 from edgespec.records import Step, StopReason
 from edgespec.sampling import Coins, SamplingParams
@@ -195,30 +195,29 @@ class Cascade:
         self._target.clear()
         self._small.start()
         try:
-            self.mark("rest")
-            started = time.perf_counter()
-            if self._small_can_hold():
-                self._small.read(self._timeline)
-            self.mark("draft")
-            yield DraftPrefill(time.perf_counter() - started)
-            while not self._finished():
-                if self._small_can_hold() and not self._to_the_end:
-                    alone = self._alone()
-                    yield alone
-                    if alone.token is not None:
-                        continue
-                else:  # it would have to forget the prompt
-                    self._to_the_end = True
-                yield from self._wake()
-        except ArithmeticError as error:
-            raise EdgespecError(
-                f"the draft model: {error}; its file may be damaged (`edgespec models verify`), "
-                "or --logit-bias forbids every token"
-            ) from error
+            with self._small.blamed:
+                yield from self._run()
         finally:
             n_known = len(self.tokens) - 1
             self._target.rewind(min(self._target.n_past, n_known))
             self._small.trim(n_known)
+
+    def _run(self) -> Generator[Prefill | DraftPrefill | Alone | Step]:
+        self.mark("rest")
+        started = time.perf_counter()
+        if self._small_can_hold():
+            self._small.read(self._timeline)
+        self.mark("draft")
+        yield DraftPrefill(time.perf_counter() - started)
+        while not self._finished():
+            if self._small_can_hold() and not self._to_the_end:
+                alone = self._alone()
+                yield alone
+                if alone.token is not None:
+                    continue
+            else:  # it would have to forget the prompt
+                self._to_the_end = True
+            yield from self._wake()
 
     def _small_can_hold(self) -> bool:
         return len(self._timeline) + self._reserve <= self._small.n_ctx

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 
 class EdgespecError(Exception):
     """Something failed that the user can act on. `str(error)` is the one line shown.
@@ -22,3 +24,27 @@ class UsageError(EdgespecError):
     """The request itself is wrong: an unknown name, a bad option, a missing file."""
 
     exit_code = 2
+
+
+class LogitsOf:
+    """What is computed from one model's logits: where they are no numbers, the error names its file.
+
+    The C core refuses such rows, and rows of which nothing can be sampled, with an ArithmeticError. A context
+    manager; to be entered as often as one likes.
+    """
+
+    def __init__(self, path: object) -> None:
+        """Speak of the model's file at `path`."""
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ArithmeticError):
+            raise EdgespecError(
+                f"{self._path}: {error}; the model file may be damaged (`edgespec models verify`), "
+                "or --logit-bias forbids every token"
+            ) from error

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.drafters.base import Drafter, Outcome, Tokens
 from edgespec.energy import Phase
-from edgespec.errors import EdgespecError
+from edgespec.errors import LogitsOf
 from edgespec.grammar import Constraint
 from edgespec.lenience import lenient_choice
 from edgespec.logprobs import logprobs_of
@@ -105,24 +105,23 @@ class Generation:
     def events(self) -> Generator[Prefill | DraftPrefill | Step]:
         """Run: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
         try:
-            yield self._prefill()
-            if self._drafter and not self._finished():
-                self.mark("rest")
-                started = time.perf_counter()
-                self._drafter.begin(self.tokens, sampled=self._rule != "match", n_predict=self._n_predict)
-                self.mark("draft")
-                yield DraftPrefill(time.perf_counter() - started)
-            while not self._finished():
-                yield self._step()
-        except ArithmeticError as error:  # from the C core: logits that are no numbers, or all -infinity
-            raise EdgespecError(
-                f"{self._target.model.path}: {error}; the model file may be damaged "
-                "(`edgespec models verify`), or --logit-bias forbids every token"
-            ) from error
+            with LogitsOf(self._target.model.path):
+                yield from self._run()
         finally:
             if self._constraint:
                 self._constraint.close()
             self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
+
+    def _run(self) -> Generator[Prefill | DraftPrefill | Step]:
+        yield self._prefill()
+        if self._drafter and not self._finished():
+            self.mark("rest")
+            started = time.perf_counter()
+            self._drafter.begin(self.tokens, sampled=self._rule != "match", n_predict=self._n_predict)
+            self.mark("draft")
+            yield DraftPrefill(time.perf_counter() - started)
+        while not self._finished():
+            yield self._step()
 
     def _prefill(self) -> Prefill:
         self.mark("rest")
@@ -174,7 +173,7 @@ class Generation:
         ready = time.perf_counter()
         if self._drafter:
             self._drafter.accept(
-                self.tokens, Outcome(path, emitted, len(pending) + n, ready - drafted, judged)
+                self.tokens, Outcome(path, emitted, len(pending) + n, verified - drafted, judged)
             )
             if drafts:
                 self.mark("draft")

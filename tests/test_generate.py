@@ -11,15 +11,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tiny_gguf import write_tiny_gguf
+from toy_sessions import ToySession
 
 from edgespec import Engine, SamplingParams
-from edgespec.costs import OnlineCurve, guessed_curve
+from edgespec.costs import N_MAX, Curve, OnlineCurve, guessed_curve
 from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import Power
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.generate import DraftPrefill, Generation, Prefill
+from edgespec.grammar import Constraint
+from edgespec.logprobs import logprobs_of
 from edgespec.predictor import Predictor
+from edgespec.records import Step
 from edgespec.sampling import Coins, filtered_probs
 from edgespec.scheduler import Policy, Scheduler
 from edgespec.session import Session
@@ -402,6 +406,69 @@ def test_forbidding_every_token_is_one_line(engine):
     with pytest.raises(EdgespecError, match="--logit-bias forbids every token"):
         engine.generate("abc", params=nothing)
     assert engine.generate("abc", params=GREEDY, n_predict=3).text  # the engine is still good
+
+
+def test_logits_of_the_draft_that_are_no_numbers_are_the_drafts(tiny_path, tmp_path):
+    draft = write_tiny_gguf(tmp_path / "no-numbers.gguf", peak=5e38)
+    with Engine(tiny_path, draft, n_threads=1) as engine:
+        with pytest.raises(EdgespecError, match=r"no-numbers\.gguf: .*the model file may be damaged"):
+            engine.generate("abc", params=GREEDY, gamma=2)
+        assert engine.generate("abc", n_predict=3, drafter="none").text  # the target is still good
+
+
+class Spending:
+    """A State of a grammar that allows everything, and takes its time."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def judge(self, ids):
+        self.clock.now += 0.5
+        return np.ones(len(ids), np.bool_)
+
+    def accept(self, token):
+        self.clock.now += 0.5
+
+    def copy(self):
+        return self
+
+
+def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
+    """Not what the grammar and the logprobs of the emitted tokens take: the profile would keep that."""
+    spent = []
+
+    def slow_logprobs(*arguments):
+        spent.append(arguments)
+        clock.now += 0.5
+        return logprobs_of(*arguments)
+
+    monkeypatch.setattr("edgespec.generate.logprobs_of", slow_logprobs)
+
+    def logits(prefix):
+        row = np.zeros(8, np.float32)
+        row[len(prefix) % 7] = 5.0
+        return row
+
+    curves = tuple(OnlineCurve(Curve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005))
+    target = ToySession(logits, 8, clock=clock, cost=lambda n: 0.02)
+    draft = ToySession(logits, 8, clock=clock, cost=lambda n: 0.005)
+    scheduler = Scheduler(*curves, Predictor())
+    scheduler.policy = MODEL
+    constraint = Constraint(Spending(clock), GREEDY, 8, is_eog=lambda _: False)
+    model = DraftModel(draft, n_vocab=8)
+    drafter = TreeDrafter(
+        scheduler, suffix=None, model=model, is_eog=lambda _: False, clocks=curves, constraint=constraint
+    )
+    run = Generation(
+        target, drafter, PROMPT, params=GREEDY, coins=Coins(1), rule="match", n_predict=60, n_logprobs=2,
+        constraint=constraint,
+    )  # fmt: skip
+    steps = [event for event in run.events() if isinstance(event, Step)]
+    assert len(spent) == 60  # a token each
+    assert sum(step.n_accepted for step in steps) > 30
+    for curve, one in zip(curves, (0.02, 0.005), strict=True):
+        assert curve.n_observed > 2
+        assert curve.at(0)[1:] == pytest.approx([one] * N_MAX)
 
 
 def test_forbidden_tokens_never_come(engine):

@@ -26,7 +26,7 @@ class Outcome:
     n_evaluated: int
     """Tokens in the target's pass."""
     verify_s: float
-    """The target's pass and the verdict, in seconds."""
+    """The target's pass alone, in seconds."""
     judged: Sequence[tuple[int, float, float]] = ()
     """(node, p, q) of those that were judged, where the rule computes them: nodes below the root and below
     accepted ones, up to the accepted one among siblings."""

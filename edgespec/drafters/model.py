@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.embeddings import CutVocabulary, Scatter
+from edgespec.errors import LogitsOf
 from edgespec.prefixes import Prefixes, n_common
 from edgespec.session import Rows, Session
 
@@ -32,6 +33,8 @@ class DraftModel:
         """Length of a row of logits that `run` returns."""
         self._scatter = Scatter(cut.token_ids, self.n_vocab) if cut else None
         self._offset = 0  # the timeline's index of the first token in the cache
+        self.blamed = LogitsOf(session.model.path)
+        """To be entered around what is computed from its logits."""
 
     @property
     def n_ctx(self) -> int:

@@ -150,7 +150,8 @@ class TreeDrafter:
         now.offered = offer.chances
         if model and self._sleep:
             model.make_room(len(tokens) + max(room, 0))
-            now.n_woken = self._sleep.wake(tokens, sampler)
+            with model.blamed:
+                now.n_woken = self._sleep.wake(tokens, sampler)
             now.n_unread = model.n_unread(len(tokens))
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
@@ -175,7 +176,10 @@ class TreeDrafter:
                 offer = Offer(len(drafted))  # what more there is was offered and not taken
             elif isinstance(choice, RunModel) and model and n_unread:
                 guesses = offer.tokens[: min(choice.n_guesses, room - self._n_nodes - 1)]
-                self._run(model, tokens, drafted, guesses, room, sampler=sampler, recent=recent, coins=coins)
+                with model.blamed:
+                    self._run(
+                        model, tokens, drafted, guesses, room, sampler=sampler, recent=recent, coins=coins
+                    )
                 offer = self._offer(drafted, room - self._n_nodes)
                 after_model = True
             if len(drafted) == n_before or self._is_eog(drafted[-1]):
@@ -323,12 +327,14 @@ class TreeDrafter:
         left out, and the number of tokens drawn there is chosen, because of its distribution, before a token
         is drawn: never because of the token.
         """
-        started = time.perf_counter()
         scheduler, predictor = self._scheduler, self._scheduler.predictor
         timeline = [*tokens, *drafted] if drafted else tokens
         n_read = model.n_unread(len(timeline)) + len(guesses)
         n_past = model.n_past
+        started = time.perf_counter()
         rows = model.run(timeline, guesses)
+        if self._draft_clock:
+            self._draft_clock.observe(n_read, n_past, time.perf_counter() - started)
         n_right = 0
         next_bucket = self._bucket
         for i, unmasked in enumerate(rows):
@@ -377,8 +383,6 @@ class TreeDrafter:
             n_right += 1
         model.trim(len(timeline) + n_right)
         self._now.passes.append((n_read, len(guesses)))
-        if self._draft_clock:
-            self._draft_clock.observe(n_read, n_past, time.perf_counter() - started)
 
     def _n_siblings(self, path: float, depth: int, bucket: int, room: int) -> int:
         """Return how many tokens more to sample at a place of the trunk, whose parent has `path`."""

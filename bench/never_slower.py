@@ -20,6 +20,10 @@ equal lengths that changes nothing. A pair of unequal lengths of which one is be
 The best fixed choice of a category is found after the fact, from these very runs, with `--sweep` among all
 lengths and drafters: the largest of many noisy figures, so what auto lacks to it is somewhat overstated.
 
+`--short`: answers below 40 tokens instead (bench/prompt_sets/short.jsonl), where what drafting costs before it
+pays weighs most. `--remembered`: the suffix store holds the plain answers to all the other prompts, as that
+of somebody who has asked before; nothing in it is an answer to this one.
+
 Ways: plain, auto, tree (with sampled siblings), chain (without branches), and DRAFTER-GAMMA with DRAFTER
 model, suffix or staged; without -GAMMA the scheduler decides. model-3 is llama.cpp's default. Prompts:
 our own sets, beside them HumanEval and files in Spec-Bench's format (bench/prompts.py). A prompt with a
@@ -49,6 +53,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import prompts as prompt_sets
 from edgespec import Engine, SamplingParams
 from edgespec.kernels import STOCK
@@ -310,6 +315,7 @@ class Bench:
     """An engine, and how it is asked."""
 
     def __init__(self, engine: Engine, *, n_predict: int, cold: bool = False, seeded: bool = False) -> None:
+        self._remembered: dict[Place, list[int]] = {}
         self._engine = engine
         self._n_predict = n_predict
         self._cold = cold
@@ -335,9 +341,21 @@ class Bench:
                 scheduler.predictor = predictor
         return result
 
-    def forget(self) -> None:
+    def remember(self, prompts: Sequence[Prompt]) -> None:
+        """Keep plain's answers, which `forget` then leaves in the store but for that to its own prompt."""
+        for prompt in prompts:
+            options: dict[str, Any] = {"drafter": "none", "params": SamplingParams(temperature=0.0)}
+            stream = self._engine.stream(prompt.text, n_predict=prompt.n_predict or self._n_predict, **options)
+            for _ in stream:
+                pass
+            self._remembered[prompt.category, prompt.id] = [*stream.timeline, -1]
+
+    def forget(self, place: Place) -> None:
         """Make the engine forget the texts it saw, and with `cold` what it learnt since it was opened."""
         self._engine.forget(tables=self._cold)
+        others = [tokens for other, tokens in self._remembered.items() if other != place]
+        if others:
+            self._engine._recollection.ready().load(np.concatenate(others).astype(np.int32))
 
     def warm_up(self, prompts: Sequence[Prompt], ways: Sequence[Way]) -> None:
         """Make the contexts large enough for every prompt, and run each drafter once."""
@@ -363,9 +381,9 @@ class Bench:
             for shift, prompt in enumerate(prompts):
                 for i in range(len(ways)):
                     how = ways[(i + turn + shift) % len(ways)]
-                    self.forget()
-                    result = self.ask(prompt.text, how, turn, temperature, prompt.n_predict)
                     place = prompt.category, prompt.id
+                    self.forget(place)
+                    result = self.ask(prompt.text, how, turn, temperature, prompt.n_predict)
                     runs.append(finished(result, turn, temperature, place, how.name))
                 print(".", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
@@ -440,7 +458,8 @@ def chosen_ways(args: argparse.Namespace, *, has_draft: bool) -> list[Way]:
 def chosen_prompts(args: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of our own sets and of the files given."""
     per_category = args.per_category
-    prompts = [prompt for file in prompt_sets.OWN for prompt in prompt_sets.load(file, per_category)]
+    own = (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
+    prompts = [prompt for file in own for prompt in prompt_sets.load(file, per_category)]
     if args.humaneval:
         problems = prompt_sets.humaneval(args.humaneval, per_category or 4)
         prompts += [
@@ -473,6 +492,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernels", choices=["auto", "off"], default="auto")
     parser.add_argument("--second-run", action="store_true", help="measure second requests instead")
     parser.add_argument("--cold", action="store_true", help="forget what was learnt of acceptance, too")
+    parser.add_argument("--short", action="store_true", help="short answers instead of our other sets")
+    parser.add_argument(
+        "--remembered", action="store_true", help="the suffix store holds the answers to the other prompts"
+    )
     parser.add_argument(
         "--seeded", action="store_true", help="one seed for all ways above temperature 0, too"
     )
@@ -510,6 +533,8 @@ def main() -> None:
         if not args.second_run:
             ways = chosen_ways(args, has_draft=engine.draft is not None)
             bench.warm_up(prompts, ways)
+            if args.remembered:
+                bench.remember(prompts)
             for temperature in dict.fromkeys([*args.temp, *own]):
                 general = temperature in args.temp
                 some = [
@@ -541,7 +566,8 @@ def main() -> None:
         else:
             one_text = bench.one_text(temperature)
             report(table, texts, own_kernels=kernels != STOCK, one_text=one_text)
-    files = [prompt_sets.AGAIN] if args.second_run else [*prompt_sets.OWN, *args.prompts]
+    own_sets = (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
+    files = [prompt_sets.AGAIN] if args.second_run else [*own_sets, *args.prompts]
     outcome = {
         "machine": machine,
         "command": sys.argv,

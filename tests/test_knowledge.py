@@ -12,7 +12,7 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.history import find_histories
-from edgespec.lengths import ANSWER_TOKENS
+from edgespec.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.predictor import N_BUCKETS, N_DEPTHS, Predictor
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -102,7 +102,9 @@ def test_the_next_engine_starts_from_it(engine, cache):
             found = tables(two, greedy=greedy)
             assert found.as_dict() == expected.as_dict()
             assert found.next.overall == expected.next.overall != Predictor().next.overall
-            assert two._knowledge.scheduler(greedy=greedy).answer_tokens == document["answer_tokens"]
+            assert two._knowledge.scheduler(greedy=greedy).lengths == AnswerLengths(
+                document["answer_tokens"]
+            ).of("")
         drafted(two)
     assert stored(cache)["runs"] == 2
 
@@ -125,17 +127,17 @@ def test_only_answers_that_end_by_themselves_tell_of_their_length(engine, cache)
         ended = drafted(two, stop=[text[6:9]])
         assert ended.stop_reason == "stop"
         two.forget()
-        moved = two._knowledge.scheduler(greedy=True).answer_tokens
-        alike = two._knowledge.scheduler(greedy=True, prompt=PROMPT).answer_tokens
+        moved = two._knowledge.scheduler(greedy=True).lengths
+        alike = two._knowledge.scheduler(greedy=True, prompt=PROMPT).lengths
     n = len(ended.token_ids)
     assert n < ANSWER_TOKENS
-    assert n < alike < moved < ANSWER_TOKENS
+    assert alike.longer(n) < moved.longer(n) < AnswerLengths(ANSWER_TOKENS).of("").longer(n)
     assert n < stored(cache)["answer_tokens"] < ANSWER_TOKENS
     with engine() as three:
-        assert three._knowledge.scheduler(greedy=False).answer_tokens == stored(cache)["answer_tokens"]
-        assert three._knowledge.scheduler(greedy=False, prompt=PROMPT).answer_tokens == pytest.approx(
-            alike, 0.01
-        )
+        found = three._knowledge.scheduler(greedy=False).lengths
+        assert found == AnswerLengths(stored(cache)["answer_tokens"]).of("")
+        found = three._knowledge.scheduler(greedy=False, prompt=PROMPT).lengths
+        assert found.shares == pytest.approx(alike.shares, abs=0.01)
 
 
 @pytest.mark.parametrize("options", [{"profile": False}, {"drafter": "none"}], ids=str)

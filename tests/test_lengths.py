@@ -1,5 +1,7 @@
 """Expected lengths of answers."""
 
+import math
+
 import pytest
 
 from edgespec.lengths import AnswerLengths
@@ -65,3 +67,60 @@ def test_what_makes_no_sense_is_left_alone(damage):
     lengths = AnswerLengths(100.0)
     lengths.restore(damage)
     assert lengths.as_dict() == {}
+
+
+# ---- what is believed of one answer ----
+
+
+def usually(n_tokens, *, times=8):
+    lengths = AnswerLengths(100.0)
+    for _ in range(times):
+        lengths.learn("Write", n_tokens)
+    return lengths.of("Write")
+
+
+@pytest.mark.parametrize("lengths", [AnswerLengths(100.0).of(""), usually(5), usually(3000), usually(1e6)])
+def test_what_is_believed_is_a_distribution(lengths):
+    assert sum(lengths.shares) == pytest.approx(1.0)
+    assert lengths.longer(1) == pytest.approx(1.0)
+    left = [lengths.longer(n) for n in (1, 2, 3, 7, 8, 100, 5000, 131_072, 10**7)]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == 0.0
+    for n in (1, 5, 64, 900, 10**7):
+        found = lengths.after(n)
+        assert sum(chance for _, chance in found) == pytest.approx(1.0)
+        assert all(length > n for length, _ in found)
+        assert lengths.to_come(n) > 0.0
+
+
+def test_the_longer_an_answer_has_become_the_more_is_to_come():
+    unknown = AnswerLengths(100.0).of("")
+    to_come = [unknown.to_come(n) for n in (1000, 4000, 16_000)]
+    assert to_come == sorted(to_come)
+
+
+def test_what_was_answered_is_believed_and_what_was_not_is_open():
+    assert usually(10).longer(40) < 0.1 < AnswerLengths(100.0).of("").longer(40)
+    assert usually(400).longer(40) > 0.9
+    assert usually(10, times=8).longer(40) < usually(10, times=1).longer(40)
+
+
+def pays(lengths, n, *, price=3.0, saved=0.3, most=math.inf):
+    """Whether to pay the time of three tokens for three tenths of each token from now on."""
+    return lengths.pays(price, saved, n=n, most=most, spent=5.0 + n, pace=1.0)
+
+
+def test_where_the_length_is_not_known_one_waits_for_some_tokens():
+    unknown = AnswerLengths(100.0).of("")
+    first = next(n for n in range(1, 1000) if pays(unknown, n))
+    assert 10 < first < 60
+    assert not pays(unknown, first, most=first + 5)  # 5 tokens more save less than that
+    assert not pays(unknown, 1000, saved=0.0)
+    assert not pays(unknown, 1000, saved=-1.0)
+
+
+def test_what_is_known_of_the_length_is_used():
+    unknown = AnswerLengths(100.0).of("")
+    first = next(n for n in range(1, 1000) if pays(unknown, n))
+    assert next(n for n in range(1, 1000) if pays(usually(500), n)) < first / 2
+    assert not any(pays(usually(10), n) for n in range(1, 20))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from toy_sessions import ToySession
 from edgespec.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
 from edgespec.drafters import DraftModel, SuffixDrafts, TreeDrafter
 from edgespec.generate import Generation
+from edgespec.lengths import AnswerLengths
 from edgespec.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.sampling import Coins, SamplingParams
 from edgespec.scheduler import MAX_GAMMA, Policy, RunModel, Scheduler, TakeSuffix
@@ -43,6 +45,8 @@ class World:
         costs,
         *,
         draft_s=0.008,
+        draft_costs=None,
+        reads=(0.0005, 0.0005),
         believed=1.0,
         informative=False,
         policy,
@@ -55,12 +59,15 @@ class World:
         self.clock = clock
         # A confident model is right more often; the mean is what `acceptance` says.
         self.confidence = np.where(self.agrees, 0.97, 0.3) if informative else np.full(n, 0.75)
-        self.target_clock = OnlineCurve(curve_of(costs))
-        self.draft_clock = OnlineCurve(curve_of([0.0, *[believed * draft_s] * N_MAX]))
-        scheduler = Scheduler(self.target_clock, self.draft_clock, Predictor())
+        self.target_clock = OnlineCurve(curve_of(costs, reads[0]))
+        draft_costs = draft_costs or [0.0, *[draft_s] * N_MAX]
+        self.draft_clock = OnlineCurve(curve_of([believed * seconds for seconds in draft_costs], reads[1]))
+        scheduler = self.scheduler = Scheduler(self.target_clock, self.draft_clock, Predictor())
         scheduler.policy = policy
         self.session = ToySession(self.target_logits, V, clock=clock, cost=costs.__getitem__)
-        self.draft_session = ToySession(self.draft_logits, V, clock=clock, cost=lambda n: draft_s)
+        self.draft_session = ToySession(
+            self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)]
+        )
         self.model = DraftModel(self.draft_session, n_vocab=V)
         self.chain = TreeDrafter(
             scheduler,
@@ -161,6 +168,84 @@ def test_a_draft_model_that_seems_too_dear_is_found_out(clock):
     assert world.rate(half) > 0.9 * oracle(0.9, OURS)
 
 
+STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2.05, 16: 3.85, 33: 7.8}))]
+"""T(n) of a processor on which a token more costs more."""
+
+
+class Asked(World):
+    """A world in which reading a prompt costs something, and an answer begins that is new to it."""
+
+    def __init__(self, clock, n_prompt, *, draft_s=0.006, lengths=None):
+        draft_costs = [0.0, *(max(1.0, 0.14 * n) * draft_s for n in range(1, N_MAX + 1))]
+        reads = 0.0048, 0.14 * draft_s  # seconds a token, of the target and of the draft model
+        super().__init__(
+            clock, [0.75], STEEPER, draft_costs=draft_costs, reads=reads, policy=Policy(), n=4000
+        )
+        self.session._cost = lambda n: STEEPER[n] if n <= N_MAX else n * reads[0]
+        self.draft_session._cost = lambda n: draft_costs[n] if n <= N_MAX else n * reads[1]
+        self.reads = reads
+        if lengths:
+            self.scheduler.lengths = lengths
+        self.prompt = [int(t) for t in self.truth[:n_prompt]]
+
+    def seconds(self, n_tokens):
+        """When each of the answer's first tokens was there."""
+        began, seconds = self.clock.now, []
+        run = Generation(self.session, self.chain, self.prompt, params=GREEDY, coins=Coins(1), rule="match")
+        for _ in run.events():
+            n = len(run.tokens) - len(self.prompt)
+            seconds += [self.clock.now - began] * (n - len(seconds))
+            if n >= n_tokens:
+                return seconds[:n_tokens]
+        raise AssertionError("the text ended")
+
+    def plain_seconds(self, n_tokens):
+        """The same without drafting."""
+        return [self.reads[0] * len(self.prompt) + STEEPER[1] * n for n in range(n_tokens)]
+
+    def woken_after(self):
+        """After how many tokens the draft model began to read; infinity: not within 200."""
+        self.seconds(200)
+        n = 1
+        for _, step in self.steps:
+            if step.n_woken:
+                return n
+            n += step.n_emitted
+        return math.inf
+
+
+@pytest.mark.parametrize("n_prompt", [45, 110])
+@pytest.mark.parametrize("draft_s", [0.004, 0.006, 0.009, 0.0125])
+def test_an_answer_whose_length_nobody_knows_is_not_slower_if_it_is_short(clock, draft_s, n_prompt):
+    """Wherever it ends, up to 32 tokens: what drafting costs before it pays is then lost."""
+    world = Asked(clock, n_prompt, draft_s=draft_s)
+    seconds = world.seconds(128)
+    ratios = [plain / own for plain, own in zip(world.plain_seconds(128), seconds, strict=True)]
+    assert statistics.geometric_mean(ratios[:32]) > 0.97
+    assert ratios[-1] > (1.05 if draft_s < 0.009 else 0.98)  # and where it goes on, it drafts if that pays
+
+
+def test_the_draft_model_is_woken_when_what_is_known_of_the_length_says_so(clock):
+    unknown = Asked(clock, 60).woken_after()
+    assert Asked(clock, 60, lengths=usually(500)).woken_after() < unknown < 100
+    assert Asked(clock, 60, lengths=usually(12)).woken_after() > unknown
+
+
+def usually(n_tokens):
+    """What is believed of an answer where all to such prompts had so many tokens."""
+    lengths = AnswerLengths(n_tokens)
+    for _ in range(8):
+        lengths.learn("Write", n_tokens)
+    return lengths.of("Write")
+
+
+def decode(scheduler, n_tokens):
+    """Tell `scheduler` of tokens that came one a step."""
+    for _ in range(n_tokens):
+        scheduler.start_step(100)
+        scheduler.learn(1, OURS[1], 0, [])
+
+
 def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
     target, draft = OnlineCurve(curve_of(OURS)), OnlineCurve(curve_of([0.0, *[0.008] * N_MAX], read=0.001))
     scheduler = Scheduler(target, draft, Predictor())
@@ -168,11 +253,13 @@ def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
     scheduler.start_step(2000)
     assert scheduler.worth_reading(2000) == 0  # 20 tokens do not pay for reading
     scheduler.begin(2000, 2000)
-    scheduler.answer_tokens = 2000.0
+    scheduler.lengths = usually(2000)
+    decode(scheduler, 300)
     scheduler.start_step(2000)
     assert 1000 < scheduler.worth_reading(2000) <= 2000
-    scheduler.begin(2000, 200)
-    scheduler.answer_tokens = 200.0
+    scheduler.begin(2000, 400)
+    scheduler.lengths = usually(400)
+    decode(scheduler, 100)
     scheduler.start_step(2000)
     assert 128 <= scheduler.worth_reading(2000) < 2000  # a recent window
 
@@ -328,3 +415,22 @@ def test_costs_grow_with_the_context():
     assert curve.at(1088)[4] == pytest.approx(1.5 * OURS[4])
     assert all(x > 0 for x in curve.at(0)[1:])
     assert curve.at(8192)[4] > 4 * OURS[4]
+
+
+def test_how_much_a_text_repeats_is_learnt_in_it():
+    """A first token of the store: less likely where it was wrong in this text, more where it was right."""
+    predictor = Predictor()
+    predictor.begin()
+    unknown = predictor.offered(0, 5)
+    assert unknown < predictor.suffix.chance(0, 5)  # nothing was right here yet
+    later = predictor.offered(1, 5)
+    for _ in range(12):
+        predictor.learn_offered(0, 2, right=False)
+    assert predictor.offered(0, 5) < 0.8 * unknown
+    assert predictor.offered(1, 5) == later  # what follows a right one is another question
+    for _ in range(40):
+        predictor.learn_offered(0, 8, right=True)
+    assert predictor.offered(0, 5) > unknown
+    assert predictor.offered(0, 8) <= 0.98
+    predictor.begin()
+    assert predictor.offered(0, 5) == pytest.approx(unknown, rel=0.2)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec._core import SuffixStore
-from edgespec.drafters.suffix import SuffixDrafts
+from edgespec.drafters.suffix import SuffixDrafts, n_before_answer
 
 END = -1
 ESCAPE = 2.0  # this and weight() as in suffix.c
@@ -268,3 +268,29 @@ def test_an_offer_is_the_first_children_of_the_offered_tree():
     assert drafts.offer_tree([2], 8) == ([9], [-1], drafts.offer([2], 8)[1])
     assert drafts.offer_tree([1], 1)[:2] == ([8], [-1])
     assert drafts.offer_tree([4], 8) == ([], [], [])
+
+
+END_OF_TURN = 99
+
+
+def test_what_a_template_puts_before_every_answer_says_nothing_of_it():
+    def n_before(*tokens):
+        return n_before_answer(tokens, lambda token: token == END_OF_TURN)
+
+    assert n_before(1, 2, END_OF_TURN, 3, 4, 5, 7) == 6
+    assert n_before(1, 2, 3, 4, 5, 7) == 0  # no template: the text goes on
+    assert n_before(END_OF_TURN, *range(20), 7) == 0  # so long ago that it is no header
+    assert n_before(1, 2, 3, END_OF_TURN) == 0  # the answer itself, which ends at once
+    header = [END_OF_TURN, 50, 51, 52, 53]
+    first, second = [1, 2, 3, *header, 7, 8, 9], [4, 5, *header, 7]
+    drafts = drafts_of(first)
+    drafts.begin(second)
+    assert drafts.offer([], 2)[1][0] > 0.9  # "7", and the header before it
+    drafts = drafts_of(first)
+    drafts.begin(second, n_silent=len(second) - 1)
+    tokens, probabilities = drafts.offer([], 2)
+    assert tokens == [8, 9]
+    assert probabilities[0] < 0.4  # "7" alone
+    drafts.extend([8])
+    assert drafts.offer([], 1)[1][0] > probabilities[0]  # the answer's own tokens count
+    assert drafts.offer([1, 2], 1)[0] == [3]  # the prompt can still be copied

@@ -68,7 +68,7 @@ def learn_offers(predictor: Predictor, offers: Sequence[Offer], n_trunk: int, em
             range(offer.at, len(emitted)), offer.tokens, offer.buckets, strict=False
         ):
             right = emitted[depth] == token
-            predictor.suffix.learn(depth, bucket, right)
+            predictor.learn_offered(depth, bucket, right)
             if not right:
                 break
 

@@ -7,14 +7,25 @@ suffix of the text that occurred before, down to a single token, and counts what
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec import _core
 from edgespec.drafters.base import Tokens
 
+_HEADER = 8  # tokens with which a chat template begins an answer, at most
 _TAIL = 32  # tokens of the text's end that the store compares
 _BRANCHES = 32  # as many as the store has: few of them are likely enough to be offered
 _END = array("i", [-1])  # of a document: nothing matches across it
+
+
+def n_before_answer(tokens: Sequence[int], is_eog: Callable[[int], bool]) -> int:
+    """Return how many of `tokens`, a prompt and a token more, stand before a text that the last begins.
+
+    That is all of a prompt at whose end a turn ends. A chat template then begins the answer with the same few
+    tokens as every other: to find them again says nothing of it, and would look like a long match.
+    """
+    header = tokens[-1 - _HEADER : -1]
+    return len(tokens) - 1 if any(map(is_eog, header)) else 0
 
 
 class SuffixDrafts:
@@ -34,11 +45,15 @@ class SuffixDrafts:
         """Empty the store."""
         self._store = _core.SuffixStore(self._capacity)
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new document with `tokens`."""
+    def begin(self, tokens: Sequence[int], *, n_silent: int = 0) -> None:
+        """Start a new document with `tokens`; the first `n_silent` say nothing of what follows the last.
+
+        They can be offered, as all that was seen, but no match reaches back into them.
+        """
         self._store.extend(_END)
         self._tail = array("i")
         self.extend(tokens)
+        self._tail = array("i", tokens[n_silent:])[-_TAIL:]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the document."""

@@ -34,7 +34,7 @@ from edgespec.drafters.learning import (
 )
 from edgespec.drafters.model import DraftModel
 from edgespec.drafters.sleep import Sleep
-from edgespec.drafters.suffix import SuffixDrafts
+from edgespec.drafters.suffix import SuffixDrafts, n_before_answer
 from edgespec.grammar import Constraint
 from edgespec.predictor import bucket_of
 from edgespec.scheduler import MAX_GAMMA, RunModel, Scheduler, TakeSuffix
@@ -121,7 +121,7 @@ class TreeDrafter:
         self._n_pending = 1
         self._scheduler.begin(len(tokens), n_predict)
         if self._suffix:
-            self._suffix.begin(tokens)
+            self._suffix.begin(tokens, n_silent=n_before_answer(tokens, self._is_eog))
         self._now = DraftStep()
         if self._sleep:
             self._sleep.begin(tokens)
@@ -248,7 +248,7 @@ class TreeDrafter:
             place.append(len(nodes))
             depth = depths[parent] + 1 if parent >= 0 else 0
             bucket = bucket_of(probability)
-            chance = min(predictor.suffix.chance(depth, bucket), left[parent])
+            chance = min(predictor.offered(depth, bucket), left[parent])
             left[parent] -= chance
             left.insert(-1, 1.0)
             path = chance * (nodes[parent].path if parent >= 0 else 1.0)
@@ -265,7 +265,7 @@ class TreeDrafter:
             n = self._constraint.fitting(drafted, tokens)
             tokens, probabilities = tokens[:n], probabilities[:n]
         buckets = [bucket_of(p) for p in probabilities]
-        chance = self._scheduler.predictor.suffix.chance
+        chance = self._scheduler.predictor.offered
         chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
         offer = Offer(len(drafted), tokens, buckets, chances)
         self._offers.append(offer)

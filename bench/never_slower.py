@@ -20,9 +20,9 @@ equal lengths that changes nothing. A pair of unequal lengths of which one is be
 The best fixed choice of a category is found after the fact, from these very runs, with `--sweep` among all
 lengths and drafters: the largest of many noisy figures, so what auto lacks to it is somewhat overstated.
 
-`--short`: answers below 40 tokens instead (bench/prompt_sets/short.jsonl), where what drafting costs before it
-pays weighs most. `--remembered`: the suffix store holds the plain answers to all the other prompts, as that
-of somebody who has asked before; nothing in it is an answer to this one.
+`--short`: answers below 40 tokens instead (bench/prompt_sets/short.jsonl), where what drafting costs before
+it pays weighs most. `--remembered`: the suffix store holds the plain answers to all the other prompts, as
+that of somebody who has asked before; nothing in it is an answer to this one.
 
 Ways: plain, auto, tree (with sampled siblings), chain (without branches), and DRAFTER-GAMMA with DRAFTER
 model, suffix or staged; without -GAMMA the scheduler decides. model-3 is llama.cpp's default. Prompts:
@@ -54,6 +54,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import prompts as prompt_sets
 from edgespec import Engine, SamplingParams
 from edgespec.kernels import STOCK
@@ -345,7 +346,8 @@ class Bench:
         """Keep plain's answers, which `forget` then leaves in the store but for that to its own prompt."""
         for prompt in prompts:
             options: dict[str, Any] = {"drafter": "none", "params": SamplingParams(temperature=0.0)}
-            stream = self._engine.stream(prompt.text, n_predict=prompt.n_predict or self._n_predict, **options)
+            n_predict = prompt.n_predict or self._n_predict
+            stream = self._engine.stream(prompt.text, n_predict=n_predict, **options)
             for _ in stream:
                 pass
             self._remembered[prompt.category, prompt.id] = [*stream.timeline, -1]

@@ -303,10 +303,11 @@ def test_lines_are_kept_for_the_next_chat_unless_nothing_is_to_be(type_in, tmp_p
     assert Conversation.load(file).exchanges[0].question == "remember me"
 
 
-def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(type_in, long_path, tmp_path):
+@pytest.mark.parametrize("drafting", [("--drafter", "none"), ("--drafter", "suffix", "--show-draft")])
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(type_in, long_path, tmp_path, drafting):
     """Also in the second answer: the line editor must give the signals back."""
     file = tmp_path / "chat.json"
-    with type_in(*ENDLESS, *RANDOM, models=("-t", long_path, "--drafter", "none")) as terminal:
+    with type_in(*ENDLESS, *RANDOM, models=("-t", long_path, *drafting)) as terminal:
         for question in ("abc", "the other"):
             terminal.expect(">")
             terminal.type(f"{question}\r")

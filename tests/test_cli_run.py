@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
 
 from edgespec.energy import EnergyMeter
@@ -199,6 +200,21 @@ def test_explain_does_not_cut_the_text_into_pieces(tiny_path, child_environment)
     last_line = shown.rindex(b"emitted, draft")
     assert shown.count(b"emitted, draft") > 5
     assert len(shown[last_line:]) > len("emitted, draft 0.0 ms, verify 0.0 ms") + 30
+
+
+@pytest.mark.parametrize("options", [(), ("--show-draft", "--drafter", "suffix", "--gamma", 3)])
+def test_words_are_on_the_screen_before_the_last_token_exists(tmp_path, child_environment, options):
+    """Ctrl-C after the first words: what comes after them was not yet written."""
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1 << 15)
+    n_asked = 30_000
+    command = (*COMMAND, "run", "-t", model, "abc", "-n", n_asked, *options)
+    only_a = ("--logit-bias", f"{ord('a')}=1000")
+    with Terminal([*map(str, (*command, *only_a))], child_environment) as terminal:
+        terminal.expect("a{20}")
+        terminal.type("\x03")
+        shown = terminal.expect("ended +interrupted")
+        assert terminal.wait() == 130
+    assert 20 <= int(re.search(r"(\d+) tokens in", shown)[1]) < n_asked
 
 
 def test_control_characters_do_not_reach_a_terminal():

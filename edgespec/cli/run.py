@@ -271,7 +271,7 @@ def run_command(
 
 
 def _show(stream: Stream, *, json: bool, stats: bool, show_draft: bool, explain: bool) -> int:
-    writer = None if json else TextWriter(show_draft=show_draft, explain=explain is not None)
+    writer = None if json else TextWriter(show_draft=show_draft, explain=explain)
     code = 0
     try:
         for token in stream:

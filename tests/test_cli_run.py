@@ -233,7 +233,18 @@ def test_every_help_shows_an_example(command, child_environment):
         [*COMMAND, *command, "--help"], capture_output=True, env=child_environment, check=False, timeout=60
     )
     assert process.returncode == 0
-    assert "Example: edgespec" in process.stdout.decode()
+    shown = process.stdout.decode()
+    assert "Example: edgespec" in shown
+
+
+def test_help_names_every_command_at_the_start_of_its_row(child_environment):
+    with Terminal([*COMMAND, "--help"], child_environment) as terminal:
+        shown = terminal.expect("Example: edgespec")
+    rows = dict(re.findall(r"│ (\w+) +(\w[^│]*)", shown[shown.index(" Commands ") :]))
+    assert {"run", "quantize", "models", "draft", "cache"} <= set(rows)
+    assert rows["models"].startswith("List, pull, check and remove models.")
+    assert rows["draft"].startswith("Make drafts: ")
+    assert rows["cache"].startswith("Show, clear and fill the history")
 
 
 @pytest.mark.parametrize("module", ["rich.console", "typer", "llama_cpp"])

@@ -83,11 +83,12 @@ app = typer.Typer(
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
     module = import_module(f"edgespec.cli.{name}")
+    loaded = typer.Typer(rich_markup_mode="rich")
     if name in _GROUPS:
-        return typer.main.get_command(getattr(module, f"{name}_app"))
-    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, epilog=f"Example: {_EXAMPLES[name]}")(getattr(module, f"{name}_command"))
-    return typer.main.get_command(single)
+        loaded.add_typer(getattr(module, f"{name}_app"), name=name)
+    else:
+        loaded.command(name, epilog=f"Example: {_EXAMPLES[name]}")(getattr(module, f"{name}_command"))
+    return typer.main.get_group(loaded).commands[name]
 
 
 def _print_version(wanted: bool) -> None:

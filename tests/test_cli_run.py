@@ -247,6 +247,15 @@ def test_help_names_every_command_at_the_start_of_its_row(child_environment):
     assert rows["cache"].startswith("Show, clear and fill the history")
 
 
+@pytest.mark.parametrize("command", [[], ["models"]])
+def test_a_command_that_needs_another_one_shows_its_help_and_no_error(command, child_environment):
+    process = subprocess.run(
+        [*COMMAND, *command], capture_output=True, env=child_environment, check=False, timeout=60
+    )
+    assert (process.returncode, process.stderr) == (2, b"")
+    assert b"Commands" in process.stdout
+
+
 @pytest.mark.parametrize("module", ["rich.console", "typer", "llama_cpp"])
 def test_ctrl_c_while_modules_are_loaded_is_one_line(child_environment, module):
     code = f"""

@@ -118,19 +118,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
         line, code = _explain(error.__cause__ or error if isinstance(error, _Carried) else error)
-        print_error(line)
+        if line:
+            print_error(line)
     return code if isinstance(code, int) else 0
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """Return the line and the exit code for a failure; raises it again when it is a bug of ours."""
+    """Return the line and the exit code for a failure; raises it again when it is a bug of ours.
+
+    The line is empty where all was said: a command that needs arguments and had none printed its help.
+    """
     match error:
         case EdgespecError():
             return str(error), error.exit_code
         case _ParserUsageError():
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "edgespec"
-            return f"{_message(error)} (see `{command} --help`)", UsageError.exit_code
+            line = _message(error)
+            return line and f"{line} (see `{command} --help`)", UsageError.exit_code
         case _ParserError():
             return _message(error), EdgespecError.exit_code
         case KeyboardInterrupt() | typer.Abort():

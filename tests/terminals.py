@@ -42,11 +42,18 @@ def messages_in_terminal(
 class Terminal:
     """A program in a terminal of its own, at which a test types. A context manager."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float = 30) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        timeout_s: float = 30,
+        cwd: Path | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._primary, secondary = pty.openpty()
         self._process = subprocess.Popen(
             command,
+            cwd=cwd,
             # Nobody is there to answer where the cursor is.
             env={**environment, "TERM": "xterm", "COLUMNS": "200", "PROMPT_TOOLKIT_NO_CPR": "1"},
             stdin=secondary,

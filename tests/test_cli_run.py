@@ -235,6 +235,7 @@ def test_every_help_shows_an_example(command, child_environment):
     assert process.returncode == 0
     shown = process.stdout.decode()
     assert "Example: edgespec" in shown
+    assert ("--install-completion" in shown) == (not command), "of edgespec itself, and of it alone"
 
 
 def test_help_names_every_command_at_the_start_of_its_row(child_environment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: see `edgespec.cli.app.main`."""
+    if os.environ.get("_EDGESPEC_COMPLETE"):  # a shell asks while someone types a line: no error is for it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         from edgespec.cli import app
     except KeyboardInterrupt:  # before there is anything to print it with

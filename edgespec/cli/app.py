@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.console import INTERRUPTED, out, print_error
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -39,6 +40,8 @@ _GROUPS = ("models", "draft", "cache")
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
+_AT_THE_FIRST_TAB = '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
+
 
 class _Carried(Exception):  # noqa: N818 - a vehicle, not an error
     """Takes Ctrl-C and a closed pipe past typer, which would exit without a word."""
@@ -62,6 +65,11 @@ class _Root(TyperGroup):
             self.get_command(ctx, name)
         super().format_help(ctx, formatter)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401
+        for name in self.list_commands(ctx):  # a name is completed without what it stands for
+            self.commands.setdefault(name, TyperCommand(name))
+        return super().shell_complete(ctx, incomplete)
+
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own signature, over a private click
         try:
             return super().invoke(ctx)
@@ -73,12 +81,15 @@ app = typer.Typer(
     name="edgespec",
     cls=_Root,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog='Example: edgespec run "Write a quicksort in Python."',
 )
+
+# zsh reads the script at the first Tab; as typer writes it, only the second one would complete.
+with suppress(AttributeError, KeyError):  # private names, which another typer may not have
+    typer._completion_shared._completion_scripts["zsh"] += _AT_THE_FIRST_TAB
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
@@ -114,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        code = app(arguments, standalone_mode=False)
+        # By its name, however it was started: shells ask for completions by a variable of that name.
+        code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
         line, code = _explain(error.__cause__ or error if isinstance(error, _Carried) else error)

@@ -15,6 +15,7 @@ from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.options import (
     CategoryOption,
+    DraftOption,
     KernelsOption,
     PairOption,
     PerCategoryOption,
@@ -51,12 +52,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def bench_command(
     *,
     target: TargetOption = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft", "-d", help="Model that drafts.", show_default="the registry's for this target"
-        ),
-    ] = None,
+    draft: DraftOption = None,
     pair: PairOption = None,
     ways: WaysOption = "auto",
     rule: RuleOption = None,

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from edgespec import backend
 from edgespec.backend import llama
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.engine import choose_models
 from edgespec.errors import EdgespecError, UsageError
@@ -157,6 +158,7 @@ def import_command(
             "-t",
             show_default="that of `edgespec run`",
             help="Model whose tokenizer reads them; models of its family share what is stored.",
+            autocompletion=complete_model,
         ),
     ] = None,
 ) -> None:

@@ -17,6 +17,7 @@ from edgespec.cascade import SPAN, Signal, Span, Waking
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import (
     CategoryOption,
+    DraftOption,
     KernelsOption,
     PairOption,
     PerCategoryOption,
@@ -53,10 +54,7 @@ _MOST_ROWS = 12
 def calibrate_command(
     *,
     target: TargetOption = None,
-    draft: Annotated[
-        str | None,
-        typer.Option("--draft", "-d", help="The small model.", show_default="the registry's for this target"),
-    ] = None,
+    draft: DraftOption = None,
     pair: PairOption = None,
     loss: Annotated[
         float,

@@ -14,6 +14,7 @@ import typer
 
 from edgespec.accuracy import WINDOW
 from edgespec.bench import Settings, parse_ways
+from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.options import (
@@ -50,12 +51,18 @@ _IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-
 
 def compare_command(
     *,
-    targets: Annotated[str, typer.Option(metavar="A,B,...", help="Models that decide, with commas.")],
+    targets: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...", help="Models that decide, with commas.", autocompletion=complete_models
+        ),
+    ],
     drafts: Annotated[
         str,
         typer.Option(
             metavar="C,D,...",
             help="Models that draft, with commas; none: the target alone, suffix: drafts without a model.",
+            autocompletion=complete_models,
         ),
     ],
     quants: Annotated[

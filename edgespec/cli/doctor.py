@@ -17,6 +17,7 @@ from rich.table import Table
 from edgespec import kernels
 from edgespec.backend import foreign_function, library_version
 from edgespec.boards import hwcaps, wheel_board
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line, print_table
 from edgespec.cli.machine import (
     Report,
@@ -56,6 +57,7 @@ def doctor_command(
             metavar="MODEL",
             help="Models to look into: files or names of `edgespec models list`.",
             show_default="the default pair, if it is here",
+            autocompletion=complete_model,
         ),
     ] = None,
     *,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.options import KernelsOption, ThreadsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
@@ -33,11 +34,22 @@ def _drafts() -> None:
 
 @draft_app.command("make", epilog="Example: edgespec draft make qwen2.5-coder-0.5b-q4_0 --corpus notes.txt")
 def make_command(
-    source: Annotated[str, typer.Argument(help="A small model: a GGUF file, a registry name, or hf:...")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A small model: a GGUF file, a registry name, or hf:...", autocompletion=complete_model
+        ),
+    ],
     *,
     target: Annotated[
         str | None,
-        typer.Option("--target", "-t", help="The model it drafts for.", show_default="its pair's"),
+        typer.Option(
+            "--target",
+            "-t",
+            help="The model it drafts for.",
+            show_default="its pair's",
+            autocompletion=complete_model,
+        ),
     ] = None,
     corpus: Annotated[
         Path | None,

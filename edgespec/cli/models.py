@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from edgespec.cli.completion import complete_model, complete_name
 from edgespec.cli.console import err, out, print_table
 from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
@@ -94,7 +95,12 @@ def list_command(json: _Json = False) -> None:
 @models_app.command("pull", epilog="Example: edgespec models pull default smollm2-135m-q4_1")
 def pull_command(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help="Models, pairs, or hf:OWNER/REPO/FILE.gguf.")
+        list[str],
+        typer.Argument(
+            metavar="NAME",
+            help="Models, pairs, or hf:OWNER/REPO/FILE.gguf.",
+            autocompletion=complete_name,
+        ),
     ],
     json: _Json = False,
 ) -> None:
@@ -111,7 +117,10 @@ def pull_command(
 
 @models_app.command("path", epilog="Example: edgespec models path smollm2-135m-q4_1")
 def path_command(
-    name: Annotated[str, typer.Argument(help="A model, or hf:OWNER/REPO/FILE.gguf.")], json: _Json = False
+    name: Annotated[
+        str, typer.Argument(help="A model, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_model)
+    ],
+    json: _Json = False,
 ) -> None:
     """Print where a model's file is. Fails if it is not on this machine; pulls nothing."""
     file = resolve(name, pull_missing=False).absolute()
@@ -124,7 +133,8 @@ def path_command(
 @models_app.command("verify", epilog="Example: edgespec models verify smollm2-135m-q4_1")
 def verify_command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Default: all that are here.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Default: all that are here.", autocompletion=complete_name),
     ] = None,
     json: _Json = False,
 ) -> None:
@@ -180,7 +190,12 @@ def add_command(
 
 @models_app.command("remove", epilog="Example: edgespec models remove smollm2-135m-q4_1")
 def remove_command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models, or hf:OWNER/REPO/FILE.gguf.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME", help="Models, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_name
+        ),
+    ],
 ) -> None:
     """Delete models' files, and what stopped pulls left. Of a model you added, only its name is removed."""
     registry, store = load_registry(), Store.default()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
 from edgespec.cli.progress import pull_named
 from edgespec.engine import default_threads
@@ -23,8 +24,16 @@ _MEASURED_TOKENS = 64
 
 
 def pair_command(
-    target: Annotated[str, typer.Argument(help="The model that decides: a file, a name, or hf:...")],
-    draft: Annotated[str, typer.Argument(help="The small model that would draft for it.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The model that decides: a file, a name, or hf:...", autocompletion=complete_model
+        ),
+    ],
+    draft: Annotated[
+        str,
+        typer.Argument(help="The small model that would draft for it.", autocompletion=complete_model),
+    ],
     *,
     text: Annotated[
         Path | None,

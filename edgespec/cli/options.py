@@ -7,13 +7,20 @@ from typing import Annotated
 import typer
 
 from edgespec.cascade import SPAN, Span
+from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.engine import DrafterName
 from edgespec.errors import UsageError
 from edgespec.kernels import KernelsChoice
 from edgespec.verify import Rule
 
 PairOption = Annotated[
-    str | None, typer.Option("--pair", "-p", help="Both by name: a pair of `edgespec models list`.")
+    str | None,
+    typer.Option(
+        "--pair",
+        "-p",
+        help="Both by name: a pair of `edgespec models list`.",
+        autocompletion=complete_pair,
+    ),
 ]
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
@@ -29,6 +36,7 @@ TargetOption = Annotated[
         "-t",
         help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
         show_default="the default pair's",
+        autocompletion=complete_model,
     ),
 ]
 WattsOption = Annotated[
@@ -47,7 +55,14 @@ OUTPUT = "Output"
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 
 DraftOption = Annotated[
-    str | None, typer.Option("--draft", "-d", help="Small model that drafts; best one of the family.")
+    str | None,
+    typer.Option(
+        "--draft",
+        "-d",
+        help="Small model that drafts; best one of the family.",
+        show_default="the registry's for this target, if any",
+        autocompletion=complete_model,
+    ),
 ]
 DrafterOption = Annotated[
     DrafterName | None,

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.console import err, message, out, print_table
-from edgespec.cli.options import KernelsOption, PairOption, ThreadsOption
+from edgespec.cli.options import DraftOption, KernelsOption, PairOption, TargetOption, ThreadsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.costs import CONTEXTS, Curve
 from edgespec.engine import Engine
@@ -24,24 +24,8 @@ _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 def profile_command(
     *,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            help="The model that decides: a GGUF file, a registry name, or hf:...",
-            show_default="the default pair's",
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            "-d",
-            help="The model that drafts.",
-            show_default="the registry's for this target; where it knows none, the target alone",
-        ),
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     pair: PairOption = None,
     threads: ThreadsOption = None,
     kernels: KernelsOption = "auto",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edgespec.backend import quantize
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
@@ -18,7 +19,12 @@ from edgespec.sources import check_disk, format_size
 
 
 def quantize_command(
-    source: Annotated[str, typer.Argument(help="A GGUF file, a registry name, or hf:OWNER/REPO/FILE.gguf.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A GGUF file, a registry name, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_model
+        ),
+    ],
     *,
     type_: Annotated[
         str, typer.Option("--type", help="One or more of q4_0, q8_0, q4_k_m, ..., with commas.")

@@ -30,6 +30,7 @@ from edgespec.cli.options import (
     ShowDraftOption,
     SpanOption,
     SystemOption,
+    TargetOption,
     TemperatureOption,
     TextSeedOption,
     ThreadsOption,
@@ -60,14 +61,7 @@ _DEFAULT = SamplingParams()
 def run_command(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads stdin, as does a pipe.")] = None,
     *,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
-        ),
-    ] = None,
+    target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
     drafter: DrafterOption = None,

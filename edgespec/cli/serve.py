@@ -16,6 +16,7 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.options import (
+    DraftOption,
     KernelsOption,
     PairOption,
     TargetOption,
@@ -39,12 +40,7 @@ _LIMITS = "Limits"
 def serve_command(
     *,
     target: TargetOption = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft", "-d", help="Model that drafts.", show_default="the registry's for this target"
-        ),
-    ] = None,
+    draft: DraftOption = None,
     pair: PairOption = None,
     drafter: Annotated[
         DrafterName,

@@ -35,10 +35,11 @@ class Curve:
         return [0.0, *(max(a + (b - a) * share, a * 0.5) for a, b in zip(near, far, strict=True))]
 
 
-# T(n) / T(1) of edgespec's kernels and of llama.cpp's, read off docs/kernels.md (1.5B Q4_K_M, context 128),
-# for the first steps on a machine that was never measured.
+# T(n) / T(1) of edgespec's kernels and of llama.cpp's (1.5B Q4_K_M, context 128), for the first steps on a
+# machine that was never measured: those of the processor on which a further token costs most. To think it
+# cheaper than it is made first answers slower than plain ones; to think it dearer costs little.
 _SHAPES = {
-    True: {1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7},
+    True: {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.0, 16: 3.8, 33: 7.6},
     False: {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0},
 }
 _GUESSED_BYTES_PER_S = 40e9

@@ -1,13 +1,18 @@
-"""The system's Chromium, headless, for tests. None is downloaded: without one they are skipped."""
+"""The system's Chromium, headless, for tests, and a visit to the server's page with it.
+
+None is downloaded: without one the tests are skipped.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -27,3 +32,50 @@ def browser() -> Iterator[Any]:
             pytest.skip(f"{path} does not start: {str(error).splitlines()[0]}")
         yield started
         started.close()
+
+
+class Visit:
+    """One open page, and all that it did: requests, complaints of the console, bodies that it sent."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.page = browser.new_context(**options).new_page()
+        self.urls, self.complaints, self.bodies = [], [], []
+        self.page.on("request", self._request)
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(url)
+        self.url = url
+
+    def _request(self, request):
+        self.urls.append(request.url)
+        if request.method == "POST":
+            self.bodies.append(json.loads(request.post_data))
+
+    def limit(self, tokens):
+        settings = self.page.get_by_role("button", name="Settings")
+        if settings.is_visible() and settings.get_attribute("aria-expanded") == "false":
+            settings.click()
+        self.page.get_by_label("Most tokens in an answer").fill(str(tokens))
+
+    def ask(self, question, button="Send"):
+        self.page.get_by_label("Message", exact=True).fill(question)
+        self.page.get_by_role("button", name=button, exact=True).click()
+
+    def finish(self):
+        """Wait for the end of the last answer."""
+        self.page.locator("article").last.get_by_role("button", name="Retry").wait_for()
+
+    def text(self, selector):
+        return self.page.locator(selector).all_text_contents()
+
+    def close(self):
+        """Leave: only its own server was asked, and nothing was complained of but a status."""
+        self.page.context.close()
+        assert all(url.startswith((self.url, "data:")) for url in self.urls)
+        assert not [line for line in self.complaints if "status of" not in line]
+
+
+def violations(page):
+    """What axe-core finds that keeps people from using the page: its rules with the elements."""
+    found = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]

@@ -286,6 +286,7 @@ function submit(ways) {
   if (!question) return page.message.focus();
   if (running || !settings()) return;
   page.message.value = "";
+  showSettings(false);
   converse(question, ways);
 }
 

@@ -13,11 +13,9 @@ from server_app import served, serving  # noqa: F401 - the first is a fixture
 from edgespec.server.limits import Gate, Limits
 from edgespec.server.page import PATHS
 
-FILES = ("index.html", "page.css", "page.js", "stream.js")
-
-
-def file_text(name):
-    return resources.files("edgespec.server.page").joinpath(name).read_text(encoding="utf-8")
+PAGE = resources.files("edgespec.server.page")
+OWN = sorted(each.name for each in PAGE.iterdir() if each.name.endswith((".html", ".css", ".js")))
+TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
@@ -36,18 +34,21 @@ def test_the_files_are_served_with_a_strict_policy(served, path):  # noqa: F811
         assert client.head(path).headers["content-type"] == answer.headers["content-type"]
 
 
-def test_each_file_has_its_type(served):  # noqa: F811
+def test_each_file_is_served_with_its_type(served):  # noqa: F811
+    assert {f"/{name}" for name in OWN} == {"/index.html", *PATHS} - {"/"}
     with served.client() as client:
-        kinds = {path: client.get(path).headers["content-type"].split(";")[0] for path in PATHS}
-    script = "text/javascript"
-    assert kinds == {"/": "text/html", "/page.css": "text/css", "/page.js": script, "/stream.js": script}
+        for path in PATHS:
+            kind = client.get(path).headers["content-type"].split(";")[0]
+            assert kind == ("text/html" if path == "/" else TYPES[path.rpartition(".")[2]])
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", OWN)
 def test_nothing_names_another_host_or_writes_markup(name):
-    text = file_text(name).replace("http://www.w3.org/2000/svg", "")  # a namespace, which nobody loads
+    text = (
+        (PAGE / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    )  # a namespace, which nobody loads
     assert not re.search(
-        r"https?:|[\"'(]//\w|@import|innerHTML|insertAdjacentHTML|\beval\b|document\.write", text
+        r"https?://|[\"'(]//\w|@import|innerHTML|insertAdjacentHTML|\beval\b|document\.write", text
     )
     assert not re.search(r"<style|\sstyle=|\son\w+=", text)  # the policy refuses them
 

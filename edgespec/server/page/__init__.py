@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from importlib import resources
+from pathlib import PurePath
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/stream.js": ("stream.js", "text/javascript; charset=utf-8"),
-}
+_FILES = (
+    "page.css",
+    "page.js",
+    "answer.js",
+    "comparison.js",
+    "dom.js",
+    "stream.js",
+)
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
-PATHS = frozenset(_FILES)
+PATHS = frozenset({"/", *(f"/{name}" for name in _FILES)})
 """The page's paths. They hold nothing of anybody's, so they need no API key: the page asks for it."""
 
 _HEADERS = {
@@ -33,10 +37,12 @@ _HEADERS = {
 
 def add_page(app: Starlette) -> None:
     """Add the page's routes to `app`."""
-    app.router.routes.extend(_route(path, *file) for path, file in _FILES.items())
+    app.router.routes.append(_route("/", "index.html"))
+    app.router.routes.extend(_route(f"/{name}", name) for name in _FILES)
 
 
-def _route(path: str, name: str, media_type: str) -> Route:
+def _route(path: str, name: str) -> Route:
+    media_type = f"{_TYPES[PurePath(name).suffix]}; charset=utf-8"
     body = resources.files(__package__).joinpath(name).read_bytes()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {**_HEADERS, "ETag": etag}

@@ -1,0 +1,128 @@
+// One answer: its text as it comes, and what its drafts were worth.
+
+import { element } from "./dom.js";
+import { ask } from "./stream.js";
+
+export const UNAVAILABLE = "unavailable"; // not measured, which is not 0
+export const fixed = (value, digits = 1) => (Number.isFinite(value) ? value.toFixed(digits) : UNAVAILABLE);
+const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+
+export class Answer {
+  text = "";
+  nTokens = 0;
+  usage = null;
+  finish = null;
+  #words = ""; // what the server says while the request waits
+  #began = performance.now();
+  #first = null;
+  #last = null;
+
+  constructor(speculative, heading = null) {
+    this.speculative = speculative;
+    this.compared = heading !== null; // then a table below says the rest
+    this.body = element("p", { className: "text" });
+    this.figures = element("ul", { className: "figures" });
+    this.element = element("section", { className: "answer" }, ...(heading ? [element("h3", {}, heading)] : []), this.body, this.figures);
+  }
+
+  /** Generate the answer to `body`, and show it as it comes. */
+  async run(body, signal) {
+    this.#began = performance.now();
+    this.element.dataset.state = "running";
+    const clock = setInterval(() => this.#showProgress(), 250);
+    this.#showProgress();
+    const off = this.speculative ? {} : { speculative: { drafter: "none" } };
+    try {
+      const on = { part: (...part) => this.#add(...part), waiting: (words) => { this.#words = words; } };
+      Object.assign(this, await ask({ ...body, ...off }, signal, on));
+    } catch (error) {
+      this.finish = error.name === "AbortError" ? "stopped" : "failed";
+      if (this.finish === "failed") throw error;
+    } finally {
+      clearInterval(clock);
+      this.element.dataset.state = "done";
+      this.#showFigures();
+    }
+  }
+
+  #add(text, { origins = [], n_tokens: nTokens = NaN } = {}) {
+    this.#last = performance.now();
+    this.#first ??= this.#last;
+    this.nTokens += nTokens; // a run of one origin may be several: the number is only known where it is told
+    this.text += text;
+    const characters = Array.from(text); // as the server counts them: a string's length counts some twice
+    let start = 0;
+    for (const [n, origin] of origins) this.#append(characters.slice(start, (start += n)).join(""), origin);
+    this.#append(characters.slice(start).join(""), "target");
+  }
+
+  #append(text, origin) {
+    if (!text) return;
+    const last = this.body.lastElementChild;
+    if (last?.dataset.origin === origin) return last.append(text);
+    const span = element("span", {}, text);
+    span.dataset.origin = origin;
+    this.body.append(span);
+  }
+
+  /** Tokens a second after the first one: the server's figure, else what this page saw. */
+  get speed() {
+    return this.usage?.edgespec?.tokens_per_second ?? (this.nTokens - 1) / ((this.#last - this.#first) / 1000);
+  }
+
+  get joules() {
+    return this.usage?.edgespec?.joules ?? NaN;
+  }
+
+  get drafts() {
+    const { drafted, accepted } = this.usage?.edgespec ?? {};
+    if (drafted === undefined) return UNAVAILABLE;
+    return drafted ? `${accepted} of ${drafted} (${Math.round((100 * accepted) / drafted)}\u00a0%)` : "none drafted";
+  }
+
+  get prompt() {
+    const [n, cached] = [this.usage?.prompt_tokens, this.usage?.edgespec?.cached_tokens];
+    return n === undefined ? UNAVAILABLE : `${n} (cached: ${cached ?? UNAVAILABLE})`;
+  }
+
+  get firstToken() {
+    return this.#first === null ? UNAVAILABLE : `${fixed((this.#first - this.#began) / 1000, 2)} s`;
+  }
+
+  #showProgress() {
+    const waited = `${fixed((performance.now() - this.#began) / 1000, 0)} s`;
+    if (this.#first === null) return this.#show([this.#words || "Reading the prompt", waited]);
+    return this.#show(this.#progress());
+  }
+
+  #progress() {
+    const perSecond = this.text.length / ((this.#last - this.#first) / 1000);
+    return this.nTokens > 1
+      ? [`${fixed(this.speed)} tokens/s`, counted(this.nTokens, "token")]
+      : [Number.isFinite(perSecond) ? `${fixed(perSecond, 0)} characters/s` : "", counted(this.text.length, "character")];
+  }
+
+  #showFigures() {
+    const ends = { stopped: "stopped", length: "cut off at the most tokens" };
+    const n = this.usage?.completion_tokens;
+    const told = this.usage && !this.compared;
+    const speed = Number.isFinite(this.speed) ? `${fixed(this.speed)} tokens/s` : "";
+    this.#show([
+      ...(this.usage ? [speed, counted(n, "token")] : this.text ? this.#progress() : []),
+      ends[this.finish] ?? "",
+      this.speculative || this.compared ? "" : "speculation off",
+      told && this.speculative ? `drafts accepted: ${this.drafts}` : "",
+      ...(told
+        ? [
+            `prompt: ${this.prompt}`,
+            `first token after ${this.firstToken}`,
+            `energy: ${Number.isFinite(this.joules) ? `${fixed(this.joules)} J` : UNAVAILABLE}`,
+          ]
+        : []),
+    ]);
+  }
+
+  #show(figures) {
+    this.figures.replaceChildren(...figures.filter(Boolean).map((words) => element("li", {}, words)));
+  }
+}

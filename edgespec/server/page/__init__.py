@@ -16,8 +16,11 @@ _FILES = (
     "page.js",
     "answer.js",
     "comparison.js",
+    "growing.js",
+    "markdown.js",
     "dom.js",
     "stream.js",
+    "vendor/marked.esm.js",
 )
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
@@ -27,7 +30,8 @@ PATHS = frozenset({"/", *(f"/{name}" for name in _FILES)})
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"  # no string ever becomes markup
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -1,6 +1,7 @@
 // One answer: its text as it comes, and what its drafts were worth.
 
-import { element } from "./dom.js";
+import { copyFrom, element } from "./dom.js";
+import { GrowingText } from "./growing.js";
 import { ask } from "./stream.js";
 
 export const UNAVAILABLE = "unavailable"; // not measured, which is not 0
@@ -16,13 +17,16 @@ export class Answer {
   #began = performance.now();
   #first = null;
   #last = null;
+  #shown = new GrowingText();
+  #copy = element("button", { type: "button", className: "copy", hidden: true, title: "The answer as markdown" }, "Copy");
 
   constructor(speculative, heading = null) {
     this.speculative = speculative;
     this.compared = heading !== null; // then a table below says the rest
-    this.body = element("p", { className: "text" });
     this.figures = element("ul", { className: "figures" });
-    this.element = element("section", { className: "answer" }, ...(heading ? [element("h3", {}, heading)] : []), this.body, this.figures);
+    this.#copy.addEventListener("click", () => copyFrom(this.#copy, this.text));
+    this.element = element("section", { className: "answer" }, ...(heading ? [element("h3", {}, heading)] : []),
+      this.#shown.element, element("div", { className: "below" }, this.figures, this.#copy));
   }
 
   /** Generate the answer to `body`, and show it as it comes. */
@@ -40,6 +44,8 @@ export class Answer {
       if (this.finish === "failed") throw error;
     } finally {
       clearInterval(clock);
+      this.#shown.finish();
+      this.#copy.hidden = !this.text;
       this.element.dataset.state = "done";
       this.#showFigures();
     }
@@ -52,17 +58,8 @@ export class Answer {
     this.text += text;
     const characters = Array.from(text); // as the server counts them: a string's length counts some twice
     let start = 0;
-    for (const [n, origin] of origins) this.#append(characters.slice(start, (start += n)).join(""), origin);
-    this.#append(characters.slice(start).join(""), "target");
-  }
-
-  #append(text, origin) {
-    if (!text) return;
-    const last = this.body.lastElementChild;
-    if (last?.dataset.origin === origin) return last.append(text);
-    const span = element("span", {}, text);
-    span.dataset.origin = origin;
-    this.body.append(span);
+    for (const [n, origin] of origins) this.#shown.append(characters.slice(start, (start += n)).join(""), origin);
+    this.#shown.append(characters.slice(start).join(""), "target");
   }
 
   /** Tokens a second after the first one: the server's figure, else what this page saw. */

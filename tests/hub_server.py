@@ -24,6 +24,7 @@ class FakeServer:
         self.cut = {}
         self.stall = {}
         self.stalled = threading.Event()
+        self.waiting = []  # paths of the GETs that wait or have waited
         self.release = threading.Event()
         self.gets = []  # (path, first byte asked for)
         server = self
@@ -106,6 +107,7 @@ class FakeServer:
                 if action is None:
                     request.close_connection = True
                     return
+                self.waiting.append(path)
                 action()
                 start = stop
         with contextlib.suppress(ConnectionError):  # the reader was killed, which is the test's point

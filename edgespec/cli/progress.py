@@ -38,7 +38,7 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
     missing = Puller().plan(entries)
     with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
         puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
-        return [puller.ensure(entry) for entry in entries]
+        return puller.ensure_all(entries)
 
 
 def pull_named(*names: str | None) -> None:

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -20,11 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 from edgespec.boards import wheel_for_another_board
-from edgespec.child import run_in_child
+from edgespec.child import Conversation, answer, say
 from edgespec.errors import EdgespecError, UsageError
 
 if _problem := wheel_for_another_board():
@@ -78,7 +81,7 @@ QUANT_TYPES: dict[str, int] = {
 
 _T = TypeVar("_T")
 
-_LEVEL_WARN, _LEVEL_ERROR = 3, 4
+_LEVEL_INFO, _LEVEL_WARN, _LEVEL_ERROR = 2, 3, 4
 
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
 
@@ -203,11 +206,20 @@ def create(make: Callable[[Interruption], _T | None], free: Callable[[_T], objec
     return made
 
 
-def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_threads: int = 0) -> None:
+def quantize(
+    src: Path,
+    dst: Path,
+    type_name: str,
+    *,
+    pure: bool = False,
+    n_threads: int = 0,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
     """Write `src` converted to `type_name` as `dst`; already quantized tensors are requantized.
 
     `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
-    processors. `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
+    processors. `on_progress` is told which tensor is next, and of how many; what it raises ends the work.
+    `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
     Raises UsageError for an unknown type or `src == dst`, EdgespecError when the library fails.
     """
     if type_name not in QUANT_TYPES:
@@ -221,7 +233,10 @@ def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_thre
     os.close(handle)
     part = Path(name)
     try:
-        failure = _quantize_in_child(src, part, QUANT_TYPES[type_name], pure, n_threads)
+        conversion = _Conversion(
+            os.fsencode(src.absolute()), os.fsencode(part.absolute()), QUANT_TYPES[type_name], pure, n_threads
+        )
+        failure = _quantize_in_child(conversion, part, on_progress)
         if failure is not None:
             raise EdgespecError(f"cannot quantize {src} to {type_name}: {failure}")
         part.chmod(0o644)  # mkstemp's 0600 is for secrets; a model is shared like its source
@@ -230,25 +245,49 @@ def quantize(src: Path, dst: Path, type_name: str, *, pure: bool = False, n_thre
         part.unlink(missing_ok=True)
 
 
-def _quantize_in_child(src: Path, part: Path, ftype: int, pure: bool, n_threads: int) -> str | None:
+class _Conversion(msgspec.Struct, frozen=True):
+    """What the child of `quantize` is to do."""
+
+    src: bytes
+    part: bytes
+    ftype: int
+    pure: bool
+    n_threads: int
+
+
+def _quantize_in_child(
+    conversion: _Conversion, part: Path, on_progress: Callable[[int, int], None]
+) -> str | None:
     """Run the conversion; None on success, else the reason in one line."""
-    arguments = (str(src.absolute()), str(part.absolute()), str(ftype), str(int(pure)), str(n_threads))
-    ended = run_in_child("edgespec.backend", "_quantize_here", *arguments)
-    if ended.code == 0:
+    child = Conversation("edgespec.backend", "_quantize_here", conversion)
+    for _, (done, total) in child:
+        on_progress(done, total)
+    if child.ended.code == 0:
         return None
     if shutil.disk_usage(part.parent).free < 1 << 20:
         return f"no space left on the disk of {part.parent}"
-    return ended.complaint or f"the converter ended with code {ended.code}"
+    return child.ended.complaint or f"the converter ended with code {child.ended.code}"
 
 
-def _quantize_here(src: str, part: str, ftype: str, pure: str, n_threads: str) -> int:
+def _quantize_here() -> int:
     """Convert in the child: return the exit code; the reason of a failure goes to stderr."""
+    return answer(_Conversion, _convert)
+
+
+def _convert(conversion: _Conversion) -> None:
+    def tell(level: int, text: bytes | None, user_data: int | None) -> None:
+        if level == _LEVEL_INFO and (tensor := re.match(rb"\[ *(\d+)/ *(\d+)\]", text or b"")):
+            say("tensor", (int(tensor[1]), int(tensor[2])))
+        _keep_log_line(level, text, user_data)
+
+    log_callback = llama.llama_log_callback(tell)
+    llama.llama_log_set(log_callback, ctypes.c_void_p(0))
     params = llama.llama_model_quantize_default_params()
-    params.ftype = int(ftype)
-    params.pure = bool(int(pure))
-    params.nthread = int(n_threads)
+    params.ftype = conversion.ftype
+    params.pure = conversion.pure
+    params.nthread = conversion.n_threads
     params.allow_requantize = True
-    if llama.llama_model_quantize(os.fsencode(src), os.fsencode(part), ctypes.byref(params)) == 0:
-        return 0
-    os.write(2, f"{last_log_error() or 'llama.cpp gives no reason'}\n".encode())
-    return 1
+    code = llama.llama_model_quantize(conversion.src, conversion.part, ctypes.byref(params))
+    llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    if code:
+        raise EdgespecError(last_log_error() or "llama.cpp gives no reason")

@@ -46,9 +46,9 @@ class Progress:
     name: str
     phase: Phase
     done: int
-    """Bytes."""
+    """Bytes; of a quantization, tensors."""
     total: int | None
-    """Bytes; None: unknown."""
+    """The same; None: unknown."""
 
 
 ProgressFn = Callable[[Progress], None]
@@ -60,8 +60,10 @@ MessageFn = Callable[[str], None]
 class QuantizeFn(Protocol):
     """What makes a derived file; `edgespec.backend.quantize` unless a test brings its own."""
 
-    def __call__(self, src: Path, dst: Path, type_name: str, *, pure: bool, n_threads: int) -> None:
-        """Write `src`, quantized to `type_name`, to `dst`."""
+    def __call__(
+        self, src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
+    ) -> None:
+        """Write `src`, quantized to `type_name`, to `dst`; tell how many tensors are done, of how many."""
 
 
 def _no_progress(_: Progress) -> None:
@@ -72,10 +74,12 @@ def _no_message(_: str) -> None:
     pass
 
 
-def _quantize(src: Path, dst: Path, type_name: str, *, pure: bool, n_threads: int) -> None:
+def _quantize(
+    src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
+) -> None:
     from edgespec import backend  # files are pulled while llama.cpp is still being compiled
 
-    backend.quantize(src, dst, type_name, pure=pure, n_threads=n_threads)
+    backend.quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
@@ -305,7 +309,15 @@ class Puller:
         check_disk(self.store.root, src.stat().st_size, entry.name)
         self.on_progress(Progress(entry.name, "quantize", 0, None))
         try:
-            self.quantize(src, part, entry.derived.type, pure=entry.derived.pure, n_threads=0)
+            self.quantize(
+                src,
+                part,
+                entry.derived.type,
+                pure=entry.derived.pure,
+                on_progress=lambda done, total: self.on_progress(
+                    Progress(entry.name, "quantize", done, total)
+                ),
+            )
             sha256 = self._hash(entry, part)
             self._put(entry, part, Stamp(sha256, part.stat().st_size, entry.derived.label, base_sha256))
         finally:

@@ -197,8 +197,12 @@ def test_derived_with_the_real_quantizer(server, tmp_path):
     server.hub["me/repo/m.gguf"] = write_tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
     with user_models_file().open("a") as file:
         file.write('[models.d]\nderived = { from = "u", type = "q4_0", pure = true }\n')
-    path = pull.resolve("d")
+    told = []
+    path = pull.resolve("d", on_progress=told.append)
     assert path == tmp_path / "models" / "d.gguf"
+    made = [(step.done, step.total) for step in told if step.phase == "quantize"]
+    n_tensors = len(gguf.GGUFReader(path).tensors)
+    assert made == [(0, None), *((done, n_tensors) for done in range(1, n_tensors + 1))]
     assert {t.tensor_type.name for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1} == {"Q4_0"}
     assert pull.resolve("d", pull_missing=False) == path
 
@@ -229,3 +233,19 @@ def test_quantize_imports_nothing_from_the_current_directory(tmp_path, monkeypat
     quantize(tiny_path, tmp_path / "out.gguf", "q8_0")
     assert (tmp_path / "out.gguf").read_bytes().startswith(b"GGUF")
     assert [file.name for file in tmp_path.glob("out.gguf*")] == ["out.gguf"]
+
+
+def test_quantize_takes_any_path_and_leaves_nothing_of_what_is_stopped(tmp_path, tiny_path):
+    from edgespec.backend import quantize
+
+    out = tmp_path / os.fsdecode(b"\xff.gguf")  # not UTF-8
+    quantize(tiny_path, out, "q8_0")
+    out.unlink()
+
+    def stop(done, total):
+        if done > 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(tiny_path, out, "q8_0", on_progress=stop)
+    assert list(tmp_path.iterdir()) == []

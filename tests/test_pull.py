@@ -689,7 +689,7 @@ class FakeQuantize:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, src, dst, type_name, *, pure, n_threads):
+    def __call__(self, src, dst, type_name, *, pure, on_progress):
         self.calls.append((src.name, type_name, pure))
         dst.write_bytes(b"GGUF" + type_name.encode() + src.read_bytes()[:100])
 
@@ -729,7 +729,7 @@ def test_a_failed_quantization_leaves_nothing(server, store, recorder):
     declare(HUB, extra=DERIVED)
     server.hub["me/repo/m.gguf"] = CONTENT
 
-    def fail(src, dst, type_name, *, pure, n_threads):
+    def fail(src, dst, type_name, *, pure, on_progress):
         dst.write_bytes(b"half")
         raise EdgespecError("cannot quantize")
 

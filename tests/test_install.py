@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,6 +189,32 @@ def test_a_wheel_from_the_cache_is_not_called_a_compile(project: Path, environme
     done = run(command(project, "", replay(project, cached)), environment)
     assert "llama" not in done.stderr
     assert "edgespec: compiled edgespec's own core" in done.stderr
+
+
+def test_of_llama_cpp_only_what_edgespec_needs_is_compiled(
+    project: Path, environment: dict[str, str]
+) -> None:
+    shutil.copy(ROOT / "llama_cpp.cmake", project)
+    (project / "CMakeLists.txt").write_text("""
+        cmake_minimum_required(VERSION 3.21)
+        project(llama_cpp LANGUAGES NONE)
+        option(LLAVA_BUILD "as llama-cpp-python has it" ON)
+        set(LLAMA_BUILD_COMMON ON CACHE BOOL "as llama-cpp-python has it" FORCE)
+        message(STATUS "multimodal ${LLAVA_BUILD}, common ${LLAMA_BUILD_COMMON}, user's ${MINE}")
+    """)
+    done = run(command(project, "", pip(project)), environment | {"CMAKE_ARGS": "-DMINE='a b'"})
+    assert done.returncode == 0, done.stderr
+    log = (project / "build" / "install.log").read_text()
+    assert "multimodal OFF, common OFF, user's a b" in log
+
+
+def test_its_wheel_is_kept_out_of_the_users_cache(project: Path, environment: dict[str, str]) -> None:
+    tell = [sys.executable, "-c", "import os; print(os.environ['PIP_CACHE_DIR'])"]
+    log = project / "build" / "install.log"
+    assert run(command(project, "", tell), environment | {"XDG_CACHE_HOME": "/x"}).returncode == 0
+    assert log.read_text() == "/x/edgespec/pip\n"
+    assert run(command(project, "", tell), environment | {"PIP_CACHE_DIR": "/mine"}).returncode == 0
+    assert log.read_text() == "/mine\n"
 
 
 def test_a_real_compile_and_a_pull_beside_it_in_a_terminal(

@@ -39,6 +39,8 @@ class Ended:
     """Its exit code, -N when signal N ended it; None: it took too long and was killed."""
     complaint: str
     """The last line it wrote to stderr, or ""."""
+    said: str = ""
+    """The last line it wrote to stdout, or ""; nothing where stdout was a Conversation's."""
 
 
 def run_in_child(module: str, function: str, *arguments: str, timeout_s: float | None = None) -> Ended:
@@ -46,13 +48,13 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
 
     The child ends with this process, and when an exception, as of Ctrl-C, ends the waiting.
     """
-    with tempfile.TemporaryFile() as complaints:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complaints:
         child = _start(
             module,
             function,
             *arguments,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=said,
             stderr=complaints,
         )
         try:
@@ -62,7 +64,7 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
         finally:
             child.kill()
             child.wait()
-        return _ended(child, complaints)
+        return Ended(child.returncode, _last_line(complaints), _last_line(said))
 
 
 class Conversation:
@@ -94,7 +96,7 @@ class Conversation:
                 child.kill()
                 with child:  # closes the pipe and waits
                     pass
-            self.ended = _ended(child, complaints)
+            self.ended = Ended(child.returncode, _last_line(complaints))
 
 
 def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
@@ -120,7 +122,12 @@ def say(kind: str, value: object) -> None:
 
 
 def _start(
-    module: str, function: str, *arguments: str, stdin: int | IO[bytes], stdout: int, stderr: IO[bytes]
+    module: str,
+    function: str,
+    *arguments: str,
+    stdin: int | IO[bytes],
+    stdout: int | IO[bytes],
+    stderr: IO[bytes],
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM.format(module=module, function=function), *arguments],
@@ -132,10 +139,10 @@ def _start(
     )
 
 
-def _ended(child: subprocess.Popen[bytes], complaints: IO[bytes]) -> Ended:
-    complaints.seek(0)
-    lines = complaints.read().decode(errors="replace").strip().splitlines()
-    return Ended(child.returncode, lines[-1] if lines else "")
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(0)
+    lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _die_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,31 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     cores = dict.fromkeys(filter(None, map(_core, processors)))  # each once, in the order of the kernel
     model = " and ".join(cores) or first.get("model name") or platform.machine()
     return Cpu(model, frozenset(flags.split()), sum("processor" in facts for facts in processors))
+
+
+def physical_cores() -> int:
+    """Return the number of physical cores this process may use."""
+    cores = set()
+    usable = os.sched_getaffinity(0)
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            return len(usable)
+    return len(cores)
+
+
+def cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Return the bytes of all caches of this machine; 0 where the kernel does not say."""
+    sizes = {}
+    for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            which = [(index / name).read_text() for name in ("level", "type", "shared_cpu_list")]
+            sizes[tuple(which)] = int((index / "size").read_text().strip().removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue  # not told of this one
+    return sum(sizes.values())
 
 
 def _facts(block: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Literal, TypedDict, Unpack, get_args
 from edgespec.calibration import calibrated
 from edgespec.cascade import Cascade, Ongoing, Waking
 from edgespec.closing import Closing
+from edgespec.cpu import physical_cores
 from edgespec.drafters.model import DraftModel
 from edgespec.drafters.translated import ROOM_PER_TOKEN, TranslatedDraft
 from edgespec.drafters.trees import DraftStep, TreeDrafter
@@ -621,13 +621,5 @@ def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
 
 
 def default_threads() -> int:
-    """Return the number of physical cores this process may use: what decoding gains from."""
-    cores = set()
-    usable = os.sched_getaffinity(0)
-    for cpu in usable:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
-        except OSError:
-            return len(usable)
-    return len(cores)
+    """Return the number of threads that decoding gains from: one for each physical core it may use."""
+    return physical_cores()

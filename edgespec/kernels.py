@@ -22,6 +22,7 @@ from typing import Literal
 
 from edgespec import _core, backend
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.kernel_timing import CPrefetch, Prefetch
 from edgespec.selftest import SelfTest, self_test
 
 KernelsChoice = Literal["auto", "off"]
@@ -62,6 +63,7 @@ class Plugin:
             library = ctypes.CDLL(str(path))
             self._isa = library.es_kernels_isa
             self._set_isa = library.es_kernels_set_isa
+            self._set_prefetch = library.es_kernels_set_prefetch
             self._refusal = library.es_kernels_refusal
             self._enable = library.es_kernels_enable
             self._n_packed = library.es_kernels_n_packed
@@ -70,6 +72,7 @@ class Plugin:
             raise EdgespecError(f"{error}; install edgespec again") from error
         self._isa.restype = self._refusal.restype = ctypes.c_char_p
         self._set_isa.argtypes = (ctypes.c_char_p,)
+        self._set_prefetch.argtypes = (CPrefetch,)
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
         self._n_packed.restype = ctypes.c_int64
         self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_Packed))
@@ -82,6 +85,10 @@ class Plugin:
     def set_isa(self, name: str) -> bool:
         """Choose another instruction set before the first model; False: unknown, or not on this processor."""
         return bool(self._set_isa(name.encode()) == 0)
+
+    def set_prefetch(self, prefetch: Prefetch) -> bool:
+        """Choose how weights are fetched ahead, before the first model; False: there is no such way."""
+        return bool(self._set_prefetch(prefetch.for_c()) == 0)
 
     def join_ggml(self) -> str:
         """Make the plugin one of ggml's backends; return "" or why it was refused."""
@@ -177,6 +184,7 @@ def _load(retest: bool) -> Kernels:
     test = self_test(path, plugin.isa, retest=retest)
     if not test.passed:
         return Kernels(f"the self-test of edgespec's kernels {test.reason}", self_test=test)
+    plugin.set_prefetch(test.choice.prefetch)  # a damaged one is refused, and the default stays
     if refusal := plugin.join_ggml():
         return Kernels(f"ggml and edgespec's kernels do not fit: {refusal}", self_test=test)
     return Kernels("", plugin, test)

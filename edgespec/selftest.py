@@ -5,25 +5,26 @@
 
 A crash, a hang or a wrong result is then the child's; here it is one line. `selftest-KEY.json` in the
 cache directory holds the answer, KEY being all that it depends on: the plugin, llama.cpp's libraries
-and the test, byte for byte, the processor and the instruction set.
+and the test, byte for byte, the processor and the instruction set. With it is kept how this machine best
+fetches weights ahead (prefetch.py), measured when the kernels have passed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from edgespec.child import run_in_child
 from edgespec.cpu import read_cpu
 from edgespec.errors import UsageError
 from edgespec.files import write_atomically
+from edgespec.prefetch import Choice, measure, unmeasured
 from edgespec.store import cache_root
 
 TIMEOUT_S = 20.0
@@ -32,7 +33,7 @@ TIMEOUT_S = 20.0
 FAILED = 3
 """The child's exit code when it ran to its end and the kernels are no good."""
 
-_CHILD_FILE = Path(__file__).with_name("selftest_child.py")
+_CHILD_FILES = tuple(Path(__file__).with_name(name) for name in ("selftest_child.py", "prefetch.py"))
 _RETRY_S = 24 * 60 * 60.0
 
 
@@ -47,6 +48,8 @@ class SelfTest:
     isa: str
     when: float
     """Seconds since 1970."""
+    choice: Choice = field(default_factory=Choice)
+    """How weights are fetched ahead."""
 
     @property
     def passed(self) -> bool:
@@ -66,12 +69,16 @@ class SelfTest:
 def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
     """Return the answer for `plugin` with instruction set `isa`: the kept one, unless `retest`."""
     kept_in = _kept_in(plugin, isa)
-    if kept_in and not retest and (kept := _read(kept_in)) and not kept.outdated:
-        return kept
-    answer = _test(plugin, isa)
-    if kept_in:
-        with contextlib.suppress(OSError):  # a cache that cannot be written only means to test again
-            write_atomically(kept_in, json.dumps(asdict(answer), indent=2) + "\n")
+    answer = _read(kept_in) if kept_in and not retest else None
+    if answer is None or answer.outdated:
+        answer = _test(plugin, isa)
+        _keep(kept_in, answer)
+    if answer.passed and answer.choice.outdated:
+        # Not unless it can be kept: each start would take that second. And by one process at a time.
+        begun = replace(answer, choice=unmeasured("another process is measuring, or was stopped"))
+        if _keep(kept_in, begun):
+            answer = replace(answer, choice=measure(plugin, isa))
+            _keep(kept_in, answer)
     return answer
 
 
@@ -99,13 +106,20 @@ def _signal_name(number: int) -> str:
 def _read(file: Path) -> SelfTest | None:
     """Return what is kept in `file`; None when there is nothing, or nothing that makes sense."""
     try:
-        fields: dict[str, Any] = json.loads(file.read_bytes())
-        answer = SelfTest(**fields)
-    except (OSError, ValueError, TypeError, RecursionError):
+        return msgspec.json.decode(file.read_bytes(), type=SelfTest)
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None
-    types = (str, bool, str, float)
-    fits = all(type(value) is kind for value, kind in zip(asdict(answer).values(), types, strict=True))
-    return answer if fits else None
+
+
+def _keep(file: Path | None, answer: SelfTest) -> bool:
+    """Write `answer`, or return False: then it is only found again."""
+    if file is None:
+        return False
+    try:
+        write_atomically(file, msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def _kept_in(plugin: Path, isa: str) -> Path | None:
@@ -114,7 +128,7 @@ def _kept_in(plugin: Path, isa: str) -> Path | None:
     digest = hashlib.sha256(f"{isa}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
     try:
         libraries = _mapped_libraries(Path("/proc/self/maps").read_text().splitlines())
-        for file in (plugin, _CHILD_FILE, *sorted(libraries)):
+        for file in (plugin, *_CHILD_FILES, *sorted(libraries)):
             digest.update(hashlib.sha256(file.read_bytes()).digest())
         return cache_root() / f"selftest-{digest.hexdigest()[:32]}.json"
     except (OSError, UsageError):  # a library replaced under a running process; no home directory

@@ -14,6 +14,8 @@ SOURCE = """
 
 const char *es_kernels_isa(void) { return "ISA"; }
 int es_kernels_set_isa(const char *name) { return strcmp(name, "ISA") ? -1 : 0; }
+struct prefetch { int32_t level; int64_t bytes; };
+int es_kernels_set_prefetch(struct prefetch p) { (void)p; return 0; }
 const char *es_kernels_refusal(void) { return "REFUSAL"; }
 void es_kernels_enable(int on) { (void)on; }
 int64_t es_kernels_n_packed(void) { return 0; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -247,7 +248,27 @@ def test_the_real_kernels(kernels, doctor, packable_path):
     again = doctor("--json", "--retest", packable_path)
     when = [json.loads(process.stdout)["kernels"]["self_test"]["when"] for process in (first, again)]
     assert when[0] < when[1]
-    assert f"self-test passed ({kernels.name}" in doctor(packable_path).stdout
+    text = doctor(packable_path).stdout
+    assert f"self-test passed ({kernels.name}" in text
+    assert "weights fetched " in text
+
+
+def test_the_prefetch_is_told_and_why(kernels, doctor, cache):
+    told = json.loads(doctor("--json").stdout)["kernels"]["prefetch"]
+    assert told["measured"] == (told["reason"] == "")
+    (file,) = (cache / "edgespec").glob("selftest-*.json")
+    answer = json.loads(file.read_text())
+    for level, ahead, gain, reason, words in (
+        (2, 16384, 1.25, "", "(measured: 1.25 times as fast as the default)"),
+        (1, 8192, 1.0, "", "(measured: the default is as fast as any)"),
+        (1, 8192, 1.0, "too busy", "(the default; not measured: too busy)"),
+    ):
+        prefetch = {"level": level, "bytes": ahead}
+        answer["choice"] = {"prefetch": prefetch, "gain": gain, "reason": reason, "when": time.time()}
+        file.write_text(json.dumps(answer))
+        text = " ".join(doctor().stdout.split())
+        assert f"weights fetched {ahead} bytes ahead into cache level {level} {words}" in text
+    file.unlink()
 
 
 def test_tensors_of_a_file(tmp_path):

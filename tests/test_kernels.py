@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from tree_shapes import paths, random_shape
 
 from edgespec import kernels
+from edgespec.errors import EdgespecError
+from edgespec.kernel_timing import CPrefetch, Prefetch, Shape, Stream
+from edgespec.prefetch import CANDIDATES
 
 TYPES = {
     name: gguf.GGMLQuantizationType[name.upper()]
@@ -44,6 +47,7 @@ def library():
         ctypes.c_int,
     )
     library.es_kernels_isa.restype = ctypes.c_char_p
+    library.es_kernels_set_prefetch.argtypes = (CPrefetch,)
     chosen = library.es_kernels_isa()
     yield library
     library.es_kernels_set_isa(chosen)
@@ -170,6 +174,118 @@ def test_a_product_does_not_depend_on_the_batch_or_the_threads(library, isa, nam
     for n in range(1, MAX_TOKENS + 1):
         for n_threads in (1, 2, 3, 4):
             np.testing.assert_array_equal(matmul(library, name, columns, weights, x[:n], n_threads), each[:n])
+
+
+@pytest.fixture
+def prefetching(library):
+    """Choose how weights are fetched ahead; the default is back afterwards."""
+
+    def choose(prefetch):
+        return library.es_kernels_set_prefetch(prefetch.for_c())
+
+    yield choose
+    assert choose(Prefetch()) == 0
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_product_does_not_depend_on_the_prefetch(library, isa, name, prefetching):
+    """Its levels are functions of their own: each batch size of each type comes from both."""
+    rng = np.random.default_rng(9)
+    block, size = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    columns = 2 * block if block == 256 else 5 * block
+    weights = rng.integers(0, 256, (37, columns // block * size), dtype=np.uint8)
+    for offset in SCALES.get(name, (0,)):
+        weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x20 + offset
+    x = rng.normal(0, 1, (17, columns)).astype(np.float32)
+    for n in (*range(1, 9), 17):
+        rows = matmul(library, name, columns, weights, x[:n])
+        for prefetch in (*CANDIDATES, Prefetch(1, 0), Prefetch(2, 1 << 20)):
+            assert prefetching(prefetch) == 0
+            np.testing.assert_array_equal(matmul(library, name, columns, weights, x[:n]), rows, f"{prefetch}")
+        assert prefetching(Prefetch()) == 0
+
+
+@pytest.mark.parametrize(
+    "prefetch", [Prefetch(0), Prefetch(3), Prefetch(-1), Prefetch(1, -1), Prefetch(2, (1 << 20) + 1)]
+)
+def test_a_prefetch_that_does_not_exist_is_refused(library, prefetching, prefetch):
+    library.es_kernels_prefetch.restype = CPrefetch
+    assert prefetching(Prefetch(2, 4096)) == 0
+    assert prefetching(prefetch) == -1
+    kept = library.es_kernels_prefetch()
+    assert (kept.level, kept.bytes) == (2, 4096)
+
+
+# ---- timing ----
+
+
+@pytest.fixture
+def stream(library, isa):
+    with Stream(kernels.plugin_path(), isa, 4 << 20) as stream:
+        yield stream
+
+
+def test_every_type_and_number_of_tokens_can_be_timed(stream):
+    """Again and again: the stream is gone through more than once."""
+    shapes = [Shape(int(type_), 100, 512) for type_ in TYPES.values()]
+    assert all(stream.packed_bytes(shape) > 0 for shape in shapes)
+    for n in (1, 7, 8, 9, 33):
+        for _ in range(8):
+            for n_threads in (1, 3):
+                assert 0 < stream.products(shapes, n, Prefetch(2, 4096), n_threads) < 60
+    assert 0 < stream.read(4 << 20, Prefetch(), 2) < 60
+    assert stream.peak(1000, 2) > 0
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *[Shape(type_, 16, 256) for type_ in (0, 1, 4, 9, 10, 30, 99, -1)],
+        *[Shape(2, rows, 256) for rows in (0, -1, (1 << 20) + 1, 1 << 62)],
+        *[Shape(12, 16, columns) for columns in (0, -256, 32, 257, 1 << 62)],
+        Shape(2, 1 << 16, 256),  # more than the stream has
+    ],
+)
+def test_what_cannot_be_timed_is_refused(stream, shape):
+    with pytest.raises(ValueError, match="cannot time"):
+        stream.products([Shape(2, 16, 256), shape], 1, Prefetch(), 1)
+
+
+def test_senseless_timings_are_refused(stream):
+    one = [Shape(2, 16, 256)]
+    for shapes, n, prefetch, n_threads in (
+        ([], 1, Prefetch(), 1),
+        (one, 0, Prefetch(), 1),
+        (one, 1 << 40, Prefetch(), 1),
+        (one, 1, Prefetch(3), 1),
+        (one, 1, Prefetch(), 0),
+    ):
+        with pytest.raises(ValueError, match="cannot time"):
+            stream.products(shapes, n, prefetch, n_threads)
+    for size, prefetch, n_threads in (
+        ((4 << 20) + (1 << 17), Prefetch(), 1),
+        (100, Prefetch(), 1),
+        (1 << 17, Prefetch(1, -1), 1),
+        (1 << 17, Prefetch(), 0),
+    ):
+        with pytest.raises(ValueError, match="cannot time"):
+            stream.read(size, prefetch, n_threads)
+    for rounds, n_threads in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="cannot time"):
+            stream.peak(rounds, n_threads)
+
+
+def test_a_stream_that_cannot_be_had(library, tmp_path):
+    isa = library.es_kernels_isa().decode()
+    with pytest.raises(EdgespecError, match="no memory for"):
+        Stream(kernels.plugin_path(), isa, 1 << 60)
+    with pytest.raises(EdgespecError, match="no kernels for avx9"):
+        Stream(kernels.plugin_path(), "avx9", 1 << 20)
+    with pytest.raises(EdgespecError, match="install edgespec again"):
+        Stream(tmp_path / "none.so", isa, 1 << 20)
+
+
+# ---- attention ----
 
 
 def attention(library, q, k, v, mask, scale, n_threads=2):

@@ -250,6 +250,42 @@ def test_the_real_kernels_are_used_and_named(
     assert json.loads(process.stdout)["kernels"] == "stock"
 
 
+@pytest.mark.parametrize(
+    ("kept", "used"), [((2, 16384), (2, 16384)), ((1, 4096), (1, 4096)), ((7, -5), (1, 8192))]
+)
+def test_the_kept_choice_of_a_prefetch_is_used(
+    kernels: Kernels,
+    tmp_path: Path,
+    child_environment: dict[str, str],
+    kept: tuple[int, int],
+    used: tuple[int, int],
+) -> None:
+    """One that makes no sense leaves the default."""
+    program = (
+        "import ctypes; from edgespec import kernels; from edgespec.kernel_timing import CPrefetch\n"
+        "library = ctypes.CDLL(str(kernels.load().plugin.path))\n"
+        "library.es_kernels_prefetch.restype = CPrefetch\n"
+        "found = library.es_kernels_prefetch(); print(found.level, found.bytes)"
+    )
+
+    def asked() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={**child_environment, "XDG_CACHE_HOME": str(tmp_path), "EDGESPEC_KERNELS": "auto"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    asked()
+    (file,) = (tmp_path / "edgespec").glob("selftest-*.json")
+    answer = json.loads(file.read_text())
+    level, ahead = kept
+    answer["choice"] |= {"prefetch": {"level": level, "bytes": ahead}, "reason": ""}
+    file.write_text(json.dumps(answer))
+    assert asked() == f"{used[0]} {used[1]}\n"
+
+
 def test_a_model_with_nothing_to_pack_is_stock(kernels: Kernels, generate: Run) -> None:
     process = generate(room.plugin_path(), "--json")
     assert (process.returncode, process.stderr) == (0, "")

@@ -17,12 +17,15 @@ from fake_plugin import fake_plugin
 
 from edgespec import selftest, selftest_child
 from edgespec.child import Ended, run_in_child
+from edgespec.kernel_timing import Prefetch
 from edgespec.kernels import Kernels
+from edgespec.prefetch import Choice, unmeasured
 from edgespec.selftest import FAILED, SelfTest, self_test
 
 CRASHED = Ended(-signal.SIGSEGV, "")
 WRONG = Ended(FAILED, "the logits differ from stock by 77%")
 PASSED = Ended(0, "")
+MEASURED = Choice(Prefetch(2, 16384), gain=1.1, reason="", when=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +43,17 @@ def plugin(tmp_path: Path) -> Path:
 
 
 class Children:
-    """Takes the place of `run_in_child`: ends as `ended` and counts."""
+    """Takes the place of `run_in_child`: ends as `ended` and counts. And of `measure`."""
 
     def __init__(self) -> None:
         self.ended = PASSED
         self.n = 0
+        self.choice = MEASURED
+        self.n_measured = 0
+
+    def measure(self, plugin: Path, isa: str) -> Choice:
+        self.n_measured += 1
+        return self.choice
 
     def __call__(self, module: str, function: str, *arguments: str, timeout_s: float) -> Ended:
         assert callable(getattr(sys.modules[module], function))
@@ -56,6 +65,7 @@ class Children:
 def children(monkeypatch: pytest.MonkeyPatch) -> Children:
     made = Children()
     monkeypatch.setattr(selftest, "run_in_child", made)
+    monkeypatch.setattr(selftest, "measure", made.measure)
     return made
 
 
@@ -236,6 +246,7 @@ def test_the_libraries_are_those_in_use() -> None:
         '{"reason": "", "certain": true, "isa": "avx2", "when": "now"}',
         "[" * 100_000,
         "\udcff",
+        '{"reason": "", "certain": true, "isa": "avx2", "when": 1.0, "choice": {"prefetch": {"level": "2"}}}',
     ],
 )
 def test_a_damaged_cache_means_to_test_again(
@@ -246,7 +257,7 @@ def test_a_damaged_cache_means_to_test_again(
     file.write_bytes(text.encode(errors="surrogateescape"))
     assert self_test(plugin, "avx2").passed
     assert children.n == 2
-    assert SelfTest(**json.loads(file.read_text())).passed
+    assert json.loads(file.read_text())["reason"] == ""
 
 
 def test_a_cache_that_cannot_be_written(
@@ -259,6 +270,77 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "expanduser", _no_home)
     assert self_test(plugin, "avx2").passed
+    assert children.n_measured == 0  # each start would take that second
+
+
+# ---- how weights are fetched ahead ----
+
+
+def test_a_choice_is_kept_with_the_answer(children: Children, plugin: Path) -> None:
+    assert self_test(plugin, "avx2").choice == MEASURED
+    children.choice = unmeasured("the machine was busy")
+    assert self_test(plugin, "avx2").choice == MEASURED
+    assert (children.n, children.n_measured) == (1, 1)
+    assert self_test(plugin, "avx2", retest=True).choice == children.choice
+    assert (children.n, children.n_measured) == (2, 2)
+
+
+@pytest.mark.parametrize("ended", [WRONG, CRASHED])
+def test_kernels_that_stay_out_are_not_measured(children: Children, plugin: Path, ended: Ended) -> None:
+    children.ended = ended
+    self_test(plugin, "avx2")
+    self_test(plugin, "avx2")
+    assert children.n_measured == 0
+
+
+def test_a_busy_machine_is_measured_again_and_not_tested(
+    children: Children, plugin: Path, cache: Path
+) -> None:
+    children.choice = unmeasured("other programs kept 1.0 processors busy")
+    assert self_test(plugin, "avx2").choice.prefetch == Prefetch()
+    assert self_test(plugin, "avx2").choice == children.choice
+    assert children.n_measured == 1
+    (file,) = cache.iterdir()
+    kept = json.loads(file.read_text())
+    kept["choice"]["when"] -= 2 * 60 * 60
+    file.write_text(json.dumps(kept))
+    children.choice = MEASURED
+    assert self_test(plugin, "avx2").choice == MEASURED
+    assert self_test(plugin, "avx2").choice == MEASURED
+    assert (children.n, children.n_measured) == (1, 2)
+
+
+def test_one_process_measures_and_the_others_do_not_wait(
+    children: Children, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile: list[SelfTest] = []
+
+    def measure(plugin: Path, isa: str) -> Choice:
+        meanwhile.append(self_test(plugin, isa))
+        return MEASURED
+
+    monkeypatch.setattr(selftest, "measure", measure)
+    assert self_test(plugin, "avx2").choice == MEASURED
+    (other,) = meanwhile
+    assert other.passed
+    assert other.choice.prefetch == Prefetch()
+    assert "another process" in other.choice.reason
+
+
+def test_where_it_cannot_be_kept_any_more_nothing_is_measured(
+    children: Children, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept answer on a disk that has become full or read-only."""
+    children.choice = Choice(reason="the machine was busy", when=0.0)
+    self_test(plugin, "avx2")
+    assert children.n_measured == 1
+
+    def no_space(file: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(selftest, "write_atomically", no_space)
+    assert self_test(plugin, "avx2").passed
+    assert (children.n, children.n_measured) == (1, 1)
 
 
 def _no_home(_path: Path) -> Path:

@@ -51,7 +51,8 @@ struct Weights {
 
 int run(std::vector<Tensor *> nodes, int n_threads) {
     static const Ggml none = {};
-    Executor executor(*isa(), none);
+    const es_prefetch chosen = es_kernels_prefetch();
+    Executor executor(*isa(), {chosen.level, chosen.bytes}, none);
     executor.n_threads = n_threads;
     return executor.compute(nodes) == ggml::STATUS_SUCCESS ? 0 : -1;
 }

@@ -23,6 +23,19 @@ ES_API const char *es_kernels_isa(void);
 /* Choose another one, before the first model is loaded. 0, or -1: unknown, or this CPU lacks it. */
 ES_API int es_kernels_set_isa(const char *name);
 
+/* How weights are fetched ahead of their use: by `bytes`, into `level` 1 of the caches (past the others) or 2. Results
+ * do not depend on it. */
+struct es_prefetch {
+    int32_t level;
+    int64_t bytes;
+};
+
+/* What contexts made from now on use; a default at start. */
+ES_API struct es_prefetch es_kernels_prefetch(void);
+
+/* Choose another one: 0, or -1 if there is no such level or `bytes` is not in 0 .. 1 MiB. */
+ES_API int es_kernels_set_prefetch(struct es_prefetch prefetch);
+
 /* Why ggml_backend_init refused the ggml it found; "" if it did not. */
 ES_API const char *es_kernels_refusal(void);
 
@@ -55,6 +68,34 @@ ES_API int es_kernels_matmul(int type, int64_t rows, int64_t columns, const uint
 ES_API int es_kernels_attention(int64_t head_dim, int64_t n_head, int64_t n_head_kv, int64_t n, int64_t n_kv,
                                 const float *q, const uint16_t *k, const uint16_t *v, const uint16_t *mask,
                                 float scale, float *out, int n_threads);
+
+/* ---- how fast the kernels are, without ggml, over weights that come from memory ---- */
+
+/* Memory full of weights, which the functions below walk through, on from where the last of them ended; it ought to be
+ * much larger than the caches. NULL: no memory. */
+struct es_stream;
+ES_API struct es_stream *es_kernels_stream_new(size_t bytes);
+ES_API void es_kernels_stream_free(struct es_stream *stream);
+
+struct es_shape {
+    int32_t type; /* ggml's number */
+    int64_t rows, columns;
+};
+
+/* Seconds that the products of n tokens with these matrices, one after another, take n_threads threads: the products
+ * alone, without the quantization of activations. -1: what cannot be packed, or does not fit into the stream. */
+ES_API double es_kernels_time_products(struct es_stream *stream, const struct es_shape *shapes, int64_t n_shapes,
+                                       int64_t n, struct es_prefetch prefetch, int n_threads);
+
+/* Bytes of such a matrix, packed; -1: it cannot be. */
+ES_API int64_t es_kernels_packed_bytes(const struct es_shape *shape);
+
+/* Seconds that reading `bytes` of the stream takes; -1: it has fewer. */
+ES_API double es_kernels_time_read(struct es_stream *stream, size_t bytes, struct es_prefetch prefetch, int n_threads);
+
+/* Multiply-adds a second of the instruction set's dot product, from registers, on n_threads threads for so many rounds;
+ * -1 for numbers below 1. */
+ES_API double es_kernels_peak(int64_t rounds, int n_threads);
 
 #ifdef __cplusplus
 }

@@ -44,7 +44,7 @@ struct Attention {
 // One context's executor; it keeps its work memory from graph to graph.
 class Executor {
   public:
-    Executor(const Isa &isa, const Ggml &ggml) : isa_(isa), ggml_(ggml) {}
+    Executor(const Isa &isa, const Prefetch &prefetch, const Ggml &ggml) : isa_(isa), prefetch_(prefetch), ggml_(ggml) {}
 
     int n_threads = 1;
     bool (*abort)(void *) = nullptr; // asked by thread 0 between operations
@@ -89,6 +89,7 @@ class Executor {
     void compute_angles(int thread, int n);
 
     const Isa &isa_;
+    const Prefetch prefetch_;
     const Ggml &ggml_;
     std::vector<Step> steps_;
     std::vector<Angles> angles_;

@@ -34,12 +34,18 @@ inline int32_t int_at(const int8_t *p, int i) {
 #include "matmul.h"
 #include "attention.h"
 #include "rows.h"
+#include "limits.h"
 } // namespace
 
-#define TILES(TYPE)                                                                                                   \
+#define TILES(TYPE, LEVEL)                                                                                            \
     {                                                                                                                 \
-        matmul<TYPE, 1>, matmul<TYPE, 2>, matmul<TYPE, 3>, matmul<TYPE, 4>, matmul<TYPE, 5>, matmul<TYPE, 6>,         \
-            matmul<TYPE, 7>, matmul<TYPE, 8>                                                                          \
+        matmul<TYPE, 1, LEVEL>, matmul<TYPE, 2, LEVEL>, matmul<TYPE, 3, LEVEL>, matmul<TYPE, 4, LEVEL>,               \
+            matmul<TYPE, 5, LEVEL>, matmul<TYPE, 6, LEVEL>, matmul<TYPE, 7, LEVEL>, matmul<TYPE, 8, LEVEL>            \
+    }
+#define TYPES(LEVEL)                                                                                                  \
+    {                                                                                                                 \
+        TILES(Q4_0, LEVEL), TILES(Q4_1, LEVEL), TILES(Q5_0, LEVEL), TILES(Q5_1, LEVEL), TILES(Q8_0, LEVEL),           \
+            TILES(IQ4_NL, LEVEL), TILES(Q4_K, LEVEL), TILES(Q5_K, LEVEL), TILES(Q6_K, LEVEL)                          \
     }
 
 extern const Isa ES_ISA;
@@ -47,8 +53,7 @@ const Isa ES_ISA = {
     ES_ISA_TEXT,
     {LANES, SIGNED_BYTES},
     quantize,
-    {TILES(Q4_0), TILES(Q4_1), TILES(Q5_0), TILES(Q5_1), TILES(Q8_0), TILES(IQ4_NL), TILES(Q4_K), TILES(Q5_K),
-     TILES(Q6_K)},
+    {TYPES(1), TYPES(2)},
     attend,
     merge,
     rms_norm,
@@ -59,6 +64,8 @@ const Isa ES_ISA = {
     gelu_mul,
     to_half,
     rope,
+    read_bytes,
+    peak,
 };
 
 } // namespace edgespec

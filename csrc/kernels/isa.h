@@ -22,7 +22,19 @@ constexpr int64_t record_bytes(int nc) { return 48 * (int64_t)nc; }
 // Steps of `columns` columns: whole packets of the simple types; K types have whole ones anyway.
 constexpr int64_t n_steps(int64_t columns) { return (columns + 63) / 64 * 2; }
 
-typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows);
+// How weights are fetched ahead of their use: by so many bytes, into the first level of cache (past the others) or
+// into the second. No result depends on it; which is fastest is the machine's.
+constexpr int PREFETCH_LEVELS = 2;
+struct Prefetch {
+    int level = 1;
+    int64_t bytes = 8192;
+
+    bool is_possible() const { return level >= 1 && level <= PREFETCH_LEVELS && bytes >= 0 && bytes <= 1 << 20; }
+};
+
+// `ahead`: a Prefetch's bytes.
+typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows,
+                      int64_t ahead);
 
 // What a token sees from cell `first` on, a multiple of ATTN_BLOCK, where others lie between: these n cells. They
 // are taken as if they were first, first + 1, ..., so that sums are grouped as without the others.
@@ -60,7 +72,7 @@ struct Isa {
     // Quantize blocks [block0, block1) (of act_block columns) of x into column c of a tile of nc.
     void (*quantize)(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile,
                      int nc, int c);
-    MatmulFn *matmul[N_TYPES][MAX_TILE];
+    MatmulFn *matmul[PREFETCH_LEVELS][N_TYPES][MAX_TILE];
     // Set the state to what cached tokens [j0, j1), at most a segment, give: beyond a gap those taken as such.
     void (*attend)(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionState &state);
     // Row r of `part` joins row r of `total`.
@@ -76,6 +88,12 @@ struct Isa {
     void (*to_half)(int64_t n, const float *x, uint16_t *y);
     // Rotate pairs (i, i + n/2) of n floats, or (2i, 2i + 1) if not `halves`, by n/2 angles.
     void (*rope)(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y);
+
+    // ---- what a core can do at the most, to be timed ----
+    // Read a multiple of 1024 bytes and return something made of all.
+    int32_t (*read)(const uint8_t *p, int64_t bytes, const Prefetch &prefetch);
+    // Multiply from registers, so many rounds; returns the number of multiply-adds.
+    int64_t (*peak)(int64_t rounds);
 };
 
 // The best table for this CPU, or nullptr; one by name, or nullptr when unknown or not for this CPU.

@@ -1,5 +1,6 @@
 // What each step of an Executor does: the part of one of n threads.
 #include "graph.h"
+#include "product.h"
 #include "tensor.h"
 
 #include <math.h>
@@ -56,34 +57,17 @@ void Executor::quantize(const Step &step, int thread, int n) {
 
 void Executor::matmul(const Step &step, int, int n) {
     const Tensor *w = step.op->src[0];
-    const Type type = find_type(w->type);
-    const int64_t columns = w->ne[0], rows = w->ne[1], tokens = n_rows(step.op->src[1]), tiles = n_tiles(tokens);
-    const int64_t bytes = group_bytes(type, columns, isa_.layout.lanes), groups = n_groups(rows, isa_.layout.lanes);
-    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
-    // tile passes over them, small enough to stay in cache.
-    int64_t chunks = std::min<int64_t>(n * 8, std::max<int64_t>(n, groups * bytes >> 17));
-    if (tiles > 1) {
-        chunks = std::max(chunks, groups * bytes >> 18);
-    }
-    chunks = std::min(groups, chunks);
-    float *y = (float *)step.op->data;
-    const auto &kernels = isa_.matmul[type];
+    const Product product = {isa_,  prefetch_, find_type(w->type),      w->ne[1],
+                             w->ne[0], n_rows(step.op->src[1]), (const uint8_t *)w->data, acts_,
+                             (float *)step.op->data};
+    const int64_t chunks = product.n_chunks(n);
     for (int64_t chunk; (chunk = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < chunks;) {
-        const int64_t g0 = groups * chunk / chunks, g1 = groups * (chunk + 1) / chunks;
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t begin = tile_begin(tokens, tiles, tile), nc = tile_begin(tokens, tiles, tile + 1) - begin;
-            const int8_t *acts = acts_ + begin * n_steps(columns) * record_bytes(1);
-            for (int64_t g = g0; g < g1; g++) {
-                const int64_t first = g * isa_.layout.lanes;
-                kernels[nc - 1]((const uint8_t *)w->data + g * bytes, n_packets(type, columns), acts,
-                                y + begin * rows + first, rows, (int)std::min<int64_t>(isa_.layout.lanes, rows - first));
-            }
-        }
+        product.run(chunk, chunks);
         if (step.fused) {
-            const int64_t first = g0 * isa_.layout.lanes, last = std::min(rows, g1 * isa_.layout.lanes);
-            for (int64_t c = 0; c < tokens; c++) {
-                isa_.add(last - first, y + c * rows + first, row<const float>(step.other, c, step.fused) + first,
-                         row<float>(step.fused, c, step.fused) + first);
+            const int64_t first = product.first_row(chunk, chunks), last = product.first_row(chunk + 1, chunks);
+            for (int64_t c = 0; c < product.tokens; c++) {
+                isa_.add(last - first, product.y + c * product.rows + first,
+                         row<const float>(step.other, c, step.fused) + first, row<float>(step.fused, c, step.fused) + first);
             }
         }
     }

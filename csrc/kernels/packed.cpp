@@ -1,10 +1,28 @@
 #include "packed.h"
 
+#include <stdlib.h>
+#include <sys/mman.h>
+
 #include <algorithm>
 
 namespace edgespec {
 
 using namespace ggml;
+
+void *alloc_weights(size_t size) {
+    // Huge pages: the stream of weights touches each page once a token.
+    constexpr size_t HUGE_PAGE = 2 << 20;
+    const size_t whole = (size + HUGE_PAGE) / HUGE_PAGE * HUGE_PAGE;
+    void *memory = nullptr;
+    if (size < HUGE_PAGE) {
+        return posix_memalign(&memory, WEIGHTS_ALIGNMENT, size + WEIGHTS_ALIGNMENT) ? nullptr : memory;
+    }
+    if (posix_memalign(&memory, HUGE_PAGE, whole)) {
+        return nullptr;
+    }
+    madvise(memory, whole, MADV_HUGEPAGE);
+    return memory;
+}
 
 size_t plain_size(const Tensor *t) {
     return (size_t)(row_bytes(find_type(t->type), t->ne[0]) * t->ne[1]);

@@ -5,6 +5,10 @@
 
 namespace edgespec {
 
+// Memory for packed weights, to be freed with free(); nullptr: there is none.
+constexpr size_t WEIGHTS_ALIGNMENT = 64;
+void *alloc_weights(size_t size);
+
 // Fill tensor->data, packed_size bytes, from ggml's blocks, plain_size bytes; and the inverse.
 void pack(const Isa &isa, const ggml::Tensor *tensor, const void *blocks);
 void unpack(const Isa &isa, const ggml::Tensor *tensor, void *blocks);

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,8 +26,6 @@ using namespace ggml;
 // Versions of ggml whose binary interface ggml_abi.h describes.
 constexpr const char *GGML_VERSIONS[] = {"0.25.3"};
 
-constexpr size_t ALIGNMENT = 64, HUGE_PAGE = 2 << 20;
-
 namespace {
 
 const char *const NAME = "edgespec";
@@ -36,6 +33,7 @@ const char *const NAME = "edgespec";
 struct Plugin {
     Ggml ggml = {};
     const Isa *isa = best_isa();
+    Prefetch prefetch;
     std::atomic<bool> enabled{true};
     std::string refusal;
     BufferType buffer_type = {};
@@ -105,14 +103,9 @@ void *get_base(Buffer *buffer) { return buffer->context; }
 void clear(Buffer *buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
 
 Buffer *alloc_buffer(BufferType *type, size_t size) {
-    // Huge pages: the stream of weights touches each page once a token.
-    const size_t whole = (size + HUGE_PAGE) / HUGE_PAGE * HUGE_PAGE;
-    void *memory = nullptr;
-    if (posix_memalign(&memory, size < HUGE_PAGE ? ALIGNMENT : HUGE_PAGE, size < HUGE_PAGE ? size + ALIGNMENT : whole)) {
+    void *const memory = alloc_weights(size);
+    if (!memory) {
         return nullptr;
-    }
-    if (size >= HUGE_PAGE) {
-        madvise(memory, whole, MADV_HUGEPAGE);
     }
     BufferInterface iface = {};
     iface.free_buffer = free_buffer;
@@ -124,7 +117,7 @@ Buffer *alloc_buffer(BufferType *type, size_t size) {
 }
 
 const char *buffer_type_name(BufferType *) { return "EDGESPEC_PACKED"; }
-size_t alignment(BufferType *) { return ALIGNMENT; }
+size_t alignment(BufferType *) { return WEIGHTS_ALIGNMENT; }
 bool is_host(BufferType *) { return false; }
 
 // ---- the backend of one context ----
@@ -134,7 +127,7 @@ struct Context {
     Device twin;
     std::atomic<bool> packed_model{false};
     Backend backend = {};
-    explicit Context(const Isa &isa) : executor(isa, plugin().ggml) {}
+    Context(const Isa &isa, const Prefetch &prefetch) : executor(isa, prefetch, plugin().ggml) {}
 };
 
 const char *backend_name(Backend *) { return NAME; }
@@ -165,7 +158,7 @@ BufferType *twin_buffer_type(Device *) { return plugin().ggml.backend_cpu_buffer
 
 Backend *init_backend(Device *, const char *) {
     static uint8_t guid[16] = {0xed, 0x9e, 0x5b, 0xec, 0x4b, 0x1f, 0x4e, 0x0a, 0x9c, 0x33, 0x60, 0x52, 0xd7, 0x18, 0xa5, 0x2c};
-    Context *context = new (std::nothrow) Context(*plugin().isa);
+    Context *context = new (std::nothrow) Context(*plugin().isa, plugin().prefetch);
     if (!context) {
         return nullptr;
     }
@@ -324,6 +317,17 @@ int es_kernels_set_isa(const char *name) {
         return -1;
     }
     plugin().isa = isa;
+    return 0;
+}
+
+es_prefetch es_kernels_prefetch() { return {plugin().prefetch.level, plugin().prefetch.bytes}; }
+
+int es_kernels_set_prefetch(es_prefetch chosen) {
+    const Prefetch prefetch = {chosen.level, chosen.bytes};
+    if (!prefetch.is_possible()) {
+        return -1;
+    }
+    plugin().prefetch = prefetch;
     return 0;
 }
 

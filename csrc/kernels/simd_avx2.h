@@ -115,6 +115,21 @@ template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w
     }
 #endif
 }
+// sum + products of 4 planes, none above 31, with one of activations, from registers.
+inline I i_dot_registers(I sum, const I *w, I a) {
+#ifdef __AVXVNNI__
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        sum = _mm256_dpbusd_avx_epi32(sum, w[i], a);
+    }
+    return sum;
+#else
+    const I first = _mm256_add_epi16(_mm256_maddubs_epi16(w[0], a), _mm256_maddubs_epi16(w[1], a));
+    const I second = _mm256_add_epi16(_mm256_maddubs_epi16(w[2], a), _mm256_maddubs_epi16(w[3], a));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1)));
+#endif
+}
+inline void i_forget(I &x) { __asm__("" : "+x"(x)); } // the compiler does not know what x is any more
 // 8 floats, rounded to nearest, as int8; returns their sum.
 inline int32_t i_store_bytes(int8_t *p, F x) {
     const I q = _mm256_cvtps_epi32(x);

@@ -69,6 +69,15 @@ template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w
         }
     }
 }
+// sum + products of 4 planes with one of activations, from registers.
+inline I i_dot_registers(I sum, const I *w, I a) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        sum = _mm512_dpbusd_epi32(sum, w[i], a);
+    }
+    return sum;
+}
+inline void i_forget(I &x) { __asm__("" : "+v"(x)); } // the compiler does not know what x is any more
 // 16 floats, rounded to nearest, as int8; returns their sum.
 inline int32_t i_store_bytes(int8_t *p, F x) {
     const __m128i q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));

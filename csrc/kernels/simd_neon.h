@@ -121,6 +121,26 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
         }
     }
 }
+// sum + products of 4 planes, none above 31, with one of activations, from registers.
+inline I i_dot_registers(I sum, const I *w, I a) {
+#ifdef __ARM_FEATURE_DOTPROD
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        sum = vdotq_s32(sum, bytes_of(w[i]), bytes_of(a));
+    }
+    return sum;
+#else
+    int16x8_t low = vmull_s8(vget_low_s8(bytes_of(w[0])), vget_low_s8(bytes_of(a)));
+    int16x8_t high = vmull_high_s8(bytes_of(w[0]), bytes_of(a));
+#pragma GCC unroll 3
+    for (int i = 1; i < 4; i++) {
+        low = vmlal_s8(low, vget_low_s8(bytes_of(w[i])), vget_low_s8(bytes_of(a)));
+        high = vmlal_high_s8(high, bytes_of(w[i]), bytes_of(a));
+    }
+    return vpadalq_s16(sum, vpaddq_s16(low, high));
+#endif
+}
+inline void i_forget(I &x) { __asm__("" : "+w"(x)); } // the compiler does not know what x is any more
 // 4 floats, rounded to nearest, as int8; returns their sum.
 inline int32_t i_store_bytes(int8_t *p, F x) {
     const int16x4_t q = vqmovn_s32(vcvtnq_s32_f32(x));

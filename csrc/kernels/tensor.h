@@ -25,8 +25,4 @@ inline float param(const Tensor *op, int i) {
 
 inline const float *column(const Tensor *x, int64_t c) { return row<const float>(x, c, x); }
 
-// Tokens go through the products in tiles of about the same size, MAX_TILE at the most.
-inline int64_t tile_begin(int64_t n, int64_t tiles, int64_t t) { return n * t / tiles; }
-inline int64_t n_tiles(int64_t n) { return (n + MAX_TILE - 1) / MAX_TILE; }
-
 } // namespace edgespec::ggml

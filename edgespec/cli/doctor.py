@@ -36,6 +36,7 @@ from edgespec.gguf_header import check_model_file
 from edgespec.gguf_tensors import FileTensor, read_tensors
 from edgespec.kernels import Kernels, PackedTensor
 from edgespec.memory import available_bytes, fits_in_memory, peak_rss_bytes, total_bytes
+from edgespec.prefetch import Choice
 from edgespec.pull import resolve
 from edgespec.weights import Model
 
@@ -61,7 +62,7 @@ def doctor_command(
         ),
     ] = None,
     *,
-    retest: Annotated[bool, typer.Option("--retest", help="Run the kernels' self-test now.")] = False,
+    retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
@@ -134,6 +135,17 @@ def _kernels(loaded: Kernels) -> Report:
             "isa": test.isa,
             "when": datetime.fromtimestamp(test.when).astimezone().isoformat(timespec="seconds"),
         },
+        "prefetch": _prefetch(test.choice) if test and loaded.available else None,
+    }
+
+
+def _prefetch(choice: Choice) -> Report:
+    return {
+        "level": choice.prefetch.level,
+        "bytes": choice.prefetch.bytes,
+        "measured": not choice.reason,
+        "reason": choice.reason,
+        "gain": choice.gain,
     }
 
 
@@ -228,6 +240,15 @@ def _print_kernels(found: Report) -> None:
     if test := found["self_test"]:
         outcome = "passed" if test["passed"] else test["reason"]
         print_line("", f"self-test {outcome} ({test['isa']}, {test['when']})")
+    if prefetch := found["prefetch"]:
+        where = f"weights fetched {prefetch['bytes']} bytes ahead into cache level {prefetch['level']}"
+        if not prefetch["measured"]:
+            why = f"the default; not measured: {prefetch['reason']}"
+        elif prefetch["gain"] > 1:
+            why = f"measured: {prefetch['gain']:.2f} times as fast as the default"
+        else:
+            why = "measured: the default is as fast as any"
+        print_line("", f"{where} ({why})")
 
 
 def _print_model(model: Report) -> None:

@@ -93,6 +93,21 @@ static void test_branch(int n) {
     free(chain);
 }
 
+/* Several products one after another, from a stream that ends among them. */
+static void test_timing(void) {
+    const struct es_shape shapes[] = {{12, 100, 512}, {14, 33, 256}, {2, 64, 64}};
+    const struct es_prefetch prefetch = {2, 4096};
+    struct es_stream *stream = es_kernels_stream_new(1 << 17);
+    check(stream != NULL, "memory");
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        check(es_kernels_time_products(stream, shapes, 3, TOKENS, prefetch, threads) > 0, "timed products");
+        check(es_kernels_time_read(stream, 1 << 17, prefetch, threads) > 0, "timed reading");
+        check(es_kernels_peak(100, threads) > 0, "peak");
+    }
+    check(es_kernels_time_read(stream, 1 << 18, prefetch, 1) < 0, "a stream that is too short");
+    es_kernels_stream_free(stream);
+}
+
 int main(void) {
     if (!*es_kernels_isa()) {
         puts("skipped: this CPU has no AVX2");
@@ -108,5 +123,6 @@ int main(void) {
     for (int n = 1; n < CACHED; n += 3) {
         test_branch(n);
     }
+    test_timing();
     return 0;
 }

@@ -1,0 +1,54 @@
+// A product of packed weights and the tokens of a batch, in chunks that threads take one after another.
+#pragma once
+
+#include "isa.h"
+
+#include <algorithm>
+
+namespace edgespec {
+
+// Tokens go through the products in tiles of about the same size, MAX_TILE at the most.
+inline int64_t tile_begin(int64_t n, int64_t tiles, int64_t t) { return n * t / tiles; }
+inline int64_t n_tiles(int64_t n) { return (n + MAX_TILE - 1) / MAX_TILE; }
+
+struct Product {
+    const Isa &isa;
+    Prefetch prefetch;
+    Type type;
+    int64_t rows, columns, tokens;
+    const uint8_t *weights; // packed
+    const int8_t *acts;     // tile by tile, see isa.h
+    float *y;               // [tokens][rows]
+
+    int64_t groups() const { return edgespec::n_groups(rows, isa.layout.lanes); }
+    int64_t bytes() const { return group_bytes(type, columns, isa.layout.lanes); } // of a group
+
+    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
+    // tile passes over them, small enough to stay in cache.
+    int64_t n_chunks(int n_threads) const {
+        int64_t chunks = std::min<int64_t>(n_threads * 8, std::max<int64_t>(n_threads, groups() * bytes() >> 17));
+        if (n_tiles(tokens) > 1) {
+            chunks = std::max(chunks, groups() * bytes() >> 18);
+        }
+        return std::min(groups(), chunks);
+    }
+    int64_t first_group(int64_t chunk, int64_t chunks) const { return groups() * chunk / chunks; }
+    int64_t first_row(int64_t chunk, int64_t chunks) const {
+        return std::min(rows, first_group(chunk, chunks) * isa.layout.lanes);
+    }
+
+    void run(int64_t chunk, int64_t chunks) const {
+        const auto &kernels = isa.matmul[prefetch.level - 1][type];
+        const int64_t tiles = n_tiles(tokens), lanes = isa.layout.lanes;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t begin = tile_begin(tokens, tiles, tile), nc = tile_begin(tokens, tiles, tile + 1) - begin;
+            for (int64_t g = first_group(chunk, chunks); g < first_group(chunk + 1, chunks); g++) {
+                kernels[nc - 1](weights + g * bytes(), n_packets(type, columns),
+                                acts + begin * n_steps(columns) * record_bytes(1), y + begin * rows + g * lanes, rows,
+                                (int)std::min(lanes, rows - g * lanes), prefetch.bytes);
+            }
+        }
+    }
+};
+
+} // namespace edgespec

@@ -1,0 +1,222 @@
+"""How near the kernels come to what the machine can do, and what of a pass is not products.
+
+A product of n tokens with a matrix in memory cannot be faster than the limit
+
+    max(bytes / bandwidth, products / peak)
+
+bandwidth: bytes a second of reading alone, all threads, with the best way of fetching ahead;
+peak: multiply-adds a second of the instruction set's dot product, from registers, all threads.
+
+For each type of weights and n, the time of the kernel alone over a matrix much larger than the caches, and
+which share of the limit it reaches. Then T(n), a pass of a real target over n tokens, beside the bare
+products with all its matrices: what is left is the share of T(n) that is not products - the quantization of
+activations, attention, norms, waiting of threads for each other, llama.cpp.
+
+Everything is timed once a round, one after another, so a machine that drifts does so for all. Shares are
+taken within a round; medians, and quartiles as spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from edgespec import kernels
+from edgespec.cpu import cache_bytes
+from edgespec.engine import choose_models, default_threads
+from edgespec.kernel_timing import Prefetch, Shape, Stream
+from edgespec.kernels import PackedTensor
+from edgespec.prefetch import CANDIDATES
+from edgespec.pull import resolve
+from edgespec.session import Session
+from edgespec.weights import Model
+from machine import facts, other_load, require_kernels, save, spread
+
+TYPES = {
+    "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "q4_K": 12, "q5_K": 13, "q6_K": 14,
+}  # fmt: skip
+"""ggml's numbers of the types that can be packed."""
+
+READS = (*CANDIDATES, Prefetch(1, 0))
+"""Ways to read memory: the candidates for products, and with nothing fetched ahead."""
+
+COLUMNS = 1536
+MATRIX_BYTES = 96 << 20
+_PEAK_ROUNDS = 200_000  # some milliseconds
+
+
+class Runs:
+    """The raw times of all rounds."""
+
+    def __init__(self) -> None:
+        self.reads: dict[Prefetch, list[float]] = {}
+        """Bytes a second."""
+        self.peak: list[float] = []
+        """Multiply-adds a second."""
+        self.products: dict[tuple[str, int], list[float]] = {}
+        """(type, n) -> seconds of the products with a matrix."""
+        self.passes: dict[int, list[float]] = {}
+        self.bare: dict[int, list[float]] = {}
+        """n -> seconds of T(n), and of the bare products with the target's matrices."""
+
+    def bandwidth(self) -> float:
+        """Return the best way's median."""
+        return max(spread(values)[0] for values in self.reads.values())
+
+
+def limit(size: int, n_products: int, bandwidth: float, peak: float) -> tuple[float, str]:
+    """Return the least seconds that a product can take, and what they go into."""
+    reading, multiplying = size / bandwidth, n_products / peak
+    return max(reading, multiplying), "memory" if reading >= multiplying else "arithmetic"
+
+
+def shapes_of(packed: tuple[PackedTensor, ...]) -> list[Shape]:
+    """Return the matrices that a pass multiplies with."""
+    return [Shape(TYPES[tensor.type], tensor.rows, tensor.columns) for tensor in packed]
+
+
+def matrix(stream: Stream, type_: str) -> Shape:
+    """Return a matrix of about MATRIX_BYTES."""
+    row = stream.packed_bytes(Shape(TYPES[type_], 16, COLUMNS)) / 16
+    return Shape(TYPES[type_], int(MATRIX_BYTES / row) // 16 * 16, COLUMNS)
+
+
+def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse.Namespace) -> Runs:
+    """Time everything, round by round; the first round warms up."""
+    runs = Runs()
+    n_vocab, threads = session.model.n_vocab, args.threads
+    matrices = {type_: matrix(stream, type_) for type_ in args.types}
+    shapes = shapes_of(session.model.packed)
+    session.eval([(101 + 7 * i) % n_vocab for i in range(args.context)], n_logits=0)
+    for turn in range(-1, args.rounds):
+        if turn == 0:
+            runs = Runs()
+        for way in READS:
+            size = MATRIX_BYTES // (128 << 10) * (128 << 10)
+            runs.reads.setdefault(way, []).append(size / stream.read(size, way, threads))
+        runs.peak.append(stream.peak(_PEAK_ROUNDS, threads))
+        for type_, shape in matrices.items():
+            for n in args.sizes:
+                seconds = stream.products([shape], n, prefetch, threads)
+                runs.products.setdefault((type_, n), []).append(seconds)
+        for n in args.sizes:
+            tokens = [(11 + 13 * (turn + j)) % n_vocab for j in range(n)]
+            began = time.perf_counter()
+            session.eval(tokens, n_logits=n)
+            runs.passes.setdefault(n, []).append(time.perf_counter() - began)
+            session.rewind(args.context)
+            runs.bare.setdefault(n, []).append(stream.products(shapes, n, prefetch, threads))
+    return runs
+
+
+def report(runs: Runs, stream: Stream, session: Session, args: argparse.Namespace) -> None:
+    """Print the limits and the tables."""
+    bandwidth, peak = runs.bandwidth(), spread(runs.peak)[0]
+    for way, values in runs.reads.items():
+        middle, low, high = (value / 1e9 for value in spread(values))
+        rate = f"{middle:.1f} GB/s ({low:.1f} - {high:.1f})"
+        print(f"reading, {way.bytes:>5} bytes ahead into level {way.level}: {rate}")
+    middle, low, high = (value / 1e9 for value in spread(runs.peak))
+    print(f"register peak: {middle:.0f} G multiply-adds a second ({low:.0f} - {high:.0f})")
+    print(f"\n{'type':<7}{'n':>3}{'ms (quartiles)':>26}{'GB/s':>7}{'G/s':>7}{'of limit':>10}")
+    for (type_, n), seconds in runs.products.items():
+        shape = matrix(stream, type_)
+        size, work = stream.packed_bytes(shape), shape.rows * shape.columns * n
+        least, bound = limit(size, work, bandwidth, peak)
+        middle, low, high = (1e3 * value for value in spread(seconds))
+        times = f"{middle:.2f} ({low:.2f} - {high:.2f})"
+        rates = f"{size / middle / 1e6:>7.1f}{work / middle / 1e6:>7.0f}"
+        print(f"{type_:<7}{n:>3}{times:>26}{rates}{1e3 * least / middle:>10.0%} {bound}")
+    shapes = shapes_of(session.model.packed)
+    size, weights = sum(map(stream.packed_bytes, shapes)), sum(shape.rows * shape.columns for shape in shapes)
+    print(f"\n{session.model.path.name}, context {args.context}")
+    print(f"{'n':>3}{'T(n) ms (quartiles)':>26}{'products':>10}{'not products':>24}{'products of limit':>19}")
+    for n, seconds in runs.passes.items():
+        least, bound = limit(size, weights * n, bandwidth, peak)
+        middle, low, high = (1e3 * value for value in spread(seconds))
+        bare = spread(runs.bare[n])[0]
+        rest = spread([1 - a / b for a, b in zip(runs.bare[n], seconds, strict=True)])
+        times = f"{middle:.2f} ({low:.2f} - {high:.2f})"
+        left = f"{rest[0]:.0%} ({rest[1]:.0%} - {rest[2]:.0%})"
+        print(f"{n:>3}{times:>26}{1e3 * bare:>10.2f}{left:>24}{least / bare:>19.0%} {bound}")
+
+
+def integers(text: str) -> list[int]:
+    return sorted({int(part) for part in text.split(",")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", help="path or name; default: the default pair's target")
+    parser.add_argument("--sizes", type=integers, default=integers("1,2,4,8,16"))
+    parser.add_argument("--types", type=lambda text: text.split(","), default=list(TYPES))
+    parser.add_argument("--context", type=int, default=128, help="tokens before the pass")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--json", action="store_true", help="print the raw times too, as JSON")
+    parser.add_argument("--save", action="store_true", help="write bench/results/roofline-MODEL-...json")
+    args = parser.parse_args()
+    if min(args.sizes) < 1 or args.context < 1 or args.rounds < 1 or args.threads < 1:
+        parser.error("--sizes, --context, --rounds and --threads must be at least 1")
+    if unknown := set(args.types) - set(TYPES):
+        parser.error(f"--types: no {', '.join(sorted(unknown))}; there are {', '.join(TYPES)}")
+    require_kernels()
+    loaded = kernels.load()
+    assert loaded.plugin and loaded.self_test
+    path = resolve(args.model or choose_models(None, None)[0])
+    prefetch = loaded.self_test.choice.prefetch
+    loads = [other_load()]
+    with ExitStack() as stack:
+        model = stack.enter_context(Model(path))
+        if not model.packed:
+            raise SystemExit(f"{path.name}: edgespec's kernels take none of its weights")
+        session = stack.enter_context(
+            Session(
+                model,
+                n_ctx=args.context + max(args.sizes),
+                n_threads=args.threads,
+                n_logits_max=max(args.sizes),
+            )
+        )
+        largest = max(tensor.bytes for tensor in model.packed)
+        size = max(2 * MATRIX_BYTES, 4 * cache_bytes(), largest + MATRIX_BYTES)
+        stream = stack.enter_context(Stream(loaded.plugin.path, loaded.plugin.isa, size))
+        runs = measure(stream, session, prefetch, args)
+        loads.append(other_load())
+        report(runs, stream, session, args)
+    machine = facts(loads)
+    print(f"\n{machine['processor']}, {machine['kernels']}; {machine['libraries']}")
+    print(f"{args.threads} threads, weights fetched {prefetch.bytes} bytes ahead into level {prefetch.level}")
+    print(f"other load {machine['other load']}")
+    outcome: dict[str, Any] = {
+        "machine": machine,
+        "command": sys.argv,
+        "model": Path(path).name,
+        "threads": args.threads,
+        "context": args.context,
+        "prefetch": {"level": prefetch.level, "bytes": prefetch.bytes},
+        "bytes a second": [
+            {"level": way.level, "bytes": way.bytes, "read": values} for way, values in runs.reads.items()
+        ],
+        "multiply-adds a second": runs.peak,
+        "seconds": [
+            {"type": type_, "n": n, "columns": COLUMNS, "products": values}
+            for (type_, n), values in runs.products.items()
+        ],
+        "passes": [{"n": n, "pass": values, "products": runs.bare[n]} for n, values in runs.passes.items()],
+    }
+    if args.json:
+        print(json.dumps(outcome, indent=1))
+    if args.save:
+        save(f"roofline-{path.stem}", outcome, loads)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,9 @@ far from it. For each model file (in a process of its own) the ways are loaded s
   llama.cpp's CPU backend, in the process from the start (llama.cpp makes its list of these once), but
   switched on only while its own copy is loaded, with flash attention for its own attention kernel.
 
+- earlier (--earlier edgespec_kernels.so): another build of edgespec's kernels, for before and after. Both
+  plugins are in the process; each packs its own copy of the model.
+
 Every round times each n once with each way, one right after the other, in an order that shifts from
 round to round, so a machine that drifts does so for all. Ratios are taken within a round; medians, and
 quartiles as spread. A prefill is 512 tokens into an empty context with the logits of the last one.
@@ -26,6 +29,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +37,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgespec.backend import llama
+from edgespec import kernels
+from edgespec.backend import foreign_function, llama
 from edgespec.engine import choose_models, default_threads
 from edgespec.pull import resolve
 from edgespec.session import Session
@@ -77,6 +82,32 @@ class Prototype:
             print("the prototype packed none of the weights: its times are stock's", file=sys.stderr)
 
 
+class Earlier:
+    """Another build of edgespec's kernels, beside the ones that are installed."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it one of ggml's backends, on the same instruction set."""
+        self._library = ctypes.CDLL(str(path.absolute()))
+        self._library.es_kernels_n_packed.restype = ctypes.c_int64
+        self._library.es_kernels_set_isa(kernels.load().name.encode())
+        load = foreign_function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)
+        if not load(os.fsencode(path.absolute())):
+            raise SystemExit(f"{path}: does not fit this llama.cpp")
+        self._library.es_kernels_enable(0)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load a model inside that it packs; the installed ones must not want it (kernels=False)."""
+        before = self._library.es_kernels_n_packed()
+        self._library.es_kernels_enable(1)
+        try:
+            yield
+        finally:
+            self._library.es_kernels_enable(0)
+        if self._library.es_kernels_n_packed() == before:
+            print("the earlier kernels packed none of the weights: their times are stock's", file=sys.stderr)
+
+
 @contextmanager
 def flash_attention() -> Iterator[None]:
     """Sessions on stock models opened inside have flash attention on."""
@@ -117,6 +148,9 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
             with flash_attention():
                 sessions["stock-flash"] = opened(stock)
         sessions["edgespec"] = opened(loaded(kernels=True))
+        if args.earlier:
+            with Earlier(args.earlier).loading(), flash_attention():
+                sessions["earlier"] = opened(loaded(kernels=False))
         if prototype:
             with prototype.loading(), flash_attention():
                 sessions["prototype"] = opened(loaded(kernels=False))
@@ -215,6 +249,7 @@ def main() -> None:
     )
     parser.add_argument("--stock-flash", action="store_true", help="measure stock with flash attention too")
     parser.add_argument("--prototype", type=Path, help="libspike.so of the kernels' prototype")
+    parser.add_argument("--earlier", type=Path, help="edgespec_kernels.so of another build")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--prefill-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=default_threads())
@@ -225,8 +260,9 @@ def main() -> None:
     args.sizes = sorted({1, *args.sizes})
     if min(args.sizes) < 1 or min(args.contexts) < 1 or args.rounds < 1 or args.prefill_rounds < 1:
         parser.error("--sizes, --contexts, --rounds and --prefill-rounds must be at least 1")
-    if args.prototype and not args.prototype.exists():
-        parser.error(f"no file {args.prototype}")
+    for library in filter(None, (args.prototype, args.earlier)):
+        if not library.exists():
+            parser.error(f"no file {library}")
     require_kernels()
     paths = [resolve(model) for model in args.models or [choose_models(None, None)[0]]]
     loads = [other_load()]

@@ -58,14 +58,34 @@ template <int N> inline I i_shl32(I a) { return _mm512_slli_epi32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), index);
 }
+// The i-th of each 4 numbers of a, in all 4 places.
+inline I i_spread(I a, int i) {
+    switch (i) {
+    case 0: return _mm512_shuffle_epi32(a, _MM_PERM_AAAA);
+    case 1: return _mm512_shuffle_epi32(a, _MM_PERM_BBBB);
+    case 2: return _mm512_shuffle_epi32(a, _MM_PERM_CCCC);
+    default: return _mm512_shuffle_epi32(a, _MM_PERM_DDDD);
+    }
+}
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c. Plane by plane: a
-// column's next product would wait for its last.
+// column's next product would wait for its last. A load for each product would be as much as the processor can do:
+// some columns take those of 4 planes with one and spread them by shuffles, which run beside the products.
 template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+    constexpr int SPREAD = NC * 3 / 8; // columns: measured
+#pragma GCC unroll 2
+    for (int first = 0; first < PLANES; first += 4) {
+        I four[SPREAD + 1];
 #pragma GCC unroll 8
-    for (int i = 0; i < PLANES; i++) {
+        for (int c = 0; c < SPREAD; c++) {
+            four[c] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(acts + 32 * c + 4 * first)));
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
 #pragma GCC unroll 8
-        for (int c = 0; c < NC; c++) {
-            sums[c] = _mm512_dpbusd_epi32(sums[c], w[i], _mm512_set1_epi32(int_at(acts + 32 * c, i)));
+            for (int c = 0; c < NC; c++) {
+                const I a = c < SPREAD ? i_spread(four[c], i) : _mm512_set1_epi32(int_at(acts + 32 * c, first + i));
+                sums[c] = _mm512_dpbusd_epi32(sums[c], w[first + i], a);
+            }
         }
     }
 }

@@ -7,9 +7,11 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import uvicorn
+from browser import Visit
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -42,6 +44,13 @@ class ScriptedChat:
         for start in range(0, len(text), size):
             self.say(text[start : start + size], "accepted" if start % 2 else "target")
         self.end()
+
+    def show(self, visit: Visit, text: str, size: int = 7) -> Any:
+        """Answer a question of `visit` with `text`; return the element that the answer is shown in."""
+        self.answer(text, size)
+        visit.ask("question")
+        visit.finish()
+        return visit.page.locator(".answer .text").last
 
     def app(self) -> Starlette:
         """The application: the real page, and the two routes that it asks."""

@@ -202,14 +202,17 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             return false;
         }
     }
-    if (n_counters_ < steps_.size()) { // atomics cannot move
-        n_counters_ = steps_.size();
+    const size_t n_counters = steps_.size() * (size_t)n_threads;
+    if (n_counters_ < n_counters) { // atomics cannot move
+        n_counters_ = n_counters;
         counters_ = std::make_unique<std::atomic<int64_t>[]>(n_counters_);
     }
-    for (size_t i = 0; i < steps_.size(); i++) {
+    for (size_t i = 0; i < n_counters; i++) {
         counters_[i].store(0, std::memory_order_relaxed);
+    }
+    for (size_t i = 0; i < steps_.size(); i++) {
         if (steps_[i].run != &Executor::rope) {
-            steps_[i].index = i;
+            steps_[i].index = i * (size_t)n_threads;
         }
     }
     const size_t acts_size = (acts + 127) / 64 * 64, size = 64 + acts_size + 4 * (states + angles);

@@ -63,7 +63,7 @@ class Executor {
         const ggml::Tensor *fused = nullptr; // the ADD after a product, the MUL after a norm: written as well
         const ggml::Tensor *other = nullptr; // its other operand
         const Gap *const *gaps = nullptr;    // of an attention's tokens, if there are any
-        size_t index = 0;                    // of the counter; of the angles of a rotation
+        size_t index = 0;                    // of the counters; of the angles of a rotation
         Step(void (Executor::*f)(const Step &, int, int), const ggml::Tensor *t) : run(f), op(t) {}
     };
     // Cosines and sines of a rotation, n_tokens x n_dims / 2: the same for all layers, computed once a graph.
@@ -94,7 +94,7 @@ class Executor {
     std::vector<Step> steps_;
     std::vector<Angles> angles_;
     std::deque<Gaps> gaps_; // one for each mask: all layers have the same few
-    std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, one for each step
+    std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, n_threads for each step
     size_t n_counters_ = 0;
     std::unique_ptr<char[]> memory_;
     size_t memory_size_ = 0;

@@ -55,13 +55,13 @@ void Executor::quantize(const Step &step, int thread, int n) {
     }
 }
 
-void Executor::matmul(const Step &step, int, int n) {
+void Executor::matmul(const Step &step, int thread, int n) {
     const Tensor *w = step.op->src[0];
     const Product product = {isa_,  prefetch_, find_type(w->type),      w->ne[1],
                              w->ne[0], n_rows(step.op->src[1]), (const uint8_t *)w->data, acts_,
                              (float *)step.op->data};
     const int64_t chunks = product.n_chunks(n);
-    for (int64_t chunk; (chunk = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < chunks;) {
+    each_chunk(&counters_[step.index], chunks, thread, n, [&](int64_t chunk) {
         product.run(chunk, chunks);
         if (step.fused) {
             const int64_t first = product.first_row(chunk, chunks), last = product.first_row(chunk + 1, chunks);
@@ -70,7 +70,7 @@ void Executor::matmul(const Step &step, int, int n) {
                          row<const float>(step.other, c, step.fused) + first, row<float>(step.fused, c, step.fused) + first);
             }
         }
-    }
+    });
 }
 
 // ---- rows ----

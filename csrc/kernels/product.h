@@ -4,6 +4,7 @@
 #include "isa.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace edgespec {
 
@@ -50,5 +51,17 @@ struct Product {
         }
     }
 };
+
+// f(chunk) for chunks that no other thread has taken, `taken` being n counters: first those of this thread's own range,
+// which are neighbours, so that what was fetched ahead at the end of one is the beginning of the next.
+template <class F> void each_chunk(std::atomic<int64_t> *taken, int64_t chunks, int thread, int n, const F &f) {
+    for (int i = 0; i < n; i++) {
+        const int range = (thread + i) % n;
+        const int64_t first = chunks * range / n, last = chunks * (range + 1) / n;
+        for (int64_t chunk; (chunk = first + taken[range].fetch_add(1, std::memory_order_relaxed)) < last;) {
+            f(chunk);
+        }
+    }
+}
 
 } // namespace edgespec

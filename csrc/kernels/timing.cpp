@@ -59,7 +59,8 @@ struct Products {
     std::unique_ptr<float[]> y;
 
     // Whether all could be packed and fit into the stream.
-    bool plan(es_stream &stream, const es_shape *shapes, int64_t n_shapes, int64_t n, const Prefetch &prefetch) {
+    bool plan(es_stream &stream, const es_shape *shapes, int64_t n_shapes, int64_t n, const Prefetch &prefetch,
+              int n_threads) {
         int64_t columns = 0, rows = 0;
         for (int64_t i = 0; i < n_shapes; i++) {
             const es_shape &shape = shapes[i];
@@ -72,7 +73,7 @@ struct Products {
             columns = std::max(columns, shape.columns);
             rows = std::max(rows, shape.rows);
         }
-        counters.reset(new std::atomic<int64_t>[products.size()]());
+        counters.reset(new std::atomic<int64_t>[products.size() * (size_t)n_threads]());
         const size_t acts_size = (size_t)(n_steps(columns) * record_bytes((int)n)) + WEIGHTS_ALIGNMENT;
         acts.reset(new uint8_t[acts_size]);
         memset(acts.get(), FILLING, acts_size);
@@ -84,12 +85,11 @@ struct Products {
         return true;
     }
 
-    void run(Team &team) {
+    void run(Team &team, int thread) {
+        const int n = team.size();
         for (size_t i = 0; i < products.size(); i++) {
-            const int64_t chunks = products[i].n_chunks(team.size());
-            for (int64_t chunk; (chunk = counters[i].fetch_add(1, std::memory_order_relaxed)) < chunks;) {
-                products[i].run(chunk, chunks);
-            }
+            const int64_t chunks = products[i].n_chunks(n);
+            each_chunk(&counters[i * (size_t)n], chunks, thread, n, [&](int64_t c) { products[i].run(c, chunks); });
             team.barrier();
         }
     }
@@ -107,7 +107,10 @@ es_stream *es_kernels_stream_new(size_t bytes) {
         free(weights);
         return nullptr;
     }
-    memset(weights, FILLING, bytes);
+    run_team(std::max(1, omp_get_num_procs()), [&](Team &team, int thread) {
+        const size_t n = (size_t)team.size(), begin = bytes / n * (size_t)thread;
+        memset(weights + begin, FILLING, (size_t)thread + 1 < n ? bytes / n : bytes - begin);
+    });
     *stream = {weights, bytes, 0};
     return stream;
 }
@@ -129,10 +132,10 @@ double es_kernels_time_products(es_stream *stream, const es_shape *shapes, int64
     }
     try {
         Products products;
-        if (!products.plan(*stream, shapes, n_shapes, n, prefetch)) {
+        if (!products.plan(*stream, shapes, n_shapes, n, prefetch, n_threads)) {
             return -1;
         }
-        return time_team(n_threads, [&](Team &team, int) { products.run(team); });
+        return time_team(n_threads, [&](Team &team, int thread) { products.run(team, thread); });
     } catch (const std::bad_alloc &) {
         return -1;
     }
@@ -144,12 +147,15 @@ double es_kernels_time_read(es_stream *stream, size_t bytes, es_prefetch chosen,
     if (!isa() || !weights || bytes < CHUNK || n_threads < 1 || !prefetch.is_possible()) {
         return -1;
     }
-    std::atomic<size_t> next{0};
+    std::unique_ptr<std::atomic<int64_t>[]> taken(new (std::nothrow) std::atomic<int64_t>[(size_t)n_threads]());
+    if (!taken) {
+        return -1;
+    }
     std::atomic<int32_t> sum{0};
-    return time_team(n_threads, [&](Team &, int) {
-        for (size_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < bytes / CHUNK;) {
+    return time_team(n_threads, [&](Team &team, int thread) {
+        each_chunk(taken.get(), (int64_t)(bytes / CHUNK), thread, team.size(), [&](int64_t chunk) {
             sum.fetch_xor(isa()->read(weights + chunk * CHUNK, CHUNK, prefetch), std::memory_order_relaxed);
-        }
+        });
     });
 }
 

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import kernels
-from edgespec.cpu import cache_bytes
 from edgespec.engine import choose_models, default_threads
-from edgespec.kernel_timing import Prefetch, Shape, Stream
+from edgespec.kernel_timing import Prefetch, Shape, Stream, beyond_caches
 from edgespec.kernels import PackedTensor
 from edgespec.prefetch import CANDIDATES
 from edgespec.pull import resolve
@@ -186,7 +185,7 @@ def main() -> None:
             )
         )
         largest = max(tensor.bytes for tensor in model.packed)
-        size = max(2 * MATRIX_BYTES, 4 * cache_bytes(), largest + MATRIX_BYTES)
+        size = max(2 * MATRIX_BYTES, beyond_caches(), largest + MATRIX_BYTES)
         stream = stack.enter_context(Stream(loaded.plugin.path, loaded.plugin.isa, size))
         runs = measure(stream, session, prefetch, args)
         loads.append(other_load())

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from edgespec.cpu import cache_bytes
 from edgespec.errors import EdgespecError
 
 
@@ -46,6 +47,15 @@ class Shape(NamedTuple):
 
 class _Shape(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int32), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64))
+
+
+def beyond_caches() -> int:
+    """Return the size of a stream of which caches hold nothing when it is gone through again.
+
+    With four times the size of the caches the second level's hint seems up to 10 % faster than it is with a
+    model: what it fetches goes on to the last level, and some of that is found there the next time.
+    """
+    return max(128 << 20, 16 * cache_bytes())
 
 
 class Stream:

@@ -1,7 +1,7 @@
 """How weights are best fetched ahead of their use on this machine: timed once, by a child (see selftest.py).
 
-Products of one token and of eight are timed in turns with each candidate. The default stays unless another
-one is clearly faster, and where other programs were busy meanwhile: then it is tried again later.
+A layer's products of one token and of eight are timed in turns with each candidate. The default stays unless
+another one is clearly faster, and where other programs were busy meanwhile: then it is tried again later.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from time import perf_counter
 import msgspec
 
 from edgespec.child import run_in_child
-from edgespec.cpu import cache_bytes, physical_cores
+from edgespec.cpu import physical_cores
 from edgespec.errors import EdgespecError
-from edgespec.kernel_timing import Prefetch, Shape, Stream
+from edgespec.kernel_timing import Prefetch, Shape, Stream, beyond_caches
 from edgespec.load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.memory import available_bytes
 
@@ -33,11 +33,16 @@ LEAST_GAIN = 1.03
 TIMEOUT_S = 15.0
 
 _Q4_K, _Q6_K = 12, 14
-_SHAPES = ((_Q4_K, 1536), (_Q6_K, 1536), (_Q6_K, 8960))  # what Qwen2.5-1.5B in Q4_K_M has most of
-_CELLS = tuple((type_, columns, n) for type_, columns in _SHAPES for n in (1, 8))
+_LAYER = (  # of Qwen2.5-1.5B in Q4_K_M: large matrices alone would hide what is lost where one ends
+    *(Shape(_Q4_K, rows, 1536) for rows in (1536, 256)),
+    Shape(_Q6_K, 256, 1536),
+    *(Shape(_Q4_K, rows, 1536) for rows in (1536, 8960, 8960)),
+    Shape(_Q6_K, 1536, 8960),
+)
+_SIZES = (1, 8)
 _BUDGET_S = 1.0
 _FEWEST_ROUNDS = 5
-_PASS_BYTES = 12 << 20  # for each thread: not to be over before all have begun
+_MOST_BYTES = 2 << 30
 _RETRY_S = 60 * 60.0
 
 
@@ -60,7 +65,7 @@ class Choice:
 
 
 def measure(plugin: Path, isa: str) -> Choice:
-    """Return what is best for the library `plugin` with instruction set `isa`; it takes 1.5 seconds."""
+    """Return what is best for the library `plugin` with instruction set `isa`; it takes two seconds."""
     ended = run_in_child("edgespec.prefetch", "main", str(plugin), isa, timeout_s=TIMEOUT_S)
     if ended.code is None:
         return unmeasured(f"it did not end within {TIMEOUT_S:g} s")
@@ -102,10 +107,10 @@ def main(plugin: str, isa: str) -> None:
 
 def _measured(plugin: Path, isa: str) -> Choice:
     n_threads = physical_cores()
-    size = max(128 << 20, 2 * cache_bytes())
+    size = beyond_caches()
     available = available_bytes()
-    if available is not None and size > available / 4:
-        return unmeasured(f"{size >> 20} MiB of memory are needed")
+    if size > _MOST_BYTES or (available is not None and size > available / 4):
+        return unmeasured(f"that takes {size >> 20} MiB of memory")
     with Stream(plugin, isa, size) as stream:
         load = OtherLoad()
         rounds = _timed(stream, n_threads)
@@ -119,19 +124,15 @@ def _measured(plugin: Path, isa: str) -> Choice:
 
 
 def _timed(stream: Stream, n_threads: int) -> list[dict[Prefetch, list[float]]]:
-    """Return the seconds of each cell with each candidate, round by round."""
-    cells = []
-    for type_, columns, n in _CELLS:
-        row = stream.packed_bytes(Shape(type_, 16, columns)) / 16
-        cells.append(([Shape(type_, int(_PASS_BYTES * n_threads / row), columns)], n))
+    """Return the seconds of a layer's products, for each of _SIZES, with each candidate, round by round."""
     rounds: list[dict[Prefetch, list[float]]] = []
     began = perf_counter()
-    while len(rounds) < _FEWEST_ROUNDS or perf_counter() - began < _BUDGET_S:
+    while len(rounds) <= _FEWEST_ROUNDS or perf_counter() - began < _BUDGET_S:
         times: dict[Prefetch, list[float]] = {candidate: [] for candidate in CANDIDATES}
-        for shapes, n in cells:
+        for n in _SIZES:
             for i in range(len(CANDIDATES)):
                 candidate = CANDIDATES[(i + len(rounds)) % len(CANDIDATES)]
-                times[candidate].append(stream.products(shapes, n, candidate, n_threads))
+                times[candidate].append(stream.products(_LAYER, n, candidate, n_threads))
         if perf_counter() - began > 4 * _BUDGET_S:
             break
         rounds.append(times)

@@ -68,7 +68,7 @@ def test_the_machine_of_the_tests_can_be_measured(kernels: Kernels) -> None:
     assert choice.prefetch in CANDIDATES
     assert time.time() - choice.when < 60
     if choice.reason:
-        assert "other programs kept" in choice.reason or "too slow" in choice.reason
+        assert any(word in choice.reason for word in ("other programs kept", "too slow", "of memory"))
         assert choice.prefetch == DEFAULT
     assert (choice.gain > 1) == (choice.prefetch != DEFAULT)
 

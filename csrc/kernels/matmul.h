@@ -16,10 +16,12 @@ template <int TYPE> struct Weights {
                                        : BYTES && !SIGNED_BYTES ? 7
                                                                 : 0;
     static constexpr int SHIFT = OFFSET_BITS ? OFFSET_BITS - 3 : 0; // of what isa.h has multiplied by 8
+    // Whether shuffles have time to spread activations: in the others they look up or the sums take all registers.
+    static constexpr bool SPREAD = TYPE == Q4_0 || TYPE == Q8_0 || TYPE == Q6_K;
     static constexpr int LARGEST = BYTES ? 128 : FORMAT.step == 24 ? 63 : FORMAT.step == 20 ? 31 : 15;
 
     // The 8 planes of a step, columns 4v.. in plane v.
-    static inline void load(const uint8_t *p, I *v) {
+    __attribute__((always_inline)) static inline void load(const uint8_t *p, I *v) {
         constexpr int PLANE = LANES * 4;
         if (TYPE == Q8_0) {
             for (int i = 0; i < 8; i++) {
@@ -112,13 +114,13 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y,
                 for (int half = 0; half < 2; half++) {
                     const F scale = W::scale(header, d, s, half);
                     EACH_TOKEN { sum[c] = i_set1(int_at(meta, (2 + half) * NC + c)); }
-                    i_dot<4, W::LARGEST, NC>(sum, v + 4 * half, acts + 16 * half);
+                    i_dot<4, W::LARGEST, W::SPREAD, NC>(sum, v + 4 * half, acts + 16 * half);
                     EACH_TOKEN { of_packet[c] = f_fma(f_int(sum[c]), scale, of_packet[c]); }
                 }
                 continue;
             }
             EACH_TOKEN { sum[c] = W::OFFSET_BITS ? i_shl32<W::SHIFT>(i_set1(int_at(meta, NC + c))) : i_zero(); }
-            i_dot<8, W::LARGEST, NC>(sum, v, acts);
+            i_dot<8, W::LARGEST, W::SPREAD, NC>(sum, v, acts);
             const F scale = W::scale(header, d, s, 0);
             const F min = W::MINUS_MIN || W::PLUS_MIN ? W::minimum(header, dmin, s) : f_zero();
             EACH_TOKEN {

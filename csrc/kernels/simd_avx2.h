@@ -80,7 +80,7 @@ inline I i_lookup(const int8_t *table, I index) {
 }
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; LARGEST bounds the
 // weights (128: signed).
-template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+template <int PLANES, int LARGEST, bool, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
 #ifdef __AVXVNNI__
 #pragma GCC unroll 8
     for (int i = 0; i < PLANES; i++) {

@@ -68,24 +68,21 @@ inline I i_spread(I a, int i) {
     }
 }
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c. Plane by plane: a
-// column's next product would wait for its last. A load for each product would be as much as the processor can do:
-// some columns take those of 4 planes with one and spread them by shuffles, which run beside the products.
-template <int PLANES, int LARGEST, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
-    constexpr int SPREAD = NC * 3 / 8; // columns: measured
-#pragma GCC unroll 2
-    for (int first = 0; first < PLANES; first += 4) {
-        I four[SPREAD + 1];
+// column's next product would wait for its last. A load for each product is as much as the processor can do: with
+// SPREAD some columns take those of 4 planes with one and spread them by shuffles, which run beside the products.
+template <int PLANES, int LARGEST, bool SPREAD, int NC>
+__attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+    constexpr int SHUFFLED = SPREAD ? NC * 3 / 8 : 0; // columns: measured
+    I four[SHUFFLED + 1];
 #pragma GCC unroll 8
-        for (int c = 0; c < SPREAD; c++) {
-            four[c] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(acts + 32 * c + 4 * first)));
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < PLANES; i++) {
 #pragma GCC unroll 8
-            for (int c = 0; c < NC; c++) {
-                const I a = c < SPREAD ? i_spread(four[c], i) : _mm512_set1_epi32(int_at(acts + 32 * c, first + i));
-                sums[c] = _mm512_dpbusd_epi32(sums[c], w[first + i], a);
+        for (int c = 0; c < NC; c++) {
+            const int8_t *a = acts + 32 * c + 4 * i;
+            if (c < SHUFFLED && i % 4 == 0) {
+                four[c] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)a));
             }
+            sums[c] = _mm512_dpbusd_epi32(sums[c], w[i], c < SHUFFLED ? i_spread(four[c], i % 4) : i_set1(int_at(a, 0)));
         }
     }
 }

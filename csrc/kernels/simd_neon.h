@@ -86,7 +86,7 @@ inline I i_lookup(const int8_t *table, I index) {
 }
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; LARGEST bounds the
 // weights (128: signed). Column by column, as these processors look far enough ahead for the next one's.
-template <int PLANES, int LARGEST, int NC>
+template <int PLANES, int LARGEST, bool, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {

@@ -288,7 +288,7 @@ def main() -> None:
         if args.json:
             print(json.dumps(outcome, indent=1))
         if args.save:
-            save(f"verify-cost-{path.stem}", outcome, loads)
+            save(f"verify-cost-{'earlier-' if args.earlier else ''}{path.stem}", outcome, loads)
 
 
 if __name__ == "__main__":

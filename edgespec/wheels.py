@@ -116,7 +116,7 @@ class _Join:
         self.wheels.popleft().delete()
         if self._entry.size and self._state.size > self._entry.size:
             part.discard()
-            shutil.rmtree(self.staging)
+            shutil.rmtree(self.staging, ignore_errors=True)
             raise SourceFailed(f"wrong size: more than the expected {self._entry.size} bytes")
 
     def tell(self, report: Report) -> None:

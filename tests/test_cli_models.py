@@ -3,11 +3,14 @@
 import hashlib
 import json
 import os
+import re
+import sys
 
 import gguf
 import pytest
 import typer
 from hub_server import FakeServer
+from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
 from typer.testing import CliRunner
 
@@ -249,3 +252,26 @@ def test_quantize_takes_any_path_and_leaves_nothing_of_what_is_stopped(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         quantize(tiny_path, out, "q8_0", on_progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_a_pull_in_a_terminal():
+    program = """if True:
+        import time
+        from edgespec.cli.progress import PullDisplay
+        from edgespec.pull import Progress
+        with PullDisplay([1000, 3000]) as display:
+            display.on_progress(Progress("a", "download", 1000, 1000))
+            display.on_progress(Progress("b", "download", 2000, 3000))
+            time.sleep(0.3)
+            display.on_progress(Progress("a", "hash", 1000, 1000))
+            display.on_progress(Progress("b", "download", 3000, 3000))
+            display.on_progress(Progress("b", "hash", 3000, 3000))
+            display.on_progress(Progress("d", "quantize", 0, None))
+            display.on_progress(Progress("d", "quantize", 7, 9))
+            time.sleep(0.3)
+    """
+    _, seen, _ = messages_in_terminal([sys.executable, "-c", program], os.environ)
+    shown = plain(seen.decode())
+    assert re.search(r"all files +\S+ +3\.0/4\.0 kB .*\r\n. pulling a .* 1\.0/1\.0 kB", shown)
+    last = [frame for frame in re.split(r"\r(?!\n)", shown) if "7/9 tensors" in frame][-1]
+    assert re.match(r". quantizing d [^\n]* left\s*$", last)  # the only row: what is done has gone

@@ -156,6 +156,7 @@ class PullDisplay:
         )
         self._stack = ExitStack()
         self._expected = expected
+        self._total = sum(size or 0 for size in expected)
         self._overall: TaskID | None = None
         self._tasks: dict[str, tuple[str, TaskID]] = {}
         self._downloaded: dict[str, int] = {}
@@ -166,8 +167,7 @@ class PullDisplay:
         if err.is_terminal:
             self._stack.enter_context(self._bars)
             if len(self._expected) > 1:
-                total = sum(size or 0 for size in self._expected)
-                self._overall = self._bars.add_task("all files", total=total or None, unit="")
+                self._overall = self._bars.add_task("all files", total=self._total or None, unit="")
         return self
 
     def __exit__(
@@ -188,7 +188,8 @@ class PullDisplay:
                 self.hide(progress.name)
             if self._overall is not None and progress.phase == "download":
                 self._downloaded[progress.name] = progress.done
-                self._bars.update(self._overall, completed=sum(self._downloaded.values()))
+                done = sum(self._downloaded.values())
+                self._bars.update(self._overall, completed=done, visible=done != self._total)
 
     def show(self, verb: str, name: str, done: int, total: int | None, unit: str = "") -> None:
         """Move the bar of `name`, or print a line if enough has come since the last.

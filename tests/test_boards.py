@@ -146,7 +146,7 @@ def board(child_environment, tmp_path):
         ("-m", "edgespec", "run", "a prompt"),
         ("-m", "edgespec", "models", "list"),
         ("-m", "edgespec", "--help"),
-        ("-c", "import sys; from edgespec.cli import main; sys.exit(main())", "energy"),
+        ("-c", "import sys; from edgespec.cli import main; sys.exit(main())", "doctor"),
     ],
 )
 def test_commands_say_it_before_the_library_is_loaded(board, arguments):

@@ -57,15 +57,16 @@ void Executor::quantize(const Step &step, int thread, int n) {
 
 void Executor::matmul(const Step &step, int thread, int n) {
     const Tensor *w = step.op->src[0];
-    const Product product = {isa_,  prefetch_, find_type(w->type),      w->ne[1],
-                             w->ne[0], n_rows(step.op->src[1]), (const uint8_t *)w->data, acts_,
+    const int64_t tokens = n_rows(step.op->src[1]);
+    const Product product = {isa_,     prefetch_, find_type(w->type),         w->ne[1],
+                             w->ne[0], tokens,    (const uint8_t *)w->data,   acts_,
                              (float *)step.op->data};
     const int64_t chunks = product.n_chunks(n);
     each_chunk(&counters_[step.index], chunks, thread, n, [&](int64_t chunk) {
         product.run(chunk, chunks);
         if (step.fused) {
             const int64_t first = product.first_row(chunk, chunks), last = product.first_row(chunk + 1, chunks);
-            for (int64_t c = 0; c < product.tokens; c++) {
+            for (int64_t c = 0; c < tokens; c++) {
                 isa_.add(last - first, product.y + c * product.rows + first,
                          row<const float>(step.other, c, step.fused) + first, row<float>(step.fused, c, step.fused) + first);
             }

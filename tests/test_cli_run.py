@@ -288,7 +288,7 @@ def test_only_the_command_that_is_called_is_loaded(child_environment):
         "import sys; from edgespec.cli import main; main(sys.argv[1:]); "
         "sys.exit(sum(name in sys.modules for name in ('llama_cpp', 'edgespec.cli.bench')))"
     )
-    for arguments, n_loaded in ((["--version"], 0), (["energy", "--json"], 1), (["--help"], 2)):
+    for arguments, n_loaded in ((["--version"], 0), (["energy"], 0), (["cache", "info"], 1), (["--help"], 2)):
         process = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             capture_output=True,

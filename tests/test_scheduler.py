@@ -389,7 +389,13 @@ def test_a_guess_takes_its_scale_from_the_first_pass():
     curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
     curve.observe(1, 100, 0.5)
     assert curve.at(100)[1] == pytest.approx(0.5)
-    assert curve.at(100)[8] == pytest.approx(0.5 * 1.54, rel=0.01)
+    assert curve.at(100)[8] == pytest.approx(0.5 * 2.0, rel=0.01)
+
+
+def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured():
+    guess = guessed_curve(1 << 30, own_kernels=True).at(128)
+    for costs in (OURS, STEEPER):
+        assert all(guess[n] / guess[1] > 0.97 * costs[n] / costs[1] for n in range(2, N_MAX + 1))
 
 
 def test_a_curve_follows_a_machine_that_slows_down_and_a_shape_that_is_another():

@@ -457,11 +457,15 @@ def chosen_ways(args: argparse.Namespace, *, has_draft: bool) -> list[Way]:
     return [one for one in dict.fromkeys(names) if has_draft or one.drafter not in ("model", "staged")]
 
 
+def own_sets(args: argparse.Namespace) -> tuple[Path, ...]:
+    """Return the files of our own prompts."""
+    return (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
+
+
 def chosen_prompts(args: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of our own sets and of the files given."""
     per_category = args.per_category
-    own = (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
-    prompts = [prompt for file in own for prompt in prompt_sets.load(file, per_category)]
+    prompts = [prompt for file in own_sets(args) for prompt in prompt_sets.load(file, per_category)]
     if args.humaneval:
         problems = prompt_sets.humaneval(args.humaneval, per_category or 4)
         prompts += [
@@ -568,8 +572,7 @@ def main() -> None:
         else:
             one_text = bench.one_text(temperature)
             report(table, texts, own_kernels=kernels != STOCK, one_text=one_text)
-    own_sets = (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
-    files = [prompt_sets.AGAIN] if args.second_run else [*own_sets, *args.prompts]
+    files = [prompt_sets.AGAIN] if args.second_run else [*own_sets(args), *args.prompts]
     outcome = {
         "machine": machine,
         "command": sys.argv,

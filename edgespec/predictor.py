@@ -189,14 +189,17 @@ def _is_grid(value: Any) -> bool:  # noqa: ANN401
 class Predictor:
     """The six tables."""
 
+    _right: float  # first tokens of the suffix store that were right in this text
+    _thought: float  # how many of them should have been, by its table
+
     def __init__(self) -> None:
-        self._right, self._thought = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
         self.suffix = Table(lambda d, b: _SUFFIX[d > 0][b])
         self.sampled = Table(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
         self.argmax = Table(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
         self.second = Table(lambda _d, b: _SECOND[b])
         self.other = Table(lambda _d, b: 0.8 * _CENTRES[b])
         self.next = Table(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
+        self.begin()
 
     @property
     def _tables(self) -> dict[TableName, Table]:

@@ -50,10 +50,10 @@ class SuffixDrafts:
 
         They can be offered, as all that was seen, but no match reaches back into them.
         """
+        document = array("i", tokens)
         self._store.extend(_END)
-        self._tail = array("i")
-        self.extend(tokens)
-        self._tail = array("i", tokens[n_silent:])[-_TAIL:]
+        self._store.extend(document)
+        self._tail = document[n_silent:][-_TAIL:]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the document."""

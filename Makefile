@@ -36,10 +36,11 @@ test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls the 1.6 GB defaul
 test-c: build/tests/.built ## Run the C tests alone
 	$(BIN)/ctest --test-dir build/tests --output-on-failure
 
-lint: $(VENV)/.dev ## Check style and types
+lint: $(VENV)/.dev ## Check style, types, and which package imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.dev ## Format the Python code
 	$(BIN)/ruff check --fix .
@@ -61,8 +62,8 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
-		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/test_twins.py tests/test_lossless.py \
-		tests/test_tree_verify.py tests/test_suffix.py tests/test_kernels.py tests/test_kernels_models.py
+		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
+		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_models.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default
@@ -116,6 +117,7 @@ MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --hel
 # The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
+	-@$(PIP) uninstall --yes edgespec 2>/dev/null # an older one would be imported instead, with modules that have moved
 	@$(PIP) install rich huggingface-hub # which show and pull while pip installs the rest
 	@$(BIN)/python install.py $(MEANWHILE)
 	@touch $@

@@ -27,10 +27,10 @@ from threading import Event
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.pull import Progress, Puller
-from edgespec.store import cache_root
-from edgespec.together import Stopped, run_together
-from edgespec.wheels import pip_reason
+from edgespec.models.pull import Progress, Puller
+from edgespec.models.wheels import pip_reason
+from edgespec.platform.files import cache_root
+from edgespec.platform.together import Stopped, run_together
 
 ROOT = Path(__file__).resolve().parent
 LOG = ROOT / "build" / "install.log"

@@ -31,13 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from edgespec import _core, verify
-from edgespec.backend import llama
-from edgespec.models import load_registry
+from edgespec import _core
+from edgespec.decoding import verify
+from edgespec.llama.backend import llama
+from edgespec.llama.session import Rows, Session
+from edgespec.llama.weights import Model
+from edgespec.models.registry import load_registry
+from edgespec.models.store import Store
 from edgespec.sampling import SamplingParams, filtered_probs, sample
-from edgespec.session import Rows, Session
-from edgespec.store import Store
-from edgespec.weights import Model
 from machine import facts, other_load, save, spread
 
 GAMMA = 4

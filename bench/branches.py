@@ -15,7 +15,7 @@ from collections import Counter
 import numpy as np
 
 from edgespec import Engine, SamplingParams
-from edgespec.session import Session
+from edgespec.llama.session import Session
 from edgespec.suites import DEFAULT, load_suite
 
 _BUCKETS = 5  # of a tenth; a second likeliest token has at most one half

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.bench import Settings, Way, generate, leaving_no_trace, parse_ways, warm_up
-from edgespec.cascade import SPAN, Signal, Span, Waking
+from edgespec.benchmark.bench import Settings, Way, generate, leaving_no_trace, parse_ways, warm_up
+from edgespec.benchmark.humaneval import load_problems, pass_at_1
+from edgespec.benchmark.runs import Run
+from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
 from edgespec.cli.options import parse_span
-from edgespec.humaneval import load_problems, pass_at_1
-from edgespec.runs import Run
+from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
 from edgespec.suites import DEFAULT, Prompt, evenly, load_suite
-from edgespec.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
 from machine import facts, other_load, save, spread
 
 TARGET = Way("target alone (auto)", "auto")

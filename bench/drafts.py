@@ -23,10 +23,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from edgespec import Engine, SamplingParams
-from edgespec.drafters.model import DraftModel
-from edgespec.embeddings import Embeddings, read_cut
+from edgespec.drafting.model import DraftModel
 from edgespec.engine import choose_models
-from edgespec.session import Session
+from edgespec.llama.embeddings import Embeddings, read_cut
+from edgespec.llama.session import Session
 from edgespec.suites import DEFAULT, load_suite
 from machine import facts, other_load, save, spread
 

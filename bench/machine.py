@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec import _core, backend, kernels
-from edgespec.cpu import read_cpu
+from edgespec import _core
+from edgespec.llama import backend, kernels
+from edgespec.platform.cpu import read_cpu
 
 QUIET = 0.1
 """Processors that other work may keep busy before a measurement counts as disturbed."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edgespec import Engine, SamplingParams
 from edgespec.engine import DrafterName
-from edgespec.kernels import KernelsChoice
+from edgespec.llama.kernels import KernelsChoice
 from machine import facts, in_child, other_load, require_kernels, save, spread
 
 PROMPT = "Write a quicksort in Python."

@@ -57,9 +57,10 @@ import numpy as np
 
 import prompts as prompt_sets
 from edgespec import Engine, SamplingParams
-from edgespec.kernels import STOCK
+from edgespec.llama.kernels import STOCK
+from edgespec.models.store import Store
+from edgespec.platform.files import cache_root
 from edgespec.records import Result
-from edgespec.store import Store, cache_root
 from machine import facts, other_load, save, spread
 from prompts import Prompt
 

@@ -1,7 +1,8 @@
 r"""Programs that speculate on a CPU, run as a user runs them, on the prompts of bench/speed.py.
 
-llama.cpp's are in edgespec/peers.py. They should be of the commit inside the pinned llama-cpp-python, so
-that nothing differs but the program (vendor/llama.cpp of its source package; about 15 minutes on one core):
+llama.cpp's are in edgespec/benchmark/peers.py. They should be of the commit inside the pinned
+llama-cpp-python, so that nothing differs but the program (vendor/llama.cpp of its source package; about
+15 minutes on one core):
 
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary :all: && tar xf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release \
@@ -24,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench import Settings
+from edgespec.benchmark.bench import Settings
+from edgespec.benchmark.peers import DRAFTED_PROGRAM, LlamaCpp, run_program
 from edgespec.errors import EdgespecError
-from edgespec.peers import DRAFTED_PROGRAM, LlamaCpp, run_program
 from edgespec.suites import Prompt
 
 

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 import prompts as prompt_sets
 from edgespec.engine import choose_models, default_threads
-from edgespec.pull import resolve
-from edgespec.session import Session
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.models.pull import resolve
 from edgespec.suites import evenly
-from edgespec.weights import Model
 from machine import facts, in_child, other_load, require_kernels, save
 
 GOAL = 0.005

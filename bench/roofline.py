@@ -26,14 +26,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgespec import kernels
 from edgespec.engine import choose_models, default_threads
-from edgespec.kernel_timing import Prefetch, Shape, Stream, beyond_caches
-from edgespec.kernels import PackedTensor
-from edgespec.prefetch import CANDIDATES
-from edgespec.pull import resolve
-from edgespec.session import Session
-from edgespec.weights import Model
+from edgespec.llama import kernels
+from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
+from edgespec.llama.kernels import PackedTensor
+from edgespec.llama.prefetch import CANDIDATES
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.models.pull import resolve
 from machine import facts, other_load, require_kernels, save, spread
 
 TYPES = {

@@ -28,8 +28,8 @@ from typing import Any
 
 import prompts as prompt_sets
 from edgespec import Engine, SamplingParams
+from edgespec.benchmark.peers import context_for, rendered
 from edgespec.errors import EdgespecError
-from edgespec.peers import context_for, rendered
 from machine import facts, other_load, require_kernels, save, spread
 from peers import IkSpecBench, LlamaSpeculativeSimple, Peer, llama_bench
 

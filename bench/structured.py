@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgespec import Engine, SamplingParams
-from edgespec.grammar import Constraint, Grammar
+from edgespec.grammar.grammar import Constraint, Grammar
 from machine import facts, other_load, save, spread
 
 

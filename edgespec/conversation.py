@@ -16,9 +16,9 @@ from typing import Literal
 import msgspec
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.files import write_atomically
+from edgespec.llama.weights import Model
+from edgespec.platform.files import write_atomically
 from edgespec.records import Result
-from edgespec.weights import Model
 
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context

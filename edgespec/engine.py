@@ -10,40 +10,40 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
-from edgespec.calibration import calibrated
-from edgespec.cascade import Cascade, Ongoing, Waking
-from edgespec.closing import Closing
-from edgespec.cpu import physical_cores
-from edgespec.drafters.model import DraftModel
-from edgespec.drafters.translated import ROOM_PER_TOKEN, TranslatedDraft
-from edgespec.drafters.trees import DraftStep, TreeDrafter
-from edgespec.embeddings import CutVocabulary, Embeddings, check_target, read_cut
+from edgespec.decoding.generate import Generation
+from edgespec.decoding.lenience import check_lenience
+from edgespec.decoding.logprobs import MAX_LOGPROBS
+from edgespec.decoding.verify import Rule
+from edgespec.drafting.foreign.overlap import find_overlap, suite_text
+from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
+from edgespec.drafting.foreign.vocabulary import compare_vocabularies
+from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
+from edgespec.drafting.knowledge import Knowledge, Objective, Recollection
+from edgespec.drafting.model import DraftModel
+from edgespec.drafting.scheduler import MAX_GAMMA, Policy
+from edgespec.drafting.trees import DraftStep, TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.generate import Generation
-from edgespec.gguf_header import check_model_file
-from edgespec.grammar import Constraint, Grammar
-from edgespec.kernels import STOCK, KernelsChoice
-from edgespec.kernels import load as load_kernels
-from edgespec.knowledge import Knowledge, Objective, Recollection
-from edgespec.lenience import check_lenience
-from edgespec.logprobs import MAX_LOGPROBS
-from edgespec.masking import needs_all
-from edgespec.memory import CTX_STEP, USUAL_CTX, fits_in_memory
-from edgespec.models import load_registry
-from edgespec.overlap import find_overlap, suite_text
-from edgespec.prefixes import prefixes_of_pair
-from edgespec.pull import locate, resolve
+from edgespec.grammar.grammar import Constraint, Grammar
+from edgespec.grammar.masking import needs_all
+from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.kernels import STOCK, KernelsChoice
+from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.prefixes import prefixes_of_pair
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.lossy.calibration import calibrated
+from edgespec.lossy.cascade import Cascade, Ongoing, Waking
+from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
+from edgespec.models.pull import locate, resolve
+from edgespec.models.registry import load_registry
+from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import physical_cores
+from edgespec.platform.signals import Cancellation
 from edgespec.records import Result
 from edgespec.sampling import Coins, SamplingParams
-from edgespec.scheduler import MAX_GAMMA, Policy
-from edgespec.session import Session
-from edgespec.signals import Cancellation
 from edgespec.stream import Stream
-from edgespec.verify import Rule
-from edgespec.vocabulary import compare_vocabularies
-from edgespec.vocabulary_map import VocabularyMap, map_vocabularies
-from edgespec.weights import Model
 
 DrafterName = Literal["auto", "tree", "chain", "model", "suffix", "staged", "none"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.backend import LlamaDraftModel
-from edgespec.drafters.suffix import SuffixDrafts
-from edgespec.history import History, tokenizer_fingerprint
-from edgespec.weights import Model
+from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.llama.backend import LlamaDraftModel
+from edgespec.llama.weights import Model
 
 Ids = npt.NDArray[np.intc]
 
@@ -31,7 +31,7 @@ from 16 tokens on it is taken to grow with them.
 """
 
 PACKED = {1: 1.0, 2: 1.11, 3: 1.17, 4: 1.28, 6: 1.61, 8: 1.92, 12: 2.88, 16: 3.57, 32: 7.14}
-"""The same with edgespec's kernels, for a `Llama` that was made inside `edgespec.kernels.packing`."""
+"""The same with edgespec's kernels, for a `Llama` that was made inside `edgespec.llama.kernels.packing`."""
 
 MOST = 31
 """Most tokens a step: with one more they are as many as the store compares."""

@@ -7,14 +7,14 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from edgespec.cascade import Alone, Cascade
-from edgespec.drafters.trees import TreeDrafter
+from edgespec.decoding.generate import DraftPrefill, Generation, Prefill
+from edgespec.decoding.text import TextStream
+from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import Measurement, Window
-from edgespec.generate import DraftPrefill, Generation, Prefill
-from edgespec.memory import peak_rss_bytes
+from edgespec.llama.weights import Model
+from edgespec.lossy.cascade import Alone, Cascade
+from edgespec.platform.memory import peak_rss_bytes
 from edgespec.records import Logprobs, Mode, Origin, Result, Stats, StopReason, Tally, Token, summarise
-from edgespec.text import TextStream
-from edgespec.weights import Model
 
 
 class Stream:

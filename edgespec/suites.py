@@ -28,13 +28,15 @@ from typing import IO, Annotated, TypeVar
 import msgspec
 
 from edgespec.errors import UsageError, describe_os_error
-from edgespec.models import nearest
-from edgespec.summary import OVERALL
+from edgespec.models.registry import nearest
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
 """The names that stand for no path. A file that is called so is given as ./default."""
 
 HUMAN_EVAL_CATEGORY = "humaneval"
+
+OVERALL = "overall"
+"""What tables say of all categories together: no category is called so."""
 
 SHIPPED_FILE = Path(__file__).with_name("suite.jsonl")
 

@@ -15,8 +15,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from edgespec.boards import BOARDS, Board
 from edgespec.errors import EdgespecError
+from edgespec.platform.boards import BOARDS, Board
 from pi.console import BUILD, Parser, err, main, out, run
 from pi.manifest import DIST, check_wheels, read_manifest
 from pi.root import ensure_root

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.sources import one_line
-from edgespec.wheels import run_pip
+from edgespec.models.sources import one_line
+from edgespec.models.wheels import run_pip
 
 _OLDEST_GLIBC = 17  # 2.17: manylinux2014's, the oldest that wheels for ARM are built for
 

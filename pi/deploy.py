@@ -27,9 +27,9 @@ from typing import IO
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from edgespec.boards import BOARDS, Board
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.sources import format_size
+from edgespec.models.sources import format_size
+from edgespec.platform.boards import BOARDS, Board
 from pi import console, probe
 from pi.console import BUILD, err, message, status
 from pi.dependencies import download, folder_name

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from edgespec.boards import BOARDS
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.boards import BOARDS
 from pi.console import BUILD, ROOT, Parser, describe_exit, main, message, out, run, run_for_code
 from pi.emulator import QEMU, Emulator, install
 from pi.manifest import DIST, check_wheels, read_manifest
@@ -38,20 +38,27 @@ from pi.root import ensure_root
 from pi.wheels import ARM64
 
 _TESTS: dict[str, str] = {
-    "test_boards.py": "commands_say_it",  # the guard's step does it with real wheels
-    "test_gguf_header.py": "flipped_bits",  # a minute of Python that is the same everywhere
-    "test_kernels.py": "",
+    "platform/test_boards.py": "commands_say_it",  # the guard's step does it with real wheels
+    "llama/test_gguf_header.py": "flipped_bits",  # a minute of Python that is the same everywhere
+    "llama/test_kernels.py": "",
     # Half a minute to two each: every architecture and every type once. The kernels alone, in
     # test_kernels.py, are compared for all types, all sizes of a batch and all numbers of threads.
-    "test_kernels_models.py": "batch_or_the_threads and not (q4_k_m-llama or q4_0-qwen2 or q8_0-gemma3)",
-    "test_lossless.py": "chi_square_catches or never_accepts_less",  # 10 s each, of the tests and the theory
-    "test_session.py": "",
-    "test_suffix.py": "",
-    "test_twins.py": "",
-    "test_weights.py": "nothing_is_printed or left_open or failed_assertion",  # 10 s each: processes
+    "llama/test_kernels_models.py": (
+        "batch_or_the_threads and not (q4_k_m-llama or q4_0-qwen2 or q8_0-gemma3)"
+    ),
+    "decoding/test_lossless.py": "chi_square_catches or never_accepts_less",  # 10 s each, of tests and theory
+    "llama/test_session.py": "",
+    "drafting/test_suffix.py": "",
+    "decoding/test_twins.py": "",
+    "llama/test_weights.py": "nothing_is_printed or left_open or failed_assertion",  # 10 s each: processes
 }
 """The Python tests that run here, ten times slower than on a processor, and what -k leaves out of them."""
-_OF_A_PROCESSOR = ("test_boards.py", "test_kernels.py", "test_kernels_models.py", "test_session.py")
+_OF_A_PROCESSOR = (
+    "platform/test_boards.py",
+    "llama/test_kernels.py",
+    "llama/test_kernels_models.py",
+    "llama/test_session.py",
+)
 """Those that are run on every board. The others are for the C core, whose code for ARM is one for all: on the
 plainest board it has run already, instruction for instruction, and any that is not for all has ended it.
 """
@@ -64,12 +71,12 @@ _EDGESPEC = (sys.executable, "-m", "edgespec")  # of this machine
 _MOST_NAMED = 5  # failed tests in one line; the log has all
 
 # The self-test has 20 s, enough on a board. In the emulator it is given more; its verdict is kept.
-_PATIENT = "import sys, edgespec.selftest; edgespec.selftest.TIMEOUT_S = 600.0\n"
-_SELF_TEST = _PATIENT + "from edgespec import kernels; print(kernels.load(retest=True).reason)"
+_PATIENT = "import sys, edgespec.llama.selftest; edgespec.llama.selftest.TIMEOUT_S = 600.0\n"
+_SELF_TEST = _PATIENT + "from edgespec.llama import kernels; print(kernels.load(retest=True).reason)"
 _PYTEST = _PATIENT + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 _UNGUARDED = """\
-import sys, edgespec.boards
-edgespec.boards.wheel_for_another_board = lambda: ""
+import sys, edgespec.platform.boards
+edgespec.platform.boards.wheel_for_another_board = lambda: ""
 from edgespec.cli import main
 sys.exit(main(sys.argv[1:]))
 """

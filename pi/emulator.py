@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.boards import Board
-from edgespec.files import write_atomically
-from edgespec.store import Store
+from edgespec.models.store import Store
+from edgespec.platform.boards import Board
+from edgespec.platform.files import write_atomically
 from pi.console import BUILD, ROOT, environment, run
 from pi.dependencies import download, folder_name
 from pi.manifest import DIST, check_wheels, read_manifest

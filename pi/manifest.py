@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edgespec.errors import EdgespecError
-from edgespec.files import write_atomically
+from edgespec.platform.files import write_atomically
 from pi.console import ROOT
 
 DIST = ROOT / "dist"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgespec.boards import BOARDS, Board, board_of
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.sources import format_size
+from edgespec.models.sources import format_size
+from edgespec.platform.boards import BOARDS, Board, board_of
 from pi.manifest import MACHINE
 
 LEAST_MEMORY = 1 << 30  # bytes: the system and the smallest pair of models together need more

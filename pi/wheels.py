@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from edgespec.boards import BOARDS, Board
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.files import write_atomically
+from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.files import write_atomically
 from pi.console import BUILD, ROOT, Parser, environment, main, message, run
 from pi.manifest import DIST, Manifest, sha256, write_manifest
 from pi.root import ensure_root

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from edgespec.errors import EdgespecError
+from edgespec.llama import kernels as kernels_room
+from edgespec.llama.backend import quantize
+from edgespec.llama.weights import Model
+from edgespec.models.store import Store
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import Clock
-
-from edgespec import kernels as kernels_room
-from edgespec.backend import quantize
-from edgespec.errors import EdgespecError
-from edgespec.store import Store
-from edgespec.weights import Model
 
 if not kernels_room.plugin_path().exists():
     # Each engine would say so; the tests of the guards ask for that themselves.
@@ -85,7 +85,7 @@ def tiny_draft(tiny_draft_path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
     """Paths of the real target and draft, pulled on first use. For tests marked `pair`."""
-    pull = importlib.import_module("edgespec.pull")
+    pull = importlib.import_module("edgespec.models.pull")
     try:
         target, draft = (Path(pull.resolve(name)) for name in DEFAULT_PAIR)
     except EdgespecError as error:

@@ -10,12 +10,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_gguf import IM_END, N_WORDS, write_tiny_gguf
 
 from edgespec.conversation import Answer, Conversation, Exchange, Figures, answer_of
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.weights import Model
+from edgespec.llama.weights import Model
+from tiny_gguf import IM_END, N_WORDS, write_tiny_gguf
 
 PLAIN = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from server_app import Served, served
 
 __all__ = ["served"]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from hub_server import FakeServer, wheel
 from terminals import Terminal, messages_in_terminal, plain
 

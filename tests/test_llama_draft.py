@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_cpp import Llama
-from tiny_gguf import N_WORDS
 
-from edgespec import kernels as kernels_room
+from edgespec.drafting.history import History, tokenizer_fingerprint
 from edgespec.errors import EdgespecError
-from edgespec.history import History, tokenizer_fingerprint
+from edgespec.llama import kernels as kernels_room
+from edgespec.llama.weights import Model
 from edgespec.llama_draft import MOST, PACKED, STOCK, SuffixDraft
-from edgespec.weights import Model
+from tiny_gguf import N_WORDS
 
 PROMPT = b"the cat and the other cat and the other "
 FREE = {1: 1.0, 32: 1.0}  # tokens cost nothing: all that is likely is offered

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.session import Session
+from edgespec.llama.session import Session
 
 pytestmark = [pytest.mark.pair, pytest.mark.slow]
 

@@ -10,7 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgespec.bench import BUDGET_S, PRECISION, Peer, Progress, Settings, measure, parse_ways, unfit
+from edgespec.benchmark.bench import BUDGET_S, PRECISION, Peer, Progress, Settings, measure, parse_ways, unfit
+from edgespec.benchmark.machine import Watch, facts
+from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
+from edgespec.benchmark.runs import Cell, Outcome, Run
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.options import (
@@ -34,13 +37,10 @@ from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
 from edgespec.engine import DrafterName, Engine, choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.machine import Watch, facts
-from edgespec.memory import peak_rss_bytes
-from edgespec.models import load_registry
-from edgespec.peers import LlamaCpp, LlamaCppPeer, context_for
-from edgespec.quantizations import model_file
-from edgespec.runs import Cell, ModelFacts, Outcome, Run
-from edgespec.signals import SignalPipe
+from edgespec.models.quantizations import ModelFacts, model_file
+from edgespec.models.registry import load_registry
+from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.signals import SignalPipe
 from edgespec.suites import DEFAULT, Suite, load_suite
 
 _PEERS = "Peers"

@@ -27,14 +27,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from edgespec import backend
-from edgespec.backend import llama
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message, out, print_table
-from edgespec.engine import choose_models
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.gguf_header import check_model_file
-from edgespec.history import (
+from edgespec.drafting.history import (
     MAX_TOKENS,
     History,
     HistoryInfo,
@@ -43,9 +38,14 @@ from edgespec.history import (
     history_root,
     tokenizer_fingerprint,
 )
-from edgespec.models import expand_user
-from edgespec.pull import resolve
-from edgespec.sources import format_size
+from edgespec.engine import choose_models
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.pull import resolve
+from edgespec.models.sources import format_size
+from edgespec.platform.files import expand_user
 
 cache_app = typer.Typer(
     no_args_is_help=True,

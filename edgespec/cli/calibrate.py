@@ -12,8 +12,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.calibration import Choice, Measure, Point, calibration_path, store
-from edgespec.cascade import SPAN, Signal, Span, Waking
+from edgespec.benchmark.humaneval import N_PREDICT, Judged, Problem, instruction, load_problems
+from edgespec.benchmark.tradeoff import (
+    LOSS,
+    SIGNALS,
+    best_curve,
+    candidates,
+    choose,
+    problem_point,
+    read_answers,
+    solved,
+)
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import (
     CategoryOption,
@@ -31,20 +40,11 @@ from edgespec.cli.options import (
 from edgespec.cli.progress import WorkDisplay, pull_chosen
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.humaneval import N_PREDICT, Judged, Problem, instruction, load_problems
-from edgespec.signals import SignalPipe
+from edgespec.lossy.calibration import Choice, Measure, Point, calibration_path, store
+from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
+from edgespec.lossy.teacher import Marks
+from edgespec.platform.signals import SignalPipe
 from edgespec.suites import DEFAULT, HUMAN_EVAL, evenly, load_suite
-from edgespec.teacher import Marks
-from edgespec.tradeoff import (
-    LOSS,
-    SIGNALS,
-    best_curve,
-    candidates,
-    choose,
-    problem_point,
-    read_answers,
-    solved,
-)
 
 _ACCURACY = "Accuracy"
 _PROBLEMS = 20

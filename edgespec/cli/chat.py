@@ -41,11 +41,10 @@ from edgespec.cli.progress import pull_chosen
 from edgespec.conversation import Conversation
 from edgespec.engine import MAX_DRAFT_CTX, Engine, check_options
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.memory import CTX_STEP, fits_in_memory
-from edgespec.models import expand_user
+from edgespec.models.footprint import CTX_STEP, fits_in_memory
+from edgespec.platform.files import cache_root, expand_user
+from edgespec.platform.signals import SignalPipe
 from edgespec.sampling import SamplingParams
-from edgespec.signals import SignalPipe
-from edgespec.store import cache_root
 
 _DEFAULT = SamplingParams()
 

@@ -13,7 +13,7 @@ from edgespec.cli.render import TextWriter, as_json, printable
 from edgespec.conversation import Conversation, Exchange, Figures, answer_of
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import expand_user
+from edgespec.platform.files import expand_user
 from edgespec.records import Result
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream

@@ -12,8 +12,13 @@ from typing import Annotated, get_args
 
 import typer
 
-from edgespec.accuracy import WINDOW
-from edgespec.bench import Settings, parse_ways
+from edgespec.benchmark.accuracy import WINDOW
+from edgespec.benchmark.bench import Settings, parse_ways
+from edgespec.benchmark.compare import NO_DRAFT, ROUNDS, SUFFIX, Combination, Comparison, Plan, Progress
+from edgespec.benchmark.humaneval import Problem, load_problems
+from edgespec.benchmark.judge import TEXT_TOKENS, Judge
+from edgespec.benchmark.machine import facts
+from edgespec.benchmark.runs import Accuracy, Cell, Outcome, Solved
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
@@ -31,16 +36,11 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.outputs import CsvOption, JsonOption, Outputs, PngOption, ReportOption
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.compare import NO_DRAFT, ROUNDS, SUFFIX, Combination, Comparison, Plan, Progress
 from edgespec.energy import EnergyMeter
 from edgespec.engine import default_threads
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.humaneval import Problem, load_problems
-from edgespec.judge import TEXT_TOKENS, Judge
-from edgespec.kernels import KernelsChoice
-from edgespec.machine import facts
-from edgespec.quantizations import ModelFile, model_file, parse_types, variants
-from edgespec.runs import Accuracy, Cell, Outcome, Solved
+from edgespec.llama.kernels import KernelsChoice
+from edgespec.models.quantizations import ModelFile, model_file, parse_types, variants
 from edgespec.suites import DEFAULT, evenly, load_suite
 
 _ACCURACY = "Accuracy"

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.models import Registry, load_registry
+from edgespec.models.registry import Registry, load_registry
 
 
 def complete_model() -> list[str]:

@@ -14,9 +14,6 @@ from typing import Annotated, cast
 import typer
 from rich.table import Table
 
-from edgespec import kernels
-from edgespec.backend import foreign_function, library_version
-from edgespec.boards import hwcaps, wheel_board
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line, print_table
 from edgespec.cli.machine import (
@@ -29,16 +26,20 @@ from edgespec.cli.machine import (
     print_pairs,
     size,
 )
-from edgespec.cpu import read_cpu
 from edgespec.engine import choose_models, default_threads
 from edgespec.errors import EdgespecError
-from edgespec.gguf_header import check_model_file
-from edgespec.gguf_tensors import FileTensor, read_tensors
-from edgespec.kernels import Kernels, PackedTensor
-from edgespec.memory import available_bytes, fits_in_memory, peak_rss_bytes, total_bytes
-from edgespec.prefetch import Choice
-from edgespec.pull import resolve
-from edgespec.weights import Model
+from edgespec.llama import kernels
+from edgespec.llama.backend import foreign_function, library_version
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.gguf_tensors import FileTensor, read_tensors
+from edgespec.llama.kernels import Kernels, PackedTensor
+from edgespec.llama.prefetch import Choice
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import fits_in_memory
+from edgespec.models.pull import resolve
+from edgespec.platform.boards import hwcaps, wheel_board
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
 
 ROOT = Path("/")
 """Below which the machine is looked at; tests bring trees of their own."""

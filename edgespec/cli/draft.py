@@ -12,13 +12,13 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.options import KernelsOption, ThreadsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.corpus import COVERAGE
-from edgespec.drafts import BUDGET_S, LEAST_GAIN, N_PREDICT, TYPES, Made, Request, make, target_for
 from edgespec.errors import UsageError
-from edgespec.quantizations import parse_types
-from edgespec.signals import SignalPipe
-from edgespec.sources import format_size
-from edgespec.worth import MOST_TOKENS, Judged, SpeedUp
+from edgespec.forge.corpus import COVERAGE
+from edgespec.forge.drafts import BUDGET_S, LEAST_GAIN, N_PREDICT, TYPES, Made, Request, make, target_for
+from edgespec.forge.worth import MOST_TOKENS, Judged, SpeedUp
+from edgespec.models.quantizations import parse_types
+from edgespec.models.sources import format_size
+from edgespec.platform.signals import SignalPipe
 
 draft_app = typer.Typer(
     no_args_is_help=True,

@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from edgespec.boards import device_model, device_revision
+from edgespec.benchmark.machine import processor_clock, temperatures, throttling
 from edgespec.cli.console import message, print_line, print_table
-from edgespec.cpu import read_cpu
 from edgespec.energy import EnergyMeter
-from edgespec.fitting import best_pair, fitting_pairs
-from edgespec.machine import processor_clock, temperatures, throttling
-from edgespec.models import load_registry
-from edgespec.sources import format_size
-from edgespec.store import Store
+from edgespec.models.fitting import best_pair, fitting_pairs
+from edgespec.models.registry import load_registry
+from edgespec.models.sources import format_size
+from edgespec.models.store import Store
+from edgespec.platform.boards import device_model, device_revision
+from edgespec.platform.cpu import read_cpu
 
 Report = dict[str, Any]
 """What --json prints."""

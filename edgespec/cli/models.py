@@ -13,19 +13,12 @@ from edgespec.cli.console import err, out, print_table
 from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.gguf_header import check_model_file
-from edgespec.models import (
-    Entry,
-    Registry,
-    add_local,
-    expand_user,
-    load_registry,
-    remove_local,
-    user_models_file,
-)
-from edgespec.pull import Puller, hash_file, resolve
-from edgespec.sources import format_size
-from edgespec.store import Store
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.pull import Puller, hash_file, resolve
+from edgespec.models.registry import Entry, Registry, add_local, load_registry, remove_local, user_models_file
+from edgespec.models.sources import format_size
+from edgespec.models.store import Store
+from edgespec.platform.files import expand_user
 
 models_app = typer.Typer(
     no_args_is_help=True,

@@ -11,13 +11,19 @@ import typer
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
 from edgespec.cli.progress import pull_named
+from edgespec.drafting.foreign.overlap import (
+    Overlap,
+    find_overlap,
+    measure_agreement,
+    suite_text,
+    with_agreement,
+)
+from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
 from edgespec.engine import default_threads
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.overlap import Overlap, find_overlap, measure_agreement, suite_text, with_agreement
-from edgespec.pull import resolve
+from edgespec.llama.weights import Model
+from edgespec.models.pull import resolve
 from edgespec.suites import DEFAULT, load_suite
-from edgespec.vocabulary_map import map_vocabularies
-from edgespec.weights import Model
 
 _MEASURED = ("code", "chat", "reasoning")  # categories of the suite, a prompt of each
 _MEASURED_TOKENS = 64

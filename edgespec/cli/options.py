@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cascade import SPAN, Span
 from edgespec.cli.completion import complete_model, complete_pair
+from edgespec.decoding.verify import Rule
 from edgespec.engine import DrafterName
 from edgespec.errors import UsageError
-from edgespec.kernels import KernelsChoice
-from edgespec.verify import Rule
+from edgespec.llama.kernels import KernelsChoice
+from edgespec.lossy.cascade import SPAN, Span
 
 PairOption = Annotated[
     str | None,

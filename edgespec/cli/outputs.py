@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from edgespec.benchmark.exports import check_writable, document, summarise, write_csv
+from edgespec.benchmark.report import require_plotting, write_png, write_report
+from edgespec.benchmark.runs import Outcome
 from edgespec.cli.tables import print_outcome
 from edgespec.errors import UsageError
-from edgespec.exports import check_writable, document, summarise, write_csv
-from edgespec.report import require_plotting, write_png, write_report
-from edgespec.runs import Outcome
 
 _PANEL = "Output"
 

@@ -11,13 +11,13 @@ from rich.table import Table
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import DraftOption, KernelsOption, PairOption, TargetOption, ThreadsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.costs import CONTEXTS, Curve
+from edgespec.drafting.costs import CONTEXTS, Curve
+from edgespec.drafting.measure import PairCosts, measure
+from edgespec.drafting.profiles import Key, Profile, as_text, profile_path, store
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.measure import PairCosts, measure
-from edgespec.models import load_registry
-from edgespec.profiles import Key, Profile, as_text, profile_path, store
-from edgespec.signals import SignalPipe
+from edgespec.models.registry import load_registry
+from edgespec.platform.signals import SignalPipe
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 

@@ -27,9 +27,9 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
-from edgespec.models import Entry, load_registry
-from edgespec.pull import Phase, Progress, Puller, locate
-from edgespec.sources import format_size
+from edgespec.models.pull import Phase, Progress, Puller, locate
+from edgespec.models.registry import Entry, load_registry
+from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
     from edgespec.engine import DrafterName

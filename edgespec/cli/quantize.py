@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from edgespec.backend import quantize
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
-from edgespec.gguf_header import read_header
-from edgespec.pull import resolve
-from edgespec.quantizations import expected_bytes, parse_types
-from edgespec.sources import check_disk, format_size
+from edgespec.llama.backend import quantize
+from edgespec.llama.gguf_header import read_header
+from edgespec.models.pull import resolve
+from edgespec.models.quantizations import expected_bytes, parse_types
+from edgespec.models.sources import check_disk, format_size
 
 
 def quantize_command(

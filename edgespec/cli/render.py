@@ -12,11 +12,11 @@ from typing import Literal
 from rich.text import Text
 
 from edgespec.cli.console import err, out
-from edgespec.drafters.trees import DraftStep
+from edgespec.decoding.tree import Tree, dump
+from edgespec.drafting.trees import DraftStep
 from edgespec.energy import Measurement
+from edgespec.llama.weights import Model
 from edgespec.records import Origin, Result, Stats, Token
-from edgespec.tree import Tree, dump
-from edgespec.weights import Model
 
 COLOURS: dict[Origin, str] = {
     "target": "",

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgespec.cascade import SPAN, Signal, Waking
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.options import (
     DRAFTING,
@@ -45,14 +44,15 @@ from edgespec.cli.options import (
 from edgespec.cli.progress import pull_chosen
 from edgespec.cli.render import ExplainedSteps, Explanation, TextWriter, as_json, print_stats
 from edgespec.cli.structure import GrammarOption, JsonSchemaOption, read_structure, tell_if_cut
+from edgespec.decoding.verify import Rule
+from edgespec.drafting.knowledge import Objective
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine, check_options
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.knowledge import Objective
+from edgespec.lossy.cascade import SPAN, Signal, Waking
+from edgespec.platform.signals import SignalPipe
 from edgespec.sampling import SamplingParams
-from edgespec.signals import SignalPipe
 from edgespec.stream import Stream
-from edgespec.verify import Rule
 
 _LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 _DEFAULT = SamplingParams()

@@ -28,7 +28,7 @@ from edgespec.cli.progress import pull_chosen
 from edgespec.energy import EnergyMeter
 from edgespec.engine import DrafterName, Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.signals import Cancellation
+from edgespec.platform.signals import Cancellation
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 

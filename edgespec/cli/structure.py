@@ -11,10 +11,10 @@ import typer
 from edgespec.cli.console import message
 from edgespec.cli.options import OUTPUT
 from edgespec.errors import UsageError
-from edgespec.grammar import Grammar
-from edgespec.grammar_check import check_grammar
+from edgespec.grammar.grammar import Grammar
+from edgespec.grammar.grammar_check import check_grammar
+from edgespec.llama.weights import Model
 from edgespec.records import Result
-from edgespec.weights import Model
 
 GrammarOption = Annotated[
     Path | None,

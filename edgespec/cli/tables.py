@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.cli.console import out, print_table
-from edgespec.exports import Summaries
-from edgespec.report.rows import (
+from edgespec.benchmark.exports import Summaries
+from edgespec.benchmark.report.rows import (
     NOT_APPLICABLE,
     NOT_EXACT,
     UNAVAILABLE,
@@ -29,8 +28,9 @@ from edgespec.report.rows import (
     with_error,
     with_interval,
 )
-from edgespec.runs import PLAIN, Outcome
-from edgespec.summary import Comparison, WaySummary
+from edgespec.benchmark.runs import PLAIN, Outcome
+from edgespec.benchmark.summary import Comparison, WaySummary
+from edgespec.cli.console import out, print_table
 
 
 def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:

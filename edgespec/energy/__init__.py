@@ -1,7 +1,8 @@
 """Joules: what counts them on this machine, and what was spent between two moments."""
 
 from edgespec.energy.base import Finding, Source
-from edgespec.energy.idle import Idle, MessageFn, idle_path, keep_idle, measure_idle
+from edgespec.energy.idle import Idle, measure_idle
+from edgespec.energy.kept_idle import MessageFn, idle_path, keep_idle
 from edgespec.energy.measurement import Measurement, Phase
 from edgespec.energy.meter import EnergyMeter, Resolution, Window
 from edgespec.energy.sources import survey

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.boards import device_model
 from edgespec.energy.base import Finding, Power, UnreadableError, read_number, read_text
 from edgespec.errors import describe_os_error
+from edgespec.platform.boards import device_model
 
 # ---- Raspberry Pi 5 ----
 

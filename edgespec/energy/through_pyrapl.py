@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.energy.base import UnreadableError
-from edgespec.energy.rapl import Counters, Zone
+from edgespec.energy.rapl_counters import Counters, Zone
 
 _PLACES = {"package-0": 0, "dram-0": 1}  # in what Sensor.energy returns
 

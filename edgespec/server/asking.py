@@ -11,7 +11,8 @@ from pathlib import PurePath
 
 from edgespec.engine import Engine, StreamOptions
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.grammar import Grammar
+from edgespec.grammar.grammar import Grammar
+from edgespec.llama.weights import Model
 from edgespec.sampling import SamplingParams
 from edgespec.server.faults import Fault
 from edgespec.server.schema import (
@@ -24,7 +25,6 @@ from edgespec.server.schema import (
     Tool,
 )
 from edgespec.server.tools import CLOSE, call_schema, for_template, in_tags
-from edgespec.weights import Model
 
 ALIAS = "edgespec"
 """The name by which every server knows its model."""

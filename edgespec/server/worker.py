@@ -23,8 +23,8 @@ from typing import Literal, Unpack
 
 from edgespec.engine import Engine, StreamOptions
 from edgespec.errors import EdgespecError
+from edgespec.platform.signals import Cancellation
 from edgespec.records import Result, Token
-from edgespec.signals import Cancellation
 
 Outcome = Literal["finished", "cancelled", "timed out", "failed"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from edgespec.llama.weights import Model
 from edgespec.records import Origin, Result, Token
 from edgespec.server.answers import (
     Answer,
@@ -32,7 +33,6 @@ from edgespec.server.answers import (
     Usage,
 )
 from edgespec.server.tools import Called, CallReader, Said
-from edgespec.weights import Model
 
 LEAST = -9999.0
 """What OpenAI's API writes for the logarithm of nothing, which JSON cannot."""

@@ -1,0 +1,1 @@
+"""Measuring a pair: suites, runs, statistics, accuracy, reports (docs/measuring.md)."""

@@ -1,0 +1,367 @@
+"""One pair on a suite of prompts: plain decoding and speculation in turns, as raw runs.
+
+    round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
+    round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
+    ...       until the interval of the speed-up is tight, or the budget of time is spent
+
+Neighbours in time are compared with each other, and who goes first changes: a machine that drifts does so for
+both. Before each generation the engine forgets the text of earlier ones and what it learnt from them: no
+answer is drafted from itself, none is foretold by another way's, and each begins with the profile as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.benchmark.summary import noise
+from edgespec.decoding.verify import Rule
+from edgespec.drafting.scheduler import MAX_GAMMA
+from edgespec.engine import DrafterName, Engine, check_options
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
+from edgespec.lossy.teacher import Teacher
+from edgespec.sampling import SamplingParams
+from edgespec.stream import Stream
+from edgespec.suites import Prompt
+
+BUDGET_S = 600.0
+"""Seconds that a benchmark may take by default, loading not included."""
+
+PRECISION = 0.03
+"""Width of the speed-up's interval over the rounds, as a share of it, that is tight enough by default."""
+
+FEWEST_ROUNDS = 3
+"""With fewer there is no telling how tight the interval is."""
+
+_WARM_UP_TOKENS = 16
+_WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
+_NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
+_CASCADE = re.compile(rf"cascade(?:-(margin|entropy))?(?:-(rest|[0-9]{{1,9}}))?(?:@({_NUMBER}))?")
+_LENIENT = re.compile(rf"lenience-({_NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a generation drafts, and whether it is exact."""
+
+    name: str
+    drafter: DrafterName
+    gamma: int | None = None
+    cascade: Waking | None = None
+    lenience: float = 1.0
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether it cannot do without a draft model."""
+        return self.drafter in ("model", "staged") or self.cascade is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether its texts are distributed as the target's own."""
+        return self.cascade is None and self.lenience == 1.0
+
+
+PLAIN_WAY = Way(PLAIN, "none")
+
+
+def parse_ways(text: str) -> tuple[Way, ...]:
+    """Return the ways named in `text`, with commas: a drafter each, with "-GAMMA" for a fixed length.
+
+    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" where they are not the
+    defaults, and "lenience-L". Plain decoding is not among them: it is always measured. Raises UsageError.
+    """
+    ways: dict[str, Way] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name in ways:
+            raise UsageError(f"--ways: {name} is named twice")
+        ways[name] = _lossy(name) or _drafting(name)
+    if not ways:
+        raise UsageError("--ways: name at least one, such as auto")
+    return tuple(ways.values())
+
+
+def _drafting(name: str) -> Way:
+    found = _WAY.fullmatch(name)
+    drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
+    if not found or found[1] not in drafters:
+        raise UsageError(
+            f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, "
+            "lenience-0.5"
+        )
+    gamma = int(found[2]) if found[2] else None
+    if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
+        raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
+    return Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
+
+
+def _lossy(name: str) -> Way | None:
+    """Return the way that is not exact, if `name` is one's."""
+    way = None
+    if found := _CASCADE.fullmatch(name):
+        signal: Signal = "entropy" if found[1] == "entropy" else "margin"
+        span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
+        way = Way(name, "auto", cascade=Waking(signal, float(found[3]) if found[3] else None, span=span))
+    elif found := _LENIENT.fullmatch(name):
+        way = Way(name, "auto", lenience=float(found[1]))
+    if way:
+        try:
+            check_options(
+                gamma=None,
+                n_predict=None,
+                stop=(),
+                seed=None,
+                rule=None,
+                cascade=way.cascade,
+                lenience=way.lenience,
+            )
+        except UsageError as error:
+            raise UsageError(f"--ways {name}: {error}") from None
+    return way
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all runs of a benchmark have in common."""
+
+    ways: tuple[Way, ...]
+    """Beside plain decoding."""
+    n_predict: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    """Of round 0; each round has its own, one higher."""
+    rule: Rule | None = None
+    """None: match, with which the texts are plain decoding's own."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for values that no generation takes, before anything is loaded."""
+        check_options(gamma=None, n_predict=self.n_predict, stop=(), seed=self.seed, rule=self.rule)
+        _ = self.params
+
+    @property
+    def params(self) -> SamplingParams:
+        """How tokens are chosen: llama.cpp's defaults at this temperature."""
+        return SamplingParams(temperature=self.temperature)
+
+    def facts(self) -> dict[str, str | int | float]:
+        """Return them as an outcome tells them."""
+        return {
+            "ways": ", ".join(way.name for way in self.ways),
+            "n_predict": self.n_predict,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "rule": self.rule or "match",
+        }
+
+
+class Peer(Protocol):
+    """Another program that continues the same prompts with the same files."""
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        ...
+
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        """Yield a run of each of its ways."""
+        ...
+
+
+def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
+    """Return by id the prompts that the target cannot answer in full, with the reason."""
+    found = {}
+    for prompt in prompts:
+        needed = len(engine.prompt_tokens(prompt.text)) + n_predict + 1
+        if needed > engine.target.n_ctx_train:
+            found[prompt.id] = (
+                f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
+                f"and {engine.target_name} was trained for {engine.target.n_ctx_train}"
+            )
+    return found
+
+
+@contextmanager
+def leaving_no_trace(engine: Engine) -> Iterator[None]:
+    """Forget at the end what was learnt within: it is not to foretell the answers of the next benchmark."""
+    try:
+        yield
+    finally:
+        engine.forget(tables=True)
+
+
+def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
+    """Begin the longest of `prompts` in every way: contexts are made that hold all, and weights are read."""
+    longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
+    for way in (PLAIN_WAY, *settings.ways):
+        stream = _stream(engine, longest, way, settings)
+        for _ in itertools.islice(stream, _WARM_UP_TOKENS):
+            pass
+        stream.close()
+
+
+def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_: int = 0) -> Stream:
+    """Begin to answer as a new process would, with the profile as it was when the engine was made."""
+    engine.forget(tables=True)
+    return engine.stream(
+        prompt.text,
+        params=settings.params,
+        seed=settings.seed + round_,
+        n_predict=settings.n_predict,
+        drafter=way.drafter,
+        gamma=way.gamma,
+        rule=settings.rule if way.exact else None,
+        cascade=way.cascade,
+        lenience=way.lenience,
+    )
+
+
+def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, round_: int = 0) -> Run:
+    """Answer one prompt in one way; one that is not exact is then set beside the target's distribution."""
+    stream = _stream(engine, prompt, way, settings, round_)
+    alone = [token.origin == "alone" for token in stream]
+    result = stream.result
+    stats = result.stats
+    agreement, kl = (
+        (None, None) if way.exact else _beside(engine, stream, alone, greedy=settings.params.greedy)
+    )
+    return Run(
+        prompt=prompt.id,
+        category=prompt.category,
+        way=way.name,
+        round=round_,
+        prompt_tokens=result.prompt_tokens,
+        tokens=len(result.token_ids),
+        total_s=stats.total_s,
+        ttft_s=stats.ttft_s,
+        prefill_s=stats.prefill_s,
+        draft_prefill_s=stats.draft_prefill_s,
+        draft_s=stats.draft_s,
+        verify_s=stats.verify_s,
+        rest_s=stats.rest_s,
+        n_emitted=stats.n_emitted,
+        histogram=stats.histogram,
+        stop_reason=result.stop_reason,
+        text_sha256=hashlib.sha256(" ".join(map(str, result.token_ids)).encode()).hexdigest(),
+        energy=result.energy,
+        exact=way.exact,
+        target_share=result.target_share,
+        agreement=agreement,
+        kl=kl,
+    )
+
+
+def _beside(
+    engine: Engine, stream: Stream, alone: Sequence[bool], *, greedy: bool
+) -> tuple[float | None, float | None]:
+    """Return the share of the tokens that the target likes best, and the KL divergence of what wrote them.
+
+    Both models read the text; it is not part of what was timed. A token that the target wrote diverges by 0.
+    None where it says nothing: the first of random tokens, the second where acceptance was lenient.
+    """
+    n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
+    small = engine.draft if any(alone) else None
+    wants_kl = stream.result.mode == "cascade"
+    if not answer or not (greedy or wants_kl):
+        return None, None
+    n_ctx = n_prompt + len(answer)
+    with Teacher(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
+        marks = teacher.marks(stream.timeline[:n_prompt], answer)
+    agreement = sum(marks.best) / len(answer) if greedy else None
+    if not wants_kl:
+        return agreement, None
+    divergences = [each for each, own in zip(marks.kl, alone, strict=True) if own] if small else []
+    return agreement, sum(divergences) / len(answer)
+
+
+def turns(
+    engine: Engine,
+    prompt: Prompt,
+    settings: Settings,
+    *,
+    round_: int,
+    place: int,
+) -> Iterator[Run]:
+    """Yield a run of every way over one prompt, the first way another one each time."""
+    ways = (PLAIN_WAY, *settings.ways)
+    first = (round_ + place) % len(ways)
+    for way in (*ways[first:], *ways[:first]):
+        yield generate(engine, prompt, way, settings, round_=round_)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a benchmark is."""
+
+    round: int
+    prompt: Prompt
+    place: int
+    """Of the prompt in its round, from 0."""
+    n_prompts: int
+    spent_s: float
+    noise: float | None
+    """Width of the interval so far; None before it is known."""
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    *,
+    budget_s: float = BUDGET_S,
+    precision: float = PRECISION,
+    most_rounds: int | None = None,
+    peers: list[Peer],
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_run: Callable[[Run], None],
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> str:
+    """Measure rounds until the interval is tight, and return in words why it ended.
+
+    Runs go to `on_run` as they come, so that they are kept whatever happens. The budget is kept but for
+    the prompt under way, also when not all prompts had their turn: `prompts` should be in an order that
+    covers the categories early. A peer that fails is left out from there on, and `on_message` told why.
+    Raises what the engine raises.
+    """
+    with leaving_no_trace(engine):
+        began = time.monotonic()
+        warm_up(engine, prompts, settings)
+        runs: list[Run] = []
+        longest = 0.0
+        round_ = 0
+        while most_rounds is None or round_ < most_rounds:
+            tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
+            if tight is not None and tight <= precision:
+                return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+            for place, prompt in enumerate(prompts):
+                prompt_began = time.monotonic()
+                if prompt_began - began + longest > budget_s and runs:
+                    so_far = [_rounds(round_)] if round_ else []
+                    if place:
+                        so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
+                    width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
+                    return f"{' and '.join(so_far)}; the budget of {budget_s:g} s was spent{width}"
+                on_progress(Progress(round_, prompt, place, len(prompts), prompt_began - began, tight))
+                for run in turns(engine, prompt, settings, round_=round_, place=place):
+                    runs.append(run)
+                    on_run(run)
+                for peer in [*peers]:
+                    try:
+                        for run in peer.runs(prompt, round_):
+                            on_run(run)
+                    except EdgespecError as error:
+                        on_message(f"{error}; {peer.name} is left out from here on")
+                        peers.remove(peer)
+                longest = max(longest, time.monotonic() - prompt_began)
+            round_ += 1
+        return f"{_rounds(round_)}, as asked for"
+
+
+def _rounds(n: int) -> str:
+    return f"{n} round{'' if n == 1 else 's'}"

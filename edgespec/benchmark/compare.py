@@ -1,0 +1,350 @@
+"""The matrix: targets x drafts x kernels on one suite of prompts, a process for each cell and round.
+
+    FOLDER/comparison.json      the plan: it goes on where it stopped, with more cells or rounds if wanted
+    FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0, written as they end
+    FOLDER/models/              quantizations that were made for it
+
+Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that drifts does
+so for all of them, and a comparison that was stopped after a round has a whole table. A cell's process loads
+its models alone: its peak memory is its own, and so is a crash.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
+from edgespec.benchmark.machine import Watch
+from edgespec.benchmark.runs import Cell, Run, as_json, from_json
+from edgespec.energy import EnergyMeter
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.kernels import KernelsChoice
+from edgespec.models.quantizations import ModelFacts
+from edgespec.platform.child import REFUSED, Conversation, answer, say
+from edgespec.platform.files import write_atomically
+from edgespec.platform.memory import peak_rss_bytes
+from edgespec.suites import Prompt
+
+NO_DRAFT, SUFFIX = "none", "suffix"
+"""What may stand in a draft's place: the target alone, and text seen before without a draft model."""
+
+_PLAN = "comparison.json"
+
+ROUNDS = 3
+"""By default: the fewest with which an interval over rounds says something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """What a cell runs: names of models, or of what stands in a draft's place."""
+
+    target: str
+    draft: str
+    kernels: KernelsChoice
+
+    @property
+    def name(self) -> str:
+        """As files and messages call it."""
+        return f"{self.target}+{self.draft}+kernels-{self.kernels}"
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model, if there is one."""
+        return None if self.draft in (NO_DRAFT, SUFFIX) else self.draft
+
+    def restrict(self, settings: Settings) -> Settings:
+        """Return `settings` with those ways, beside plain decoding, that this cell can be measured in."""
+        ways = [way for way in settings.ways if self.draft_model or not way.needs_model]
+        return replace(settings, ways=() if self.draft == NO_DRAFT else tuple(ways))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared: what the runs depend on, beside the profiles of the pairs."""
+
+    models: dict[str, ModelFacts]
+    combinations: tuple[Combination, ...]
+    prompts: tuple[Prompt, ...]
+    settings: Settings
+    rounds: int
+    n_threads: int
+    assume_watts: float | None
+    machine: dict[str, str | int | float]
+    """The processor, the versions, and what counts energy."""
+
+    def n_runs(self, combination: Combination) -> int:
+        """Return the runs of a cell in one round."""
+        return len(self.prompts) * (1 + len(combination.restrict(self.settings).ways))
+
+    def key(self, combination: Combination) -> str:
+        """Return a hash of what a cell's runs depend on."""
+        files = [self.models[n].sha256 for n in (combination.target, combination.draft_model) if n]
+        alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
+        return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
+
+    def conflicts(self, other: Plan) -> list[str]:
+        """Return in words why cells of `other` are not to stand in one table with this plan's."""
+        alike = ("prompts", "settings", "n_threads", "assume_watts", "machine")
+        found = [name.replace("n_", "") for name in alike if getattr(self, name) != getattr(other, name)]
+        shared = self.models.keys() & other.models.keys()
+        return found + sorted(n for n in shared if self.models[n].sha256 != other.models[n].sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A file of runs."""
+
+    key: str
+    """The plan's, of the cell: with another one the file is another comparison's."""
+    round: int
+    cell: Cell
+    warnings: tuple[str, ...] = ()
+    """What disturbed the machine meanwhile, and what the engine had to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a comparison is."""
+
+    combination: Combination
+    round: int
+    prompt: str
+    done: int
+    """Runs, of skipped cells too."""
+    total: int
+
+
+class Comparison:
+    """A plan and the folder in which it is carried out."""
+
+    def __init__(self, plan: Plan, paths: Mapping[str, Path], folder: Path) -> None:
+        """Take up `plan` in `folder`, which is made if need be; `paths` are its models' files.
+
+        What is measured there stays and counts, if it was measured alike; more rounds and other cells may
+        come to it. Raises UsageError when it was not, and when the folder cannot be written to.
+        """
+        self.plan = plan
+        self._paths = paths
+        self._runs = folder / "runs"
+        self._skipped: dict[Combination, str] = {}
+        try:
+            stored = _stored_plan(folder)
+            if stored and (different := plan.conflicts(stored)):
+                raise UsageError(
+                    f"--out {folder}: another comparison is there (other {', '.join(different)}); "
+                    "choose another --out, or --fresh to replace it"
+                )
+            self._runs.mkdir(parents=True, exist_ok=True)
+            # Models that are left out this time are remembered: their cells are still here.
+            models = {**stored.models, **plan.models} if stored else plan.models
+            write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
+        except OSError as error:
+            raise UsageError(f"--out {folder}: {describe_os_error(error)}") from None
+
+    @staticmethod
+    def discard(folder: Path) -> None:
+        """Delete what was measured in `folder`, and nothing else. Raises UsageError when it cannot."""
+        try:
+            if stored := _stored_plan(folder):  # else what is there is not ours
+                for name in map(glob.escape, stored.models):
+                    kept = (  # here and in judge.py
+                        f"runs/{name}+*+kernels-*.[0-9]*.json",
+                        f"accuracy-{name}+kernels-*.json",
+                        f"humaneval-{name}+kernels-*.json",
+                        f"humaneval-{name}+*+kernels-*.json",
+                    )
+                    for file in [found for pattern in kept for found in folder.glob(pattern)]:
+                        file.unlink()
+                (folder / _PLAN).unlink()
+        except OSError as error:
+            raise UsageError(f"--out {folder}: {describe_os_error(error)}") from None
+
+    def _file(self, combination: Combination, round_: int) -> Path:
+        return self._runs / f"{combination.name}.{round_}.json"
+
+    def _stored(self, combination: Combination, round_: int) -> _Measured | None:
+        """Return what was measured of a cell; None when it has to be, as when its file is damaged."""
+        try:
+            file = self._file(combination, round_)
+            found = from_json(_Measured, file.read_bytes(), str(file))
+        except (OSError, EdgespecError):
+            return None
+        return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
+
+    def run(self, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
+        """Measure what is missing. Raises OSError when a cell cannot be written; what was measured stays."""
+        plan = self.plan
+        total = plan.rounds * sum(map(plan.n_runs, plan.combinations))
+        done = 0
+        for round_ in range(plan.rounds):
+            first = round_ % len(plan.combinations)
+            for combination in (*plan.combinations[first:], *plan.combinations[:first]):
+                before = done
+                if combination not in self._skipped and self._stored(combination, round_) is None:
+                    on_progress(Progress(combination, round_, "", done, total))
+                    for run in self._measure(combination, round_):
+                        done += 1
+                        on_progress(Progress(combination, round_, run.prompt, done, total))
+                done = before + plan.n_runs(combination)
+                on_progress(Progress(combination, round_, "", done, total))
+
+    def _measure(self, combination: Combination, round_: int) -> Iterator[Run]:
+        """Yield the runs of a cell in one round, and write them when all are there."""
+        plan = self.plan
+        draft = combination.draft_model
+        request = Request(
+            target=str(self._paths[combination.target]),
+            draft=str(self._paths[draft]) if draft else None,
+            kernels=combination.kernels,
+            n_threads=plan.n_threads,
+            prompts=plan.prompts,
+            settings=combination.restrict(plan.settings),
+            round=round_,
+            assume_watts=plan.assume_watts,
+        )
+        kernels, peak, runs = "", 0, []
+        warnings: list[str] = []
+        watch = Watch(n_threads=plan.n_threads)
+        conversation = Conversation("edgespec.benchmark.compare", "_in_child", request)
+        for kind, value in conversation:
+            match kind:
+                case "kernels":
+                    kernels = value
+                case "run":
+                    runs.append(msgspec.convert(value, Run))
+                    watch.sample()
+                    yield runs[-1]
+                case "message":
+                    warnings.append(value)
+                case "peak":
+                    peak = value
+        ended = conversation.ended
+        if ended.code == 0:
+            cell = Cell(combination.target, _draft(combination), kernels, tuple(runs), peak)
+            warnings += watch.warnings()
+            measured = _Measured(plan.key(combination), round_, cell, tuple(warnings))
+            write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
+            return
+        why = ended.complaint
+        for name, path in self._paths.items():  # the process knows its models by their files
+            why = why.replace(str(path), name)
+        if ended.code != REFUSED:
+            how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
+            why = f"its process ended {how}: {why or 'it may have run out of memory'}"
+        self._skipped[combination] = why
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each cell that could not run in every round, and for what disturbed each."""
+        places = [(one, round_) for round_ in range(self.plan.rounds) for one in self.plan.combinations]
+        stored = {place: found for place in places if (found := self._stored(*place))}
+        partial = (
+            f"{combination.name} was not measured in every round: {why}"
+            for combination, why in self._skipped.items()
+            if any(one == combination for one, _ in stored)
+        )
+        disturbed = (
+            f"{combination.name}, round {round_ + 1}: {line}"
+            for (combination, round_), found in stored.items()
+            for line in found.warnings
+        )
+        kernels: dict[Combination, set[str]] = {}
+        for (combination, _), found in stored.items():
+            kernels.setdefault(combination, set()).add(found.cell.kernels)
+        mixed = (
+            f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
+            "like the first count; --fresh measures again"
+            for combination, names in kernels.items()
+            if len(names) > 1
+        )
+        return (*partial, *mixed, *disturbed)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the cells as far as they are measured, in the plan's order; those that could not run too."""
+        found = []
+        for combination in self.plan.combinations:
+            rounds = [self._stored(combination, round_) for round_ in range(self.plan.rounds)]
+            measured = [found.cell for found in rounds if found]
+            measured = [cell for cell in measured if cell.kernels == measured[0].kernels]
+            if measured:
+                runs = tuple(run for cell in measured for run in cell.runs)
+                peak = max(cell.peak_rss_bytes or 0 for cell in measured)
+                found.append(replace(measured[0], runs=runs, peak_rss_bytes=peak))
+            else:
+                reason = self._skipped.get(combination, "not measured yet")
+                found.append(
+                    Cell(combination.target, _draft(combination), combination.kernels, skipped=reason)
+                )
+        return tuple(found)
+
+
+def _stored_plan(folder: Path) -> Plan | None:
+    """Return the plan that is carried out in `folder`, None: none is. Raises UsageError for another file."""
+    file = folder / _PLAN
+    if not file.exists():
+        return None
+    try:
+        return from_json(Plan, file.read_bytes(), str(file))
+    except EdgespecError as error:
+        raise UsageError(f"{error}; delete it, or choose another --out") from None
+
+
+def _draft(combination: Combination) -> str | None:
+    return None if combination.draft == NO_DRAFT else combination.draft
+
+
+# ---- a cell's process ----
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a cell's process is told, on its stdin."""
+
+    target: str
+    draft: str | None
+    kernels: KernelsChoice
+    n_threads: int
+    prompts: tuple[Prompt, ...]
+    settings: Settings
+    round: int
+    assume_watts: float | None
+
+
+def _in_child() -> int:
+    return answer(Request, _measure)
+
+
+def _measure(request: Request) -> None:
+    """Measure a cell for one round, and say what is found."""
+    settings = request.settings
+    with (
+        EnergyMeter.choose(assume_watts=request.assume_watts) as meter,
+        Engine(
+            request.target,
+            request.draft,
+            drafter="auto" if request.draft else "suffix" if settings.ways else "none",
+            n_threads=request.n_threads,
+            kernels=request.kernels,
+            meter=meter,
+            on_message=lambda line: say("message", line),
+        ) as engine,
+    ):
+        if request.draft and engine.draft is None:
+            raise EdgespecError("a model that cannot take tokens back (recurrent or hybrid) does not draft")
+        if too_long := unfit(engine, request.prompts, settings.n_predict):
+            name, why = next(iter(too_long.items()))
+            raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
+        say("kernels", engine.kernels)
+        with leaving_no_trace(engine):
+            warm_up(engine, request.prompts, settings)
+            for place, prompt in enumerate(request.prompts):
+                for run in turns(engine, prompt, settings, round_=request.round, place=place):
+                    say("run", run)
+        say("peak", peak_rss_bytes())

@@ -1,0 +1,255 @@
+"""A benchmark's figures in files: CSV, JSON, and how any of them is written without losing what was there.
+
+A CSV has a row for each cell, category and way, and one for each cell that was skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from edgespec.benchmark.runs import PEER, Accuracy, Cell, Outcome, Solved
+from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.files import beside, write_atomically
+
+Summaries = tuple[tuple[CategorySummary, ...], ...]
+"""What `summarise_cell` makes of each cell of an outcome, in their order."""
+
+ESTIMATED = "(estimated)"
+"""What the source of estimated joules ends in."""
+
+_NOTHING = WaySummary(
+    way="",
+    n_runs=0,
+    decode_tokens_per_s=None,
+    whole_tokens_per_s=None,
+    ttft_s=None,
+    tau=None,
+    alpha=None,
+    acceptance_by_position=(),
+    time_shares={},
+    joules_per_token=None,
+    net_joules_per_token=None,
+    joule_shares={},
+    joule_seconds=None,
+    energy_source="",
+)  # of a cell that was skipped: its row has the columns of every other
+
+
+def summarise(outcome: Outcome) -> Summaries:
+    """Return the summary of each cell. It takes a while: make it once and hand it to all that want it."""
+    return tuple(summarise_cell(cell) for cell in outcome.cells)
+
+
+def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
+    """Return the outcome, raw runs and all, with its summaries in the order of its cells: a line of JSON."""
+    found = summarise(outcome) if summaries is None else summaries
+    return msgspec.json.encode({"outcome": outcome, "summary": found}) + b"\n"
+
+
+# ---- CSV ----
+
+
+def write_csv(outcome: Outcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
+    """Write a row for each cell, category and way. A figure that is unavailable is an empty field.
+
+    Raises EdgespecError in one line when the file cannot be written.
+    """
+    found = summarise(outcome) if summaries is None else summaries
+    _write_rows(list(_csv_rows(outcome, found)), where)
+
+
+def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    if isinstance(where, Path):
+        write_file(where, text.getvalue().encode(), option="--csv")
+    else:
+        where.write(text.getvalue())
+
+
+def _facts(cell: Cell, way: str) -> dict[str, Any]:
+    kernels = PEER.strip() if way.startswith(PEER) else cell.kernels
+    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
+
+
+def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
+    for cell, summary in zip(outcome.cells, summaries, strict=True):
+        if cell.skipped:
+            yield _csv_row(outcome, cell, None, _NOTHING, None)
+        for category in summary:
+            compared = {comparison.way: comparison for comparison in category.comparisons}
+            for way in category.ways:
+                yield _csv_row(outcome, cell, category, way, compared.get(way.way))
+
+
+def _csv_row(
+    outcome: Outcome,
+    cell: Cell,
+    category: CategorySummary | None,
+    way: WaySummary,
+    comparison: Comparison | None,
+) -> dict[str, Any]:
+    return {
+        **_facts(cell, way.way),
+        "category": category.category if category else "",
+        "way": way.way,
+        "prompts": category.n_prompts if category else None,
+        **_way_columns(way),
+        **_comparison_columns(comparison),
+        "peak_rss_bytes": None if way.way.startswith(PEER) else cell.peak_rss_bytes,
+        **_accuracy_columns(outcome.accuracy_of(cell) if measures_target(way) else None),
+        **_solved_columns(outcome.solved_by(cell, way.way)),
+        "skipped": cell.skipped,
+    }
+
+
+def _way_columns(way: WaySummary) -> dict[str, Any]:
+    acceptance = " ".join(f"{share:.6g}" for share in way.acceptance_by_position)
+    known = way.joules_per_token is not None
+    return {
+        "runs": way.n_runs or None,
+        "decode_tokens_per_s": way.decode_tokens_per_s,
+        "whole_tokens_per_s": way.whole_tokens_per_s,
+        "ttft_s": way.ttft_s,
+        "tau": way.tau,
+        "alpha": way.alpha,
+        "acceptance_by_position": acceptance,
+        **_shares("time_share", way.time_shares),
+        "gross_joules_per_token": way.joules_per_token,
+        "net_joules_per_token": way.net_joules_per_token,
+        **_shares("joule_share", way.joule_shares),
+        "joule_seconds": way.joule_seconds,
+        "energy_source": way.energy_source,
+        "exact": ("yes" if way.exact else "no") if way.n_runs else None,
+        "target_share": way.target_share if way.n_runs else None,
+        "agreement_with_target": way.agreement,
+        "kl_from_target_nats_per_token": way.kl,
+        "energy_estimated": ("yes" if way.energy_source.endswith(ESTIMATED) else "no") if known else None,
+    }
+
+
+def _shares(name: str, shares: dict[str, float]) -> dict[str, Any]:
+    return {f"{name}_{phase}": shares.get(phase) for phase in ("prefill", "draft", "verify", "rest")}
+
+
+def _comparison_columns(comparison: Comparison | None) -> dict[str, Any]:
+    return {
+        **_interval("speedup", comparison.speedup if comparison else None),
+        **_interval("decode_speedup", comparison.decode_speedup if comparison else None),
+        **_interval("gross_joules_ratio", comparison.joules if comparison else None),
+        "identical": comparison.n_identical if comparison else None,
+        "compared": comparison.n_compared if comparison else None,
+    }
+
+
+def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
+    return {
+        name: interval.median if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+    }
+
+
+def measures_target(way: WaySummary) -> bool:
+    """Whether the target's accuracy is the way's: its texts are the target's own, and by these kernels."""
+    return way.exact and not way.way.startswith(PEER)
+
+
+def _solved_columns(solved: Solved | None) -> dict[str, Any]:
+    return {"problems_passed": solved.passed, "problems": solved.n_problems} if solved else {}
+
+
+def _accuracy_columns(accuracy: Accuracy | None) -> dict[str, Any]:
+    return {
+        "perplexity": accuracy.perplexity if accuracy else None,
+        "kl_nats_per_token": accuracy.kl if accuracy else None,
+        "kl_error_nats_per_token": accuracy.kl_error if accuracy else None,
+        "top1": accuracy.top1 if accuracy else None,
+        "accuracy_reference": accuracy.reference if accuracy else None,
+        "accuracy_tokens": accuracy.n_tokens if accuracy else None,
+        "problems_passed": accuracy.passed if accuracy else None,
+        "problems": accuracy.n_problems if accuracy else None,
+    }
+
+
+# ---- files ----
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Return if a file can be written at `path`, which `option` names; leave nothing behind.
+
+    To be called before a long benchmark. Raises UsageError: it cannot, and why.
+    """
+    try:
+        file = _resolve(path)
+        if _is_special(file):
+            return
+        temporary = beside(file)
+        try:
+            temporary.open("wb").close()
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(_refusal(path, option, error)) from None
+
+
+def write_file(path: Path, data: bytes, *, option: str) -> None:
+    """Write a file so that there is the old one or the new one, whatever happens; `option` asked for it.
+
+    Raises EdgespecError in one line that names file and option: the old file is as it was then.
+    """
+    try:
+        file = _resolve(path)
+        if _is_special(file):
+            file.write_bytes(data)
+        else:
+            write_atomically(file, data)
+    except OSError as error:
+        raise EdgespecError(_refusal(path, option, error)) from None
+
+
+def _resolve(path: Path) -> Path:
+    """Return the file that is meant: a symlink to one kept elsewhere stays a symlink.
+
+    Raises OSError when it must not be replaced.
+    """
+    try:
+        file = path.resolve()
+    except RuntimeError:  # what Python 3.11 and 3.12 make of a loop
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    if not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if file.exists() and not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file there is read-only")
+    return file
+
+
+def _is_special(file: Path) -> bool:
+    """Whether it is a pipe or a device, such as /dev/stdout: nothing to replace."""
+    return file.exists() and not file.is_file()
+
+
+def _refusal(path: Path, option: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}; make it first or choose another file"
+    elif isinstance(error, IsADirectoryError):
+        reason = "a folder is there; choose another file"
+    elif error.errno == errno.ENOSPC:
+        reason = "the disk is full; nothing was changed there"
+    else:
+        reason = f"{error.strerror or error}; choose another file"
+    return f"{option} {path}: cannot be written: {reason}"

@@ -1,0 +1,309 @@
+"""The accuracy of a comparison's targets, each beside the best quantization of it, in processes of their own.
+
+    FOLDER/accuracy-TARGET+KERNELS.json     perplexity, KL divergence, top-1 agreement on a text (accuracy.py)
+    FOLDER/humaneval-TARGET+KERNELS.json    which of HumanEval's tests its answers pass (humaneval.py)
+    FOLDER/humaneval-TARGET+DRAFT+WAY+KERNELS.json      the same of a way that is not exact
+
+Both are kept with what they depend on, and are not measured again while that is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_tokens
+from edgespec.benchmark.bench import Way
+from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
+from edgespec.benchmark.runs import Accuracy, Cell, Solved, as_json
+from edgespec.engine import Engine, default_threads
+from edgespec.errors import EdgespecError
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.kernels import STOCK, KernelsChoice
+from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import fits_in_memory
+from edgespec.models.quantizations import ModelFacts, ModelFile
+from edgespec.platform.child import Conversation, answer, say
+from edgespec.platform.files import write_atomically
+
+TEXT_TOKENS = 1024
+"""Of the text, by default: two windows."""
+
+_T = TypeVar("_T")
+
+ProgressFn = Callable[[str, int, int], None]
+"""Told what is being done, and how much of how much is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What the targets of a comparison are judged with."""
+
+    folder: Path
+    files: Sequence[ModelFile]
+    """The targets."""
+    facts: Mapping[str, ModelFacts]
+    kernels: KernelsChoice
+    n_threads: int | None
+    on_progress: ProgressFn
+    on_message: Callable[[str], None]
+    """Told why a target could not be judged."""
+
+    def texts(self, text: str, n_tokens: int) -> dict[str, Accuracy]:
+        """Return by name what the targets make of `text`; those that cannot are left out."""
+        found: dict[str, Accuracy] = {}
+        for group in groups(self.files, self.facts, self.on_message):
+            found |= self._group(group, text, n_tokens)
+        return found
+
+    def _group(self, group: Sequence[ModelFile], text: str, n_tokens: int) -> dict[str, Accuracy]:
+        """Return the accuracy of quantizations of one model; the first that can be read is the reference."""
+        hashes = [(file.name, self.facts[file.name].sha256) for file in group]
+        key = _key(text, n_tokens, self.kernels, *hashes)
+        kept = self.folder / f"accuracy-{group[0].name}+kernels-{self.kernels}.json"
+        if stored := _read(kept, key, dict[str, Accuracy]):
+            return stored
+        request = _TextRequest(
+            [str(file.path) for file in group],
+            text,
+            n_tokens,
+            self.kernels,
+            self.n_threads or default_threads(),
+            str(self.folder),
+        )
+        found: dict[str, Accuracy] = {}
+        for kind, value in self._ask("_score_in_child", request, f"accuracy of {group[0].name} ..."):
+            if kind == "progress":
+                at, done, total = value
+                self.on_progress(f"accuracy of {group[at].name}", done, total)
+            elif kind == "failed":
+                at, why = value
+                self.on_message(_failure(group[at], why))
+            else:
+                at, kernels, scored = value[0], value[1], msgspec.convert(value[2], Score)
+                found[group[at].name] = Accuracy(
+                    target=group[at].name,
+                    reference=next(iter(found), group[at].name),
+                    kernels=kernels,
+                    n_tokens=scored.n_tokens,
+                    perplexity=scored.perplexity,
+                    kl=scored.kl,
+                    kl_error=scored.kl_error,
+                    top1=scored.top1,
+                )
+        if len(found) == len(group):
+            _keep(kept, key, found)
+        return found
+
+    def human_eval(
+        self, accuracy: Mapping[str, Accuracy], problems: Sequence[Problem], drafts: Mapping[str, ModelFile]
+    ) -> dict[str, Accuracy]:
+        """Return `accuracy` with the problems each target solves.
+
+        `drafts`: a draft by the target's name, which makes it faster and changes no answer.
+        """
+        found = dict(accuracy)
+        for file in self.files:
+            if file.name not in found:
+                self.on_message(f"HumanEval by {file.name}: left out, as its score on the text is missing")
+                continue
+            judged = self._problems(file, problems, drafts.get(file.name))
+            if judged is not None:
+                n_passed = sum(one.passed for one in judged)
+                found[file.name] = replace(found[file.name], passed=n_passed, n_problems=len(judged))
+        return found
+
+    def _problems(
+        self,
+        file: ModelFile,
+        problems: Sequence[Problem],
+        draft: ModelFile | None,
+        way: Way | None = None,
+    ) -> list[Judged] | None:
+        """Return what became of each problem; None when it could not be finished.
+
+        `way`: one that is not exact, whose answers depend on the draft; None: the target's own answers.
+        """
+        key = _key(*problems, self.kernels, self.facts[file.name].sha256)
+        name = file.name
+        if way and draft:
+            key = _key(key, self.facts[draft.name].sha256, way)
+            name = f"{file.name}+{draft.name}+{way.name}"
+        kept = self.folder / f"humaneval-{name}+kernels-{self.kernels}.json"
+        judged = _read(kept, key, list[Judged]) or []
+        left = problems[len(judged) :]
+        if not left:
+            return judged
+        request = _ProblemsRequest(
+            str(file.path),
+            str(draft.path) if draft else None,
+            list(left),
+            self.kernels,
+            self.n_threads,
+            way,
+        )
+        what = f"HumanEval by {file.name}{f', {way.name}' if way else ''}"
+        self.on_progress(what, len(judged), len(problems))
+        for _, value in self._ask("_solve_in_child", request, what):
+            judged.append(msgspec.convert(value, Judged))
+            _keep(kept, key, judged)  # all of them may take hours
+            self.on_progress(what, len(judged), len(problems))
+        return judged if len(judged) == len(problems) else None
+
+    def ways(
+        self,
+        problems: Sequence[Problem],
+        cells: Sequence[Cell],
+        ways: Sequence[Way],
+        drafts: Sequence[ModelFile],
+    ) -> list[Solved]:
+        """Return what each cell that ran with one of `drafts` solves in the ways, which are not exact."""
+        found = []
+        by_name = {file.name: file for file in (*self.files, *drafts)}
+        for cell in cells:
+            if not cell.runs or cell.draft not in by_name:
+                continue
+            for way in ways:
+                judged = self._problems(by_name[cell.target], problems, by_name[cell.draft], way)
+                if judged is None:
+                    continue
+                n_tokens = sum(one.tokens for one in judged)
+                share = sum(one.target_share * one.tokens for one in judged) / n_tokens if n_tokens else 1.0
+                n_passed = sum(one.passed for one in judged)
+                found.append(
+                    Solved(cell.target, cell.draft, cell.kernels, way.name, n_passed, len(judged), share)
+                )
+        return found
+
+    def _ask(self, function: str, request: object, what: str) -> Iterator[tuple[str, Any]]:
+        conversation = Conversation("edgespec.benchmark.judge", function, request)
+        yield from conversation
+        ended = conversation.ended
+        if ended.code != 0:
+            why = ended.complaint or f"its process ended with code {ended.code}"
+            self.on_message(f"{what}: {why}")
+
+
+def groups(
+    files: Sequence[ModelFile],
+    facts: Mapping[str, ModelFacts],
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> list[list[ModelFile]]:
+    """Return the files by the model that they are quantizations of, the best of each first.
+
+    Which model it is say the name in its header, which quantizing keeps, and its shape: a fine-tuned one
+    has the same shape. The best is the largest of those that were not made from another. What is no model
+    is left out, and `on_message` told why.
+    """
+    found: dict[tuple[str, str, int, int, int], list[ModelFile]] = {}
+    for file in files:
+        try:
+            header = check_model_file(file.path)
+        except EdgespecError as error:
+            on_message(_failure(file, str(error)))
+            continue
+        model = (header.name, header.architecture, header.n_layer, header.n_embd, header.n_vocab)
+        found.setdefault(model, []).append(file)
+    for group in found.values():
+        group.sort(key=lambda file: (bool(file.made_from), -facts[file.name].size))
+    return list(found.values())
+
+
+def _failure(file: ModelFile, why: str) -> str:
+    return f"accuracy of {file.name}: {why.replace(str(file.path), file.name)}"
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _read(file: Path, key: str, kind: type[_T]) -> _T | None:
+    """Return what was kept; None when it was of other things, or is not readable."""
+    try:
+        stored_key, value = msgspec.json.decode(file.read_bytes(), type=tuple[str, Any])
+        return msgspec.convert(value, kind) if stored_key == key else None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _keep(file: Path, key: str, value: object) -> None:
+    write_atomically(file, as_json((key, value)) + b"\n")
+
+
+# ---- their processes ----
+
+
+@dataclass(frozen=True, slots=True)
+class _TextRequest:
+    paths: list[str]
+    text: str
+    n_tokens: int
+    kernels: KernelsChoice
+    n_threads: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ProblemsRequest:
+    target: str
+    draft: str | None
+    problems: list[Problem]
+    kernels: KernelsChoice
+    n_threads: int | None
+    way: Way | None = None
+
+
+def _score_in_child() -> int:
+    return answer(_TextRequest, _score_all)
+
+
+def _score_all(request: _TextRequest) -> None:
+    with Reference(request.folder) as reference:
+        for at, path in enumerate(request.paths):
+            try:
+                _score(request, at, Path(path), reference)
+            except EdgespecError as error:  # the others may do
+                say("failed", (at, str(error)))
+
+
+def _score(request: _TextRequest, at: int, path: Path, reference: Reference) -> None:
+    header = check_model_file(path)
+    fits_in_memory([(header, WINDOW)])
+    with Model(path, kernels=request.kernels == "auto", header=header) as model:
+        scored = score(
+            model,
+            text_tokens(model, request.text, request.n_tokens),
+            n_threads=request.n_threads,
+            reference=reference,
+            on_progress=lambda done, total: say("progress", (at, done, total)),
+        )
+        kernels = load_kernels().name if model.uses_kernels else STOCK
+    say("score", (at, kernels, scored))
+
+
+def _solve_in_child() -> int:
+    return answer(_ProblemsRequest, _solve)
+
+
+def _solve(request: _ProblemsRequest) -> None:
+    with Engine(
+        request.target,
+        request.draft,
+        drafter="auto" if request.draft else "suffix",
+        n_threads=request.n_threads,
+        kernels=request.kernels,
+    ) as engine:
+        way = request.way
+        for judged in pass_at_1(
+            engine,
+            request.problems,
+            cascade=way.cascade if way else None,
+            lenience=way.lenience if way else 1.0,
+        ):
+            say("judged", judged)

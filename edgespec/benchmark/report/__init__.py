@@ -1,0 +1,53 @@
+"""Pictures and pages of a benchmark: one HTML file that needs nothing else, and one PNG.
+
+    rows.py     an outcome as numbered rows, and what is said of it in words
+    drawing.py  matplotlib's figures as SVG and PNG: colours, labels that keep apart
+    charts.py   which charts there are
+    page.py     the page around them
+
+matplotlib is optional (`edgespec[report]`) and is loaded only when something is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from edgespec.benchmark.exports import Summaries, write_file
+from edgespec.benchmark.report.rows import read_outcome
+from edgespec.benchmark.runs import Outcome
+from edgespec.errors import EdgespecError
+
+__all__ = ["require_plotting", "write_png", "write_report"]
+
+
+def require_plotting(option: str = "--report") -> None:
+    """Return if charts can be drawn. Raises EdgespecError: matplotlib is missing, which `option` needs."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise EdgespecError(f"{option} needs matplotlib: pip install 'edgespec[report]'") from None
+
+
+def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
+    """Write one HTML file with all tables and charts: no scripts, nothing loaded from elsewhere.
+
+    `summaries`: what `exports.summarise` made of the outcome, where it is there already.
+    Raises EdgespecError: matplotlib is missing, or the file cannot be written.
+    """
+    require_plotting("--report")
+    from edgespec.benchmark.report.page import page
+
+    write_file(path, page(read_outcome(outcome, summaries)).encode(), option="--report")
+
+
+def write_png(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
+    """Write all charts as one picture, on white. As `write_report` otherwise."""
+    require_plotting("--png")
+    from edgespec.benchmark.report.charts import charts
+    from edgespec.benchmark.report.drawing import png
+    from edgespec.benchmark.report.rows import title
+
+    reading = read_outcome(outcome, summaries)
+    rows = [f"{row.number}  {row.name}" for row in reading.rows]
+    write_file(path, png(title(outcome), outcome.date, charts(reading), rows), option="--png")

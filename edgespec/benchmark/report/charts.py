@@ -1,0 +1,434 @@
+"""The charts of a report. Points and lines bear the numbers of the rows of its table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from edgespec.benchmark.report.drawing import (
+    Chart,
+    Palette,
+    add_legend,
+    marker,
+    new_figure,
+    place_labels,
+)
+from edgespec.benchmark.report.rows import Reading, Row, energy_reason
+from edgespec.benchmark.runs import PLAIN
+from edgespec.benchmark.summary import Interval
+from edgespec.suites import OVERALL
+
+_PHASES = ("prefill", "draft", "verify", "rest")
+_FEW = 3  # ways whose categories still fit in one chart
+
+
+def charts(reading: Reading) -> tuple[Chart, ...]:
+    """Return the charts of an outcome; those that it has no figures for say so instead."""
+    return (
+        _energy(reading),
+        _accuracy(reading),
+        *_tradeoff(reading),
+        *_memory(reading),
+        *_speedups(reading),
+        _acceptance(reading),
+        _time_shares(reading),
+        *_joule_shares(reading),
+    )
+
+
+# ---- how rows look ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """Colour and shape by what tells the rows apart: targets, else drafts, else kernels, else ways."""
+
+    names: tuple[str, ...]
+    key: Callable[[Row], str]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Looks:
+        keys: tuple[Callable[[Row], str], ...] = (
+            lambda row: row.cell.target,
+            lambda row: row.cell.draft or "no draft model",
+            lambda row: row.cell.kernels,
+            lambda row: row.way.way,
+        )
+        for key in keys:
+            names = tuple(dict.fromkeys(key(row) for row in rows))
+            if len(names) > 1:
+                break
+        return cls(names, key)
+
+    def series(self, row: Row) -> int:
+        return self.names.index(self.key(row))
+
+    def legend(self, figure: Figure, palette: Palette, rows: Sequence[Row]) -> None:
+        entries = [(name, marker(palette, i)) for i, name in enumerate(self.names)]
+        if self.hollow(rows):
+            hollow = marker(palette, 0, hollow=True)
+            hollow.set_markeredgecolor(palette.soft)
+            entries.append(("hollow: plain decoding", hollow))
+        add_legend(figure, palette, entries)
+
+    def hollow(self, rows: Sequence[Row]) -> bool:
+        """Whether plain decoding is drawn hollow: it is, unless it has a colour of its own."""
+        return PLAIN not in self.names and any(row.way.way == PLAIN for row in rows)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
+    """Return the points that no other beats, by index: x as small and y as large as can be, x rising.
+
+    Of points that are equal in both, the first.
+    """
+    front: list[int] = []
+    best = -math.inf
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
+        if points[i][1] > best:
+            front.append(i)
+            best = points[i][1]
+    return tuple(front)
+
+
+# ---- speed against something ----
+
+
+def _scatter(
+    reading: Reading,
+    x_of: Callable[[Row], float | None],
+    *,
+    key: str,
+    title: str,
+    label: str,
+    note: str,
+    lossy: bool = False,
+) -> Chart | None:
+    """Return tokens/s over a figure that is better when smaller; None where no row has both.
+
+    `lossy`: rows that are not exact are there too; elsewhere they would stand beside what they do not do.
+    """
+    rows: list[Row] = []
+    points: list[tuple[float, float]] = []
+    for row in reading.rows:
+        if not (row.way.exact or lossy):
+            continue
+        x, y = x_of(row), row.way.whole_tokens_per_s
+        if x is not None and y is not None:
+            rows.append(row)
+            points.append((x, y))
+    if not points:
+        return None
+    front = pareto(points)
+
+    def draw(palette: Palette) -> Figure:
+        figure, axes = new_figure(palette, 3.0)
+        looks = _Looks.of(rows)
+        axes.plot(
+            [points[i][0] for i in front],
+            [points[i][1] for i in front],
+            color=palette.ink,
+            linewidth=1.0,
+            linestyle=(0, (4, 3)),
+            zorder=1.5,
+        )
+        for i, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
+            hollow = row.way.way == PLAIN and looks.hollow(rows)
+            dot = marker(palette, looks.series(row), hollow=hollow)
+            dot.set_data([x], [y])
+            axes.add_line(dot)
+            if i in front:
+                axes.plot(
+                    x,
+                    y,
+                    "o",
+                    markersize=12,
+                    markerfacecolor="none",
+                    markeredgecolor=palette.ink,
+                    markeredgewidth=0.9,
+                )
+        axes.margins(0.12, 0.14)
+        axes.autoscale_view()
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
+        axes.set_xlabel(label)
+        axes.set_ylabel("whole generations, tokens/s")
+        looks.legend(figure, palette, rows)
+        place_labels(
+            figure, axes, palette, [(x, y, str(row.number)) for row, (x, y) in zip(rows, points, strict=True)]
+        )
+        return figure
+
+    numbers = ", ".join(str(rows[i].number) for i in front)
+    which = f"row{'s' if len(front) > 1 else ''} {numbers}"
+    caption = f"{note} Ringed and joined: the Pareto front, {which}, noise not considered."
+    return Chart(key, title, caption, draw)
+
+
+def _energy(reading: Reading) -> Chart:
+    column, title = reading.energy, "Speed and energy"
+    if column is None:
+        why = f"Left out, as joules are unavailable: {energy_reason(reading)}"
+        return Chart("energy", title, why, None)
+    note = "Left is less energy, up is faster."
+    if column.estimated:
+        note += " The joules are estimated, not measured."
+    found = _scatter(
+        reading,
+        lambda row: column.of(row.way),
+        key="energy",
+        title=title,
+        label=column.label,
+        note=note,
+    )
+    return found or Chart("energy", title, "Left out: no row has both a speed and joules.", None)
+
+
+def _accuracy(reading: Reading) -> Chart:
+    title = "Speed and accuracy"
+    known = [row.accuracy for row in reading.rows if row.accuracy]
+    if not known:
+        return Chart("accuracy", title, "Left out, as accuracy was not measured.", None)
+    if any(accuracy.kl is not None for accuracy in known):
+        label = "KL divergence, nats/token"
+        note = "Left is closer to the best quantization, up is faster. That one itself stands at 0."
+        if len({accuracy.reference for accuracy in known}) > 1:
+            note += " Each target is compared with the best of its own kind."
+
+        def x_of(row: Row) -> float | None:
+            if row.accuracy is None:
+                return None
+            return 0.0 if row.accuracy.reference == row.cell.target else row.accuracy.kl
+    else:
+        label, note = "perplexity", "Left is more accurate, up is faster."
+
+        def x_of(row: Row) -> float | None:
+            return row.accuracy.perplexity if row.accuracy else None
+
+    found = _scatter(reading, x_of, key="accuracy", title=title, label=label, note=note)
+    return found or Chart("accuracy", title, "Left out: no row has both a speed and an accuracy.", None)
+
+
+def _tradeoff(reading: Reading) -> list[Chart]:
+    """Return speed over what ways lose that are not exact, beside those that lose nothing."""
+    lossy = [row for row in reading.rows if not row.way.exact]
+    if not lossy:
+        return []
+    by_tokens = all(row.way.agreement is not None for row in lossy)
+
+    def x_of(row: Row) -> float | None:
+        if row.way.exact:
+            return 0.0
+        if by_tokens:
+            return None if row.way.agreement is None else 100 * (1.0 - row.way.agreement)
+        return row.way.kl
+
+    numbers = ", ".join(str(row.number) for row in lossy)
+    label = "tokens that the target does not like best, %" if by_tokens else "KL from the target, nats/token"
+    title = "Speed and what is lost"
+    note = f"Left is closer to the target, up is faster. Not exact: row{'s'[: len(lossy) > 1]} {numbers}."
+    found = _scatter(reading, x_of, key="tradeoff", title=title, label=label, note=note, lossy=True)
+    return [found] if found else []
+
+
+def _memory(reading: Reading) -> list[Chart]:
+    fastest: dict[int, Row] = {}
+    for row in reading.rows:
+        if not row.way.exact:
+            continue
+        held = fastest.get(id(row.cell))
+        if held is None or (row.way.whole_tokens_per_s or 0) > (held.way.whole_tokens_per_s or 0):
+            fastest[id(row.cell)] = row
+    chosen = {row.number for row in fastest.values()}
+    if len(chosen) < 2:
+        return []
+
+    def x_of(row: Row) -> float | None:
+        peak = row.cell.peak_rss_bytes
+        return peak / 1e9 if row.number in chosen and peak is not None else None
+
+    note = "The fastest way of each combination. Left is less memory, up is faster."
+    found = _scatter(
+        reading, x_of, key="memory", title="Speed and memory", label="peak memory, GB", note=note
+    )
+    return [found] if found else []
+
+
+# ---- speed-up over plain ----
+
+_Whisker = tuple[str, Row, Interval]
+
+
+def _speedups(reading: Reading) -> list[Chart]:
+    rows = [row for row in reading.rows if row.comparison and row.comparison.speedup]
+    if not rows:
+        why = "Left out: nothing was compared with plain decoding."
+        return [Chart("speedup", "Speed-up over plain decoding", why, None)]
+    overall = [
+        (OVERALL, row, row.comparison.speedup) for row in rows if row.comparison and row.comparison.speedup
+    ]
+    by_category: dict[str, list[_Whisker]] = {}
+    for category in reading.categories:
+        for row in rows:
+            found = row.of_category(category)
+            if found and found[1] and found[1].speedup:
+                by_category.setdefault(category, []).append((category, row, found[1].speedup))
+    if len(rows) <= _FEW:
+        whiskers = [*overall, *(one for found in by_category.values() for one in found)]
+        return [_whiskers("speedup", "Speed-up over plain, by category", whiskers, rows, by_row=False)]
+    return [
+        _whiskers("speedup", "Speed-up over plain, overall", overall, rows, by_row=True),
+        *(
+            _whiskers(f"speedup-{i}", f"Speed-up over plain: {category}", found, rows, by_row=True)
+            for i, (category, found) in enumerate(by_category.items(), 1)
+        ),
+    ]
+
+
+def _whiskers(key: str, title: str, whiskers: list[_Whisker], rows: list[Row], *, by_row: bool) -> Chart:
+    """Return dots with their intervals, one below the other: a line a row, or a block a category."""
+
+    def draw(palette: Palette) -> Figure:
+        blocks = list(dict.fromkeys(category for category, _, _ in whiskers))
+        per_block = len(whiskers) // len(blocks)
+        gap = 0.5 if per_block > 1 and not by_row else 0.0
+        heights = [i + gap * blocks.index(category) for i, (category, _, _) in enumerate(whiskers)]
+        figure, axes = new_figure(palette, 0.75 + (0.16 if by_row else 0.24) * (heights[-1] + 1))
+        looks = _Looks.of(rows)
+        axes.axvline(1.0, color=palette.ink, linewidth=1.0)
+        for y, (_, row, speedup) in zip(heights, whiskers, strict=True):
+            dot = marker(palette, looks.series(row), size=5.5)
+            dot.set_data([speedup.median], [y])
+            axes.add_line(dot)
+            if speedup.low is not None and speedup.high is not None:
+                colour = dot.get_markeredgecolor()
+                axes.plot([speedup.low, speedup.high], [y, y], color=colour, linewidth=1.6, zorder=1.9)
+        if by_row:
+            axes.set_yticks(heights, [str(row.number) for _, row, _ in whiskers])
+            axes.set_ylabel("row")
+        else:
+            middles = [
+                [y for y, one in zip(heights, whiskers, strict=True) if one[0] == block] for block in blocks
+            ]
+            axes.set_yticks([(ys[0] + ys[-1]) / 2 for ys in middles], [_cut(block) for block in blocks])
+        axes.set_ylim(heights[-1] + 0.6, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.margins(x=0.08)
+        axes.autoscale_view(scaley=False)
+        axes.set_xlabel("times as fast as plain decoding")
+        if len(looks.names) > 1:
+            looks.legend(figure, palette, rows)
+        return figure
+
+    caption = "Median of paired whole generations with its 95 % interval; right of 1 is faster."
+    return Chart(key, title, caption, draw)
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= 18 else f"{label[:17]}…"
+
+
+# ---- acceptance ----
+
+
+def _acceptance(reading: Reading) -> Chart:
+    title = "Acceptance by position"
+    rows = [row for row in reading.rows if row.way.acceptance_by_position]
+    if not rows:
+        return Chart("acceptance", title, "Left out: nothing was drafted.", None)
+
+    def draw(palette: Palette) -> Figure:
+        figure, axes = new_figure(palette, 3.0)
+        looks = _Looks.of(rows)
+        ends = []
+        for row in rows:
+            shares = row.way.acceptance_by_position
+            line = marker(palette, looks.series(row), size=4)
+            line.set_data(range(1, len(shares) + 1), shares)
+            line.set_color(line.get_markeredgecolor())
+            line.set_linestyle("-")
+            line.set_linewidth(1.2)
+            axes.add_line(line)
+            ends.append((float(len(shares)), shares[-1], str(row.number)))
+        longest = max(len(row.way.acceptance_by_position) for row in rows)
+        axes.set_xlim(0.6, longest + max(0.4, 0.1 * longest))
+        axes.set_ylim(0, 1.02)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("share accepted")
+        if len(looks.names) > 1:
+            looks.legend(figure, palette, rows)
+        place_labels(figure, axes, palette, sorted(ends, key=lambda end: (-end[0], end[1])), right=True)
+        return figure
+
+    caption = (
+        "Of the steps that drafted so far, the share that accepted so far. Lengths are chosen: few steps, "
+        "and promising ones, reach far."
+    )
+    return Chart("acceptance", title, caption, draw)
+
+
+# ---- where the time and the joules went ----
+
+
+def _time_shares(reading: Reading) -> Chart:
+    bars = [(row, row.way.time_shares) for row in reading.rows if row.way.time_shares]
+    title = "Where the time went"
+    if not bars:
+        return Chart("time", title, "Left out: no row tells its phases.", None)
+    return _shares("time", title, "Shares of the time of whole generations.", bars)
+
+
+def _joule_shares(reading: Reading) -> list[Chart]:
+    # Samples of power are coarser than phases, and an assumption knows none: that would be the chart of time.
+    rows = [row for row in reading.rows if row.way.energy_source.startswith("RAPL")]
+    bars = [(row, row.way.joule_shares) for row in rows if row.way.joule_shares]
+    if not bars:
+        return []
+    title, caption = "Where the joules went", "Shares of the gross joules."
+    return [_shares("joules", title, caption, bars)]
+
+
+def _shares(key: str, title: str, caption: str, bars: list[tuple[Row, dict[str, float]]]) -> Chart:
+    few = len(bars) <= 8
+
+    def draw(palette: Palette) -> Figure:
+        figure, axes = new_figure(palette, 0.7 + (0.3 if few else 0.16) * len(bars))
+        for i, (_, shares) in enumerate(bars):
+            left = 0.0
+            for phase, colour in zip(_PHASES, palette.phases, strict=True):
+                percent = 100 * shares.get(phase, 0.0)
+                axes.barh(i, percent, left=left, height=0.78, color=colour, linewidth=0)
+                if few and percent >= 9:
+                    axes.text(
+                        left + percent / 2,
+                        i,
+                        f"{percent:.0f}",
+                        ha="center",
+                        va="center_baseline",
+                        fontsize=9,
+                        color=palette.on_phase,
+                    )
+                left += percent
+        axes.set_yticks(
+            range(len(bars)),
+            [_cut(f"{row.number} {row.way.way}") if few else str(row.number) for row, _ in bars],
+        )
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.set_xlim(0, 100)
+        axes.grid(visible=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("%")
+        if not few:
+            axes.set_ylabel("row")
+        entries = [
+            (phase, Patch(facecolor=colour)) for phase, colour in zip(_PHASES, palette.phases, strict=True)
+        ]
+        add_legend(figure, palette, entries)
+        return figure
+
+    return Chart(key, title, caption, draw)

@@ -1,0 +1,344 @@
+"""An outcome as numbered rows, one for each cell and way, and what is said of it in words.
+
+Shared by the page, the charts and the terminal, so that a number means the same row everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgespec.benchmark.exports import ESTIMATED, Summaries, measures_target, summarise
+from edgespec.benchmark.runs import PEER, PLAIN, Accuracy, Cell, Outcome, Solved
+from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary
+
+UNAVAILABLE = "unavailable"
+"""What is written for a figure that could not be had; never 0, never nothing."""
+
+NOT_EXACT = "(not exact)"
+"""What marks a way whose texts are not the target's own."""
+
+NOT_APPLICABLE = "-"
+"""What is written where there is nothing to know: plain decoding's speed-up over itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A way in a cell, over all prompts."""
+
+    number: int
+    """From 1, in the order of the cells."""
+    cell: Cell
+    way: WaySummary
+    comparison: Comparison | None
+    """None for plain decoding."""
+    categories: tuple[CategorySummary, ...]
+    """Of the cell, without the overall one."""
+    accuracy: Accuracy | None
+    """The target's; None too where the texts are not its own."""
+    solved: Solved | None = None
+    """Of a way that is not exact, where it was asked for."""
+
+    @property
+    def name(self) -> str:
+        """Target, draft, kernels and way in a line."""
+        drafted = f", drafted by {self.draft}" if self.draft != NOT_APPLICABLE else ""
+        return f"{self.cell.target}{drafted}, {self.kernels}, {self.way_name}"
+
+    @property
+    def way_name(self) -> str:
+        """The way, marked where it is not exact."""
+        return self.way.way if self.way.exact else f"{self.way.way} {NOT_EXACT}"
+
+    @property
+    def draft(self) -> str:
+        """What drafts in it, if anything does."""
+        plain = self.way.way in (PLAIN, PEER + PLAIN)
+        return NOT_APPLICABLE if plain or not self.cell.draft else self.cell.draft
+
+    @property
+    def kernels(self) -> str:
+        """Whose kernels did the work: a peer brings its own."""
+        return PEER.strip() if self.way.way.startswith(PEER) else self.cell.kernels
+
+    @property
+    def peak_rss_bytes(self) -> int | None:
+        """The process's memory; that of a peer's is not known."""
+        return None if self.way.way.startswith(PEER) else self.cell.peak_rss_bytes
+
+    def of_category(self, category: str) -> tuple[WaySummary, Comparison | None] | None:
+        """Return this way in a category; None where the cell has no such runs of it."""
+        for summary in self.categories:
+            if summary.category == category:
+                return _pick(summary, self.way.way)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyColumn:
+    """Which joules a token are shown where there is room for one figure: net where all know it."""
+
+    net: bool
+    estimated: bool
+    """Whether any of it is an estimate."""
+
+    @property
+    def label(self) -> str:
+        """Such as "J/token, net (estimated)"."""
+        return f"J/token, {'net' if self.net else 'gross'}" + (f" {ESTIMATED}" if self.estimated else "")
+
+    def of(self, way: WaySummary) -> float | None:
+        """Return the joules a token of a way; None: unavailable."""
+        return way.net_joules_per_token if self.net else way.joules_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An outcome, read: what every output is made from."""
+
+    outcome: Outcome
+    rows: tuple[Row, ...]
+    cells: tuple[tuple[Cell, tuple[CategorySummary, ...]], ...]
+    """Those that ran."""
+    skipped: tuple[Cell, ...]
+    energy: EnergyColumn | None
+    """None: no row has joules."""
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories of all cells, the overall one not among them."""
+        names = (summary.category for row in self.rows for summary in row.categories)
+        return tuple(dict.fromkeys(names))
+
+
+def _pick(summary: CategorySummary, way: str) -> tuple[WaySummary, Comparison | None] | None:
+    for found in summary.ways:
+        if found.way == way:
+            return found, next((c for c in summary.comparisons if c.way == way), None)
+    return None
+
+
+def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Reading:
+    """Return the outcome's rows; `summaries` is what `summarise` made of it, if that is there already."""
+    found = summarise(outcome) if summaries is None else summaries
+    ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
+    rows: list[Row] = []
+    for cell, summary in ran:
+        overall, *categories = summary
+        compared = {comparison.way: comparison for comparison in overall.comparisons}
+        for way in overall.ways:
+            accuracy = outcome.accuracy_of(cell) if measures_target(way) else None
+            solved = outcome.solved_by(cell, way.way)
+            compared_with = compared.get(way.way)
+            rows.append(Row(len(rows) + 1, cell, way, compared_with, tuple(categories), accuracy, solved))
+    skipped = tuple(cell for cell in outcome.cells if cell.skipped)
+    return Reading(outcome, tuple(rows), ran, skipped, _energy_column(rows))
+
+
+def _energy_column(rows: list[Row]) -> EnergyColumn | None:
+    known = [row.way for row in rows if row.way.joules_per_token is not None]
+    if not known:
+        return None
+    return EnergyColumn(
+        net=all(way.net_joules_per_token is not None for way in known),
+        estimated=any(is_estimated(way) for way in known),
+    )
+
+
+def is_estimated(way: WaySummary) -> bool:
+    """Whether the way's joules are an assumption."""
+    return way.energy_source.endswith(ESTIMATED)
+
+
+# ---- figures as text ----
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """Return a figure with so many digits after the point, or that it is unavailable."""
+    return UNAVAILABLE if value is None else f"{value:.{digits}f}"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return a figure with so many digits that count, never as a power of ten."""
+    if value is None:
+        return UNAVAILABLE
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def rate(way: WaySummary, value: float | None) -> str:
+    """Return tau or alpha: "-" in plain decoding, and where nothing was drafted."""
+    drafts = way.way != PLAIN and not (value is None and way.tau is not None)
+    return fixed(value, 2) if drafts else NOT_APPLICABLE
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a time in whole milliseconds, without its unit."""
+    return UNAVAILABLE if seconds is None else f"{1e3 * seconds:.0f}"
+
+
+def with_interval(interval: Interval | None) -> str:
+    """Return a ratio as "1.62 [1.55 - 1.70]"; "1.62 [too few]" where there is no interval."""
+    if interval is None:
+        return UNAVAILABLE
+    if interval.low is None or interval.high is None:
+        return f"{interval.median:.2f} [too few]"
+    return f"{interval.median:.2f} [{interval.low:.2f} - {interval.high:.2f}]"
+
+
+def identical(comparison: Comparison | None) -> str:
+    """Return how many of the texts compared were plain decoding's own, as "12/12"."""
+    if comparison is None:
+        return NOT_APPLICABLE
+    if not comparison.n_compared:
+        return UNAVAILABLE
+    return f"{comparison.n_identical}/{comparison.n_compared}"
+
+
+def joules(value: float | None, way: WaySummary) -> str:
+    """Return joules, marked where they are estimated."""
+    text = significant(value)
+    return f"{text} {ESTIMATED}" if value is not None and is_estimated(way) else text
+
+
+def megabytes(n_bytes: int | None) -> str:
+    """Return bytes as MB (10^6)."""
+    return UNAVAILABLE if n_bytes is None else f"{n_bytes / 1e6:.0f} MB"
+
+
+def passed(accuracy: Accuracy | Solved) -> str | None:
+    """Return the share of problems passed as "41/164 (25 %)"; None: not asked for."""
+    if accuracy.passed is None or not accuracy.n_problems:
+        return None
+    share = accuracy.passed / accuracy.n_problems
+    return f"{accuracy.passed}/{accuracy.n_problems} ({100 * share:.0f} %)"
+
+
+def with_error(accuracy: Accuracy) -> str:
+    """Return the KL divergence with its standard error, as "0.0123 ± 0.0010"."""
+    if accuracy.kl is None:
+        return UNAVAILABLE
+    if not accuracy.kl_error:
+        return f"{accuracy.kl:.4f}"
+    digits = max(0, 1 - math.floor(math.log10(accuracy.kl_error)))  # two of the error's count
+    return f"{accuracy.kl:.{digits}f} ± {accuracy.kl_error:.{digits}f}"
+
+
+# ---- sentences ----
+
+
+def title(outcome: Outcome) -> str:
+    """Return what was measured: the pair, or how many combinations."""
+    if len(outcome.cells) == 1:
+        (cell,) = outcome.cells
+        return f"{cell.target}, drafted by {cell.draft}" if cell.draft else cell.target
+    targets = len({cell.target for cell in outcome.cells})
+    noun = "target" if targets == 1 else "targets"
+    skipped = sum(1 for cell in outcome.cells if cell.skipped)
+    left = f", {skipped} skipped" if skipped else ""
+    return f"{len(outcome.cells)} combinations of {targets} {noun}{left}"
+
+
+def best_row(reading: Reading) -> Row | None:
+    """Return the row to speak of first: of one cell the first way that drafts, else the fastest row.
+
+    One that is not exact only where there is no other: it is not what was asked of the target.
+    """
+    exact = [row for row in reading.rows if row.way.exact]
+    if len(reading.cells) == 1:
+        found = [row for row in reading.rows if row.comparison and row.comparison.speedup]
+        compared = [row for row in found if row.way.exact] or found
+        return next((row for row in compared if row.way.way == "auto"), next(iter(compared), None))
+    return max(exact or reading.rows, key=lambda row: row.way.whole_tokens_per_s or 0.0, default=None)
+
+
+def headline(reading: Reading) -> str:
+    """Return the overall speed-up and its interval in a sentence."""
+    row = best_row(reading)
+    if row is None:
+        return "Nothing ran that could be compared with plain decoding." if reading.rows else "Nothing ran."
+    text = _speedup(reading, row)
+    if len(reading.cells) == 1:
+        return f"{row.way_name} is {text}."
+    speed = fixed(row.way.whole_tokens_per_s, 1)
+    return f"Fastest is row {row.number} with {speed} tokens/s of whole generations ({row.name}): {text}."
+
+
+def _speedup(reading: Reading, row: Row) -> str:
+    if row.comparison is None or row.comparison.speedup is None:
+        return "no way of drafting was faster" if row.way.way == PLAIN else "not compared with plain decoding"
+    speedup = row.comparison.speedup
+    if speedup.low is None or speedup.high is None:
+        interval = "too few for an interval"
+    else:
+        interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+    whose = "plain decoding" if len(reading.cells) == 1 else "plain decoding of the same models"
+    prompts = f"{speedup.n_prompts} prompt{'s' if speedup.n_prompts != 1 else ''}"
+    return f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
+
+
+def identical_line(reading: Reading) -> str:
+    """Return in a sentence how many texts of exact ways were those of plain decoding."""
+    compared = [row.comparison for row in reading.rows if row.comparison and row.way.exact]
+    n = sum(comparison.n_compared for comparison in compared)
+    same = sum(comparison.n_identical for comparison in compared)
+    if not n:
+        return "Outputs: not compared with plain decoding's."
+    if same == n:
+        return f"Outputs: all {n} identical to plain decoding's, token by token."
+    return f"Outputs: {same} of {n} identical to plain decoding's, token by token."
+
+
+def lossy_lines(reading: Reading) -> list[str]:
+    """Return a sentence for each row that is not exact: what the target saw, and what that costs."""
+    lines = []
+    several = len(reading.cells) > 1
+    for row in reading.rows:
+        if row.way.exact:
+            continue
+        found = [f"the target saw {100 * row.way.target_share:.0f} % of the tokens"]
+        if row.way.agreement is not None:
+            found.append(f"{100 * row.way.agreement:.1f} % are those that it likes best")
+        if row.way.kl is not None:
+            found.append(f"KL {row.way.kl:.4f} nats a token")
+        if row.solved:
+            found.append(f"pass@1 {passed(row.solved)}")
+        which = f"Row {row.number}, {row.way.way}," if several else row.way.way
+        lines.append(f"{which} is not exact: {'; '.join(found)}.")
+    return lines
+
+
+def energy_line(reading: Reading) -> str:
+    """Return in a sentence what was spent, or why that is unavailable."""
+    column = reading.energy
+    if column is None:
+        return f"Energy: {UNAVAILABLE}: {energy_reason(reading)}"
+    sources = ", ".join(dict.fromkeys(row.way.energy_source for row in reading.rows if row.way.energy_source))
+    row = best_row(reading)
+    if row is None or column.of(row.way) is None:
+        return f"Energy: from {sources}.{_without_joules(reading)}"
+    kind = "net of the idle machine" if column.net else "gross"
+    text = f"Energy: {joules(column.of(row.way), row.way)} J a token, {kind}"
+    plain = next((r for r in reading.rows if r.cell is row.cell and r.way.way == PLAIN), None)
+    if plain and plain is not row and column.of(plain.way) is not None:
+        text += f", beside {joules(column.of(plain.way), plain.way)} of plain decoding"
+    if row.comparison and row.comparison.joules:
+        text += f"; gross, it takes {with_interval(row.comparison.joules)} times plain decoding's"
+    return f"{text}; from {sources}.{_without_joules(reading)}"
+
+
+def _without_joules(reading: Reading) -> str:
+    """Return how many runs lack joules that others have, and why the first does; "" where all have them."""
+    runs = [run for cell, _ in reading.cells for run in cell.runs if not run.way.startswith(PEER)]
+    without = [run.energy for run in runs if run.energy and run.energy.joules is None]
+    return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""
+
+
+def energy_reason(reading: Reading) -> str:
+    """Return why there are no joules, without a full stop."""
+    for cell, _ in reading.cells:
+        for run in cell.runs:
+            if run.energy and run.energy.reason:
+                return run.energy.reason.rstrip(".")
+    return "it was not measured"

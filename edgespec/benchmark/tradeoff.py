@@ -1,0 +1,213 @@
+"""What a cascade's threshold costs and saves: by the target's own answers, or by HumanEval's tests.
+
+    tokens    both models read the target's greedy answers (teacher.py): one pass gives every threshold
+    pass@1    the cascade itself writes answers with some thresholds, and the sandbox runs them
+
+The first is quick, and counts tokens: the share of them that the small model writes and the target, after the
+same tokens, would not have. It says nothing of what follows such a token: docs/cascade.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import numpy as np
+
+from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
+from edgespec.engine import Engine
+from edgespec.lossy.calibration import Point
+from edgespec.lossy.cascade import Confidence, Signal, Span, Waking
+from edgespec.lossy.teacher import Marks, Teacher
+from edgespec.platform.signals import Cancellation
+from edgespec.sampling import SamplingParams
+
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+
+WINDOWS = (1, 2, 4, 8)
+"""Tokens that a signal is averaged over: each is tried."""
+
+NEVER: dict[Signal, float] = {"margin": 0.0, "entropy": 100.0}
+"""Thresholds with which the target is never woken."""
+ALWAYS: dict[Signal, float] = {"margin": 1.0, "entropy": 0.0}
+"""Thresholds with which it writes all."""
+
+LOSS = 0.02
+"""By default two of a hundred tokens may be others than the target's."""
+
+SHARES = (0.1, 0.25, 0.5, 0.75)
+"""Of the target's tokens, at which HumanEval is asked: between the small model alone and the target alone."""
+
+_N_THRESHOLDS = 32
+
+ProgressFn = Callable[[str, int, int], None]
+"""Told what is being done, and how much of how much is."""
+
+
+# ---- of tokens ----
+
+
+def read_answers(
+    engine: Engine,
+    prompts: Sequence[str],
+    *,
+    n_predict: int,
+    signals: Cancellation | None = None,
+    on_progress: ProgressFn = lambda _what, _done, _total: None,
+) -> list[Marks]:
+    """Let the target answer `prompts` greedily, and both models read its answers. `engine` has a draft."""
+    assert engine.draft is not None  # noqa: S101 - for the type checker
+    texts = []
+    for i, prompt in enumerate(prompts):
+        on_progress("the target answers", i, len(prompts))
+        stream = engine.stream(prompt, params=SamplingParams(temperature=0.0), n_predict=n_predict)
+        for _ in stream:
+            pass
+        n_prompt = stream.result.prompt_tokens
+        texts.append((stream.timeline[:n_prompt], stream.timeline[n_prompt:]))
+    found = []
+    with Teacher(
+        engine.target,
+        engine.draft,
+        n_ctx=max(len(prompt) + len(answer) for prompt, answer in texts),
+        n_threads=engine.n_threads,
+        signals=signals,
+    ) as teacher:
+        for i, (tokens, answer) in enumerate(texts):
+            on_progress("both models read the answers", i, len(texts))
+            found.append(teacher.marks(tokens, answer))
+    on_progress("both models read the answers", len(texts), len(texts))
+    return found
+
+
+def simulate(marks: Marks, waking: Waking) -> tuple[int, int, float]:
+    """Return how many tokens the small model would write otherwise, the target would write, and the KL's sum.
+
+    The cascade is walked along the answer of `marks` with its own rule: a span of the target's takes as many
+    tokens as it writes, and what the small model writes is judged as if all before it were the target's.
+    """
+    values = marks.margin if waking.signal == "margin" else marks.entropy
+    confidence = Confidence(waking)
+    n_wrong = n_target = at = 0
+    kl = 0.0
+    while at < len(values):
+        if confidence.lost(values[at]):
+            n = len(values) - at if waking.span == "rest" else min(waking.span, len(values) - at)
+            n_target += n
+            at += n
+            confidence.forget()
+        else:
+            n_wrong += not marks.agrees[at]
+            kl += marks.kl[at]
+            at += 1
+    return n_wrong, n_target, kl
+
+
+def point(texts: Sequence[Marks], waking: Waking) -> Point:
+    """Return what a threshold makes of these texts."""
+    found = [simulate(marks, waking) for marks in texts]
+    wrong = [n_wrong for n_wrong, _, _ in found]
+    lengths = [len(marks.agrees) for marks in texts]
+    n = sum(lengths)
+    assert waking.threshold is not None  # noqa: S101 - for the type checker
+    return Point(
+        threshold=waking.threshold,
+        window=waking.window,
+        loss=sum(wrong) / n,
+        error=ratio_error(wrong, lengths),
+        target_share=sum(n_target for _, n_target, _ in found) / n,
+        kl=math.fsum(kl for _, _, kl in found) / n,
+    )
+
+
+def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
+    """Return the standard error of sum(parts) / sum(wholes) when prompts, not tokens, are the sample.
+
+    The linearised variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3); 0 for one
+    prompt, which says nothing of others.
+    """
+    n, total = len(parts), sum(wholes)
+    if n < 2:
+        return 0.0
+    ratio = sum(parts) / total
+    squares = sum((part - ratio * whole) ** 2 for part, whole in zip(parts, wholes, strict=True))
+    return math.sqrt(squares * n / (n - 1)) / total
+
+
+def curve(texts: Sequence[Marks], signal: Signal, span: Span, window: int) -> tuple[Point, ...]:
+    """Return points from the small model alone to the target alone, the target's share rising."""
+    values = [value for marks in texts for value in _means(getattr(marks, signal), window)]
+    quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
+    thresholds = {NEVER[signal], ALWAYS[signal], *(float(f"{value:.3g}") for value in quantiles)}
+    points = (
+        point(texts, Waking(signal, threshold, window, span))
+        for threshold in sorted(thresholds, reverse=signal == "entropy")
+        if threshold <= (1.0 if signal == "margin" else NEVER[signal])
+    )
+    return tuple(points)
+
+
+def _means(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each value and those before it, `window` at most."""
+    return [sum(values[max(0, i - window + 1) : i + 1]) / min(window, i + 1) for i in range(len(values))]
+
+
+def choose(points: Sequence[Point], loss: float, *, surely: bool = True) -> Point:
+    """Return the point with the fewest tokens of the target that loses no more than `loss`.
+
+    `surely`: its standard error counts as lost too, so that it is not chosen for its luck on these prompts.
+    The target alone loses nothing: there is always one, if it is among `points`.
+    """
+    good = [one for one in points if one.loss + (one.error if surely else 0.0) <= loss]
+    return min(good, key=lambda one: (one.target_share, one.loss, one.window))
+
+
+def best_curve(
+    texts: Sequence[Marks], signal: Signal, span: Span, loss: float
+) -> tuple[Point, tuple[Point, ...]]:
+    """Return the best point of all windows, and the curve of its window."""
+    curves = [curve(texts, signal, span, window) for window in WINDOWS]
+    best = choose([one for points in curves for one in points], loss)
+    return best, next(points for points in curves if best in points)
+
+
+# ---- of problems ----
+
+
+def solved(
+    engine: Engine,
+    problems: Sequence[Problem],
+    waking: Waking | None,
+    on_progress: Callable[[int], None] = lambda _done: None,
+) -> list[Judged]:
+    """Return what became of the problems in a cascade; None: by the target alone."""
+    found = []
+    for judged in pass_at_1(engine, problems, cascade=waking):
+        found.append(judged)
+        on_progress(len(found))
+    return found
+
+
+def problem_point(alone: Sequence[Judged], cascade: Sequence[Judged], waking: Waking) -> Point:
+    """Return what a threshold makes of HumanEval's problems, each beside the target alone."""
+    lost = [float(own.passed) - float(other.passed) for own, other in zip(alone, cascade, strict=True)]
+    n_tokens = sum(judged.tokens for judged in cascade)
+    assert waking.threshold is not None  # noqa: S101 - for the type checker
+    return Point(
+        threshold=waking.threshold,
+        window=waking.window,
+        loss=sum(lost) / len(lost),
+        error=ratio_error(lost, [1.0] * len(lost)),
+        target_share=sum(j.target_share * j.tokens for j in cascade) / n_tokens if n_tokens else 1.0,
+    )
+
+
+def candidates(points: Sequence[Point]) -> list[Point]:
+    """Return the ends of a curve of tokens, and of what is between them the points nearest to `SHARES`."""
+
+    def nearest(share: float) -> Point:
+        return min(points, key=lambda one: abs(one.target_share - share))
+
+    kept = {points[0], *map(nearest, SHARES), points[-1]}
+    return sorted(kept, key=lambda one: one.target_share)

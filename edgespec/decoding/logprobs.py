@@ -1,0 +1,30 @@
+"""What the target alone says of a token: the logarithms of its probabilities, before any filter."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edgespec.llama.session import Rows
+from edgespec.records import Logprobs
+
+MAX_LOGPROBS = 20
+"""Most of the likeliest tokens that come with a token; OpenAI's limit too."""
+
+
+def logprobs_of(row: Rows, token: int, n: int) -> Logprobs:
+    """Return the natural logarithms for `token` and for the `n` likeliest, by raw logits, shape (n_vocab,).
+
+    Of equal ones those of the smallest ids, as in sampling.
+    """
+    highest = float(row.max())
+    log_total = highest + math.log(float(np.exp(row - highest).sum(dtype=np.float64)))
+    n = min(n, row.size)
+    if n == 0:
+        return Logprobs(float(row[token]) - log_total, ())
+    least = np.partition(row, row.size - n)[row.size - n]
+    candidates = np.flatnonzero(row >= least)
+    order = np.lexsort((candidates, -row[candidates]))[:n]
+    top = tuple((int(i), float(row[i]) - log_total) for i in candidates[order])
+    return Logprobs(float(row[token]) - log_total, top)

@@ -1,0 +1,1 @@
+"""A draft model whose vocabulary is not the target's (docs/models.md)."""

@@ -1,0 +1,289 @@
+"""A draft model of another vocabulary: it reads the timeline in its own tokens and proposes the target's.
+
+    token level    the draft's distribution, restricted to the tokens that both vocabularies have (TLI)
+    string level   the draft goes on greedily for a few tokens, and the target's tokenizer says how it would
+                   write that text (SLEM); its first token takes the place of the draft's likeliest
+
+both of arXiv 2502.05202, joined in one row. The string level costs passes. It is always used where the
+draft's likeliest token is none of the target's. Elsewhere (a bracket and a colon, which the target writes
+together with the line's end) it is used for as long as it changes anything: after _QUIET looks at a token
+that changed nothing the token is taken as it is, until the target's text shows that it was the beginning of
+a longer one.
+
+What is proposed is verified as any proposal is. Every row is a distribution of its own, made from the past
+and the draft's logits alone, so what is emitted stays the target's, however well the two agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+
+from edgespec.drafting.foreign.translation import Translation
+from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, Vocabulary, VocabularyMap
+from edgespec.drafting.model import DraftModel
+from edgespec.llama.session import Rows, Session
+
+Level = Literal["auto", "token", "string"]
+"""How proposals are found: "token" never looks ahead, "string" always does."""
+
+ROOM_PER_TOKEN = 1.5
+"""Tokens of the draft's context that are counted on for one of the target's."""
+
+_MOST_LOOKED = 3  # tokens the draft goes on for, to see how its text would be written
+_QUIET = 3  # looks without a change after which a token is taken as it is
+_REMEMBERED = 64  # tokens back to which what was proposed unlooked is compared with what came
+
+
+class TranslatedDraft(DraftModel):
+    """`session`'s model behind the interface of DraftModel, all counted in the target's tokens.
+
+    Its cache holds BOS where the model wants one, the translation of what it has read, and after that what
+    it said when it looked ahead, which is used again where the timeline goes that way. `trim` therefore
+    only forgets: the next pass keeps what its cache and the timeline have in common.
+    """
+
+    def __init__(
+        self, session: Session, target: Vocabulary, mapping: VocabularyMap, *, level: Level = "auto"
+    ) -> None:
+        """Draft for `target` with `session`, whose model's vocabulary `mapping` relates to the target's."""
+        super().__init__(session, n_vocab=target.n_vocab)
+        self.n_vocab = target.n_vocab
+        draft: Vocabulary = session.model
+        self.n_passes = 0
+        """Passes of the model so far."""
+        self._map = mapping
+        self._level = level
+        self._translation = Translation(target, draft, mapping)
+        self._written = TextTokenizer(target)
+        self._target_text = lru_cache(8192)(target.piece)
+        self._draft_text = lru_cache(8192)(draft.piece)
+        self._ends = frozenset(mapping.draft_ends)
+        self._filler = next(
+            (t for t in (draft.bos, draft.eos) if t is not None), 0
+        )  # where there is nothing to read
+        self._prefix = [draft.bos] if draft.add_bos and draft.bos is not None else []
+        self._cache: list[int] = []  # the draft's tokens in the session, as far as it still has them
+        self._seen: dict[int, Rows] = {}  # copies of logits, by the length of the cache they follow
+        self._out: Rows = np.full((1, self.n_vocab), -np.inf, np.float32)
+        self._strange: list[tuple[int, int]] = []  # where in it is a token that is not shared
+        self._quiet: dict[int, int] = {}  # a token: looks at it in a row that changed nothing
+        self._unlooked: dict[int, tuple[int, int]] = {}  # place in the timeline: draft's and target's token
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the target that the model's context holds, roughly: how many its own are, varies."""
+        return int(self._session.n_ctx / ROOM_PER_TOKEN)
+
+    @property
+    def n_past(self) -> int:
+        """Tokens of the target it has read."""
+        return self._translation.n_read
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Forget everything: nothing of the timeline is read yet."""
+        self._session.clear()
+        self._start_at(0)
+        self._unlooked.clear()
+
+    def n_unread(self, n_tokens: int) -> int:
+        """Return how many of a timeline of `n_tokens` it has not read."""
+        return n_tokens - self._offset - self.n_past
+
+    def skip(self, n_tokens: int, n_recent: int) -> None:
+        """If more than `n_recent` of a timeline of `n_tokens` are unread, leave the others out for good."""
+        n_recent = min(n_recent, self.n_ctx // 2)
+        if self.n_unread(n_tokens) > n_recent:
+            self._start_at(n_tokens - n_recent)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read what of `tokens` it has not, but for the last, which rides with the next pass."""
+        wanted = self._follow(tokens[:-1])
+        n_kept = self._common(wanted)
+        if n_kept < len(wanted):
+            self._rewind(n_kept)
+            self._eval_own(wanted[n_kept:], n_logits=0)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Start again from the recent half of the context when a timeline of `n_tokens` does not fit."""
+        if n_tokens - self._offset > self.n_ctx:
+            self._start_at(n_tokens - self.n_ctx // 2)
+
+    def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
+        """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.
+
+        Shape (1 + len(guesses), n_vocab); valid until the next call. -inf where the draft has no token.
+        """
+        out = self._blank(1 + len(guesses))
+        self._compare(tokens)
+        spelled = [self._translation.alone(token) for token in guesses]
+        wanted = self._follow(tokens, sum(map(len, spelled)))
+        if guesses:
+            self._check(wanted, spelled, out)
+            self._translation.extend(guesses)
+        else:
+            row = self._row_after(wanted)
+            self._write(row, out[0])
+            self._look(row, len(wanted), out[0], len(tokens))
+        return out
+
+    def trim(self, n_tokens: int) -> None:
+        """Forget what was read beyond the timeline's first `n_tokens` tokens."""
+        self._translation.truncate(max(0, n_tokens - self._offset))
+        self._offset = min(self._offset, n_tokens)
+
+    # --- the timeline and the cache
+
+    def _start_at(self, offset: int) -> None:
+        """Read the timeline from `offset` on only."""
+        self._offset = offset
+        self._translation.clear()
+
+    def _follow(self, tokens: Sequence[int], n_more: int = 0) -> list[int]:
+        """Translate what of `tokens` is new; return what the cache should hold, with room for `n_more`."""
+        translation = self._translation
+        translation.extend(tokens[self._offset + translation.n_read :])
+        room = self._session.n_ctx - len(self._prefix) - _MOST_LOOKED - 1
+        if len(translation.tokens) + min(n_more, room // 2) > room:
+            self._offset += translation.drop_first(len(translation.tokens) - room // 2)
+        return self._prefix + translation.tokens[-room:] or [self._filler]
+
+    def _common(self, wanted: Sequence[int]) -> int:
+        """Return how many tokens the cache and `wanted` begin with alike."""
+        del self._cache[self._session.n_past :]  # a pass that was broken off took its tokens with it
+        n = min(len(self._cache), len(wanted))
+        if self._cache[:n] == wanted[:n]:
+            return n
+        return next(i for i, (a, b) in enumerate(zip(self._cache, wanted, strict=False)) if a != b)
+
+    def _rewind(self, n_keep: int) -> None:
+        del self._cache[n_keep:]
+        self._seen = {n: row for n, row in self._seen.items() if n <= n_keep}
+        self._session.rewind(n_keep)
+
+    def _eval_own(self, own: Sequence[int], *, n_logits: int) -> Rows:
+        """Evaluate tokens of the draft's own vocabulary."""
+        rows = self._session.eval(own, n_logits=n_logits)
+        self._cache += own
+        self.n_passes += 1
+        return rows
+
+    def _row_after(self, wanted: Sequence[int]) -> Rows:
+        """Return the logits after `wanted`: seen before, or of one pass."""
+        n_kept = self._common(wanted)
+        if n_kept == len(wanted):
+            self._seen = {n: row for n, row in self._seen.items() if n >= n_kept}
+            if n_kept in self._seen:
+                return self._seen[n_kept]
+            n_kept -= 1
+        self._rewind(n_kept)
+        self._seen.clear()
+        row: Rows = self._eval_own(wanted[n_kept:], n_logits=1)[0]
+        return row
+
+    # --- rows over the target's tokens
+
+    def _blank(self, n_rows: int) -> Rows:
+        """Return rows that are -inf wherever `_write` writes nothing."""
+        if n_rows > len(self._out):
+            self._out = np.full((n_rows, self.n_vocab), -np.inf, np.float32)
+        for place in self._strange:
+            self._out[place] = -np.inf
+        self._strange.clear()
+        return self._out[:n_rows]
+
+    def _write(self, row: Rows, out: Rows) -> None:
+        """Write the draft's logits into `out`, a row over the target's tokens."""
+        draft_ids, target_ids = self._map.shared
+        out[target_ids] = row[draft_ids]
+        if self._map.target_end is not None and self._ends:
+            out[self._map.target_end] = max(row[end] for end in self._ends)
+
+    def _check(self, wanted: Sequence[int], spelled: Sequence[Sequence[int]], out: Rows) -> None:
+        """Write the rows after `wanted` and after each of the guesses, `spelled` in the draft's tokens.
+
+        Guesses for which there is no room get the last row there is: they are only not checked.
+        """
+        n_kept = min(self._common(wanted), len(wanted) - 1)
+        self._rewind(n_kept)
+        self._seen.clear()
+        pending = [*wanted[n_kept:], *(token for own in spelled for token in own)]
+        del pending[self._session.n_ctx - n_kept :]
+        first = len(wanted) - n_kept - 1  # in `pending`: the token whose logits are the first row
+        places = [first, *(first + n for n in accumulate(map(len, spelled)))]
+        most = self._session.n_logits_max
+        start, end, i = 0, min(len(pending), first + most), 0
+        while start < end:
+            n_logits = min(end - start, end - first, most)
+            rows = self._eval_own(pending[start:end], n_logits=n_logits)
+            while i < len(places) and places[i] < end:
+                self._write(rows[places[i] - (end - n_logits)], out[i])
+                i += 1
+            start, end = end, min(len(pending), end + most)
+        out[i:] = out[i - 1]
+
+    # --- the string level
+
+    def _look(self, row: Rows, n_before: int, out: Rows, place: int) -> None:
+        """Where the target would write the draft's likeliest text with another token, put that in its place.
+
+        `row` are the draft's logits after `n_before` tokens; `out` is the row made of it, of the token at
+        `place` in the timeline.
+        """
+        first = int(row.argmax())
+        plain = int(self._map.target_of[first])
+        if self._level == "token" or first in self._ends or not self._draft_text(first):
+            return
+        if self._level == "auto" and plain != NONE and self._quiet.get(first, 0) >= _QUIET:
+            self._unlooked[place] = first, plain
+            return
+        logit = row[first]
+        written = self._continue(row, first, n_before)
+        if not written:
+            return
+        self._quiet[first] = self._quiet.get(first, 0) + 1 if written[0] == plain else 0
+        if written[0] != plain:
+            if plain != NONE:
+                out[plain] = -np.inf
+            out[written[0]] = logit
+            self._strange.append((0, written[0]))
+
+    def _continue(self, row: Rows, first: int, n_before: int) -> list[int]:
+        """Let the draft go on from `first` until the target's first token for its text is certain.
+
+        The last token of a text never is: what follows may be written together with it.
+        """
+        if n_before not in self._seen:
+            self._seen[n_before] = row.copy()
+        said, token, n = b"", first, n_before
+        while True:
+            said += self._draft_text(token)
+            written = self._written.tokens(_whole_characters(said))
+            if len(written) > 1 or n - n_before == _MOST_LOOKED:
+                return written
+            if self._cache[n : n + 1] != [token] or n + 1 not in self._seen:
+                self._rewind(n)
+                self._seen[n + 1] = self._eval_own([token], n_logits=1)[0].copy()
+            n += 1
+            token = int(self._seen[n].argmax())
+            if token in self._ends:
+                return written
+
+    def _compare(self, tokens: Sequence[int]) -> None:
+        """See whether tokens that were taken as they are were the beginning of a longer one."""
+        for place, (first, plain) in [*self._unlooked.items()]:
+            if place < len(tokens) - _REMEMBERED:
+                del self._unlooked[place]
+            elif place < len(tokens) and tokens[place] != plain:
+                del self._unlooked[place]
+                if self._target_text(tokens[place]).startswith(self._target_text(plain)):
+                    self._quiet[first] = 0
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Return `data` without the beginning of a character at its end."""
+    return data.decode(errors="ignore").encode()

@@ -1,0 +1,110 @@
+"""What a step's outcome tells of acceptance: the predictor's tables learn it (docs/scheduler.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgespec.decoding.drafter import Outcome
+from edgespec.decoding.tree import Node, Tree
+from edgespec.drafting.predictor import Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the suffix store offered after `at` drafted tokens, taken or not."""
+
+    at: int
+    tokens: list[int] = field(default_factory=list)
+    buckets: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+
+class ForcedChance:
+    """How often a token is accepted that the grammar forces.
+
+    The text is certain, not how the target writes it; and that is much the same wherever it stands.
+    """
+
+    _GUESS, _COUNTS = 0.9, 10.0  # what one thinks before the first outcome, and how many it counts for
+
+    def __init__(self) -> None:
+        """Begin with the guess."""
+        self._hits, self._tested = self._GUESS * self._COUNTS, self._COUNTS
+
+    @property
+    def now(self) -> float:
+        """The estimate, given that the tokens before are accepted."""
+        return self._hits / self._tested
+
+    def learn(self, tree: Tree, outcome: Outcome) -> None:
+        """Count the forced tokens that were judged."""
+        kept = {-1, *outcome.path}
+        for i, node in enumerate(tree):
+            if node.source == "forced" and node.parent in kept:
+                self._tested += 1.0
+                self._hits += i in kept
+
+
+def n_emitted_of(trunk: Sequence[Node], emitted: Sequence[int]) -> int:
+    """Return how many tokens of the trunk are what was emitted."""
+    n = 0
+    for node, token in zip(trunk, emitted, strict=False):
+        if node.token != token:
+            break
+        n += 1
+    return n
+
+
+def learn_offers(predictor: Predictor, offers: Sequence[Offer], n_trunk: int, emitted: Sequence[int]) -> None:
+    """Learn from what the suffix store offered along a trunk, `n_trunk` tokens of which were emitted.
+
+    What was emitted tells of every offer, also of those that were not taken.
+    """
+    for offer in offers:
+        if n_trunk < offer.at:
+            break
+        for depth, token, bucket in zip(
+            range(offer.at, len(emitted)), offer.tokens, offer.buckets, strict=False
+        ):
+            right = emitted[depth] == token
+            predictor.learn_offered(depth, bucket, right)
+            if not right:
+                break
+
+
+def learn_others(
+    predictor: Predictor, others: Sequence[Sequence[tuple[int, int]]], n_trunk: int, emitted: Sequence[int]
+) -> None:
+    """Learn from the draft model's likeliest tokens at each position of a trunk: (token, bucket).
+
+    They too are compared with what was emitted, proposed or not.
+    """
+    for depth, likeliest in enumerate(others[: min(n_trunk + 1, len(emitted))]):
+        for token, bucket in likeliest:
+            predictor.other.learn(depth, bucket, emitted[depth] == token)
+
+
+def learn_tree(predictor: Predictor, tree: Tree, outcome: Outcome) -> None:
+    """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
+    judged = {i: (p, q) for i, p, q in outcome.judged}
+    at = -1
+    for depth, kept in enumerate([*outcome.path, -1]):
+        below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
+        for i in below:
+            node = tree[i]
+            if node.source in {"suffix", "forced"}:
+                continue
+            label = float(i == kept)
+            if node.source == "sampled" and i != below[0]:
+                predictor.second.learn(depth, node.bucket, label)
+            elif node.source == "sampled" or node.is_top:
+                if i in judged:
+                    p, q = judged[i]
+                    label = min(1.0, p / q)
+                    if node.is_top and node.source == "sampled":  # what the point mass would have got
+                        predictor.argmax.learn(depth, node.bucket, p)
+                table = predictor.sampled if node.source == "sampled" else predictor.argmax
+                table.learn(depth, node.bucket, label)
+                predictor.next.learn(depth, node.next_bucket, label)
+        at = kept

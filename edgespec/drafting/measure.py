@@ -1,0 +1,400 @@
+"""Timing the passes of a pair of models: the curves of a profile, within a budget of time.
+
+    read     128 tokens into one session of each model, 2048 into another
+    sweep    each n, in each session: n tokens with all their logits, timed, and taken back
+    sweep    ... again, as often as the budget allows: a machine that drifts does so for all n alike
+    energy   where the processor counts it: passes of one n, one after another, over many of its ticks
+
+What is too slow for that is measured less closely: fewer n, a shorter long context, and at least one sweep.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve, interpolated
+from edgespec.energy import EnergyMeter
+from edgespec.errors import EdgespecError
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import fits_in_memory
+from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
+from edgespec.platform.signals import Cancellation
+
+BUDGET_S = 80.0
+"""Seconds that measuring may take; with the models' loading it is to be over in 90."""
+
+MOST_SPREAD = 0.15
+"""Interquartile range over median of the repeats, above which a measurement is not relied on."""
+
+_SIZES = (
+    tuple(range(1, N_MAX + 1)),
+    (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, N_MAX),
+    (1, 2, 4, 8, 16, N_MAX),
+)  # the n that are timed: the first that the budget allows
+_ENERGY_SIZES = _SIZES[-1]
+_FEWEST, _MOST = 3, 9  # sweeps: for quartiles, and as many as make medians steady
+_READ_SHARE = 0.4  # of the budget, for reading the long context
+_WARM_UP_SHARE = 0.1  # of the budget, for reading the short context twice
+_READ_AT_ONCE = 512  # tokens, as a session reads a prompt
+_SHORTEST_FAR = 2 * CONTEXTS[0]  # a slope over less would be noise
+_ENERGY_S = 0.25  # the counters tick about every millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a measurement is."""
+
+    what: str
+    """What is being done, in words."""
+    done_s: float
+    total_s: float
+    """Seconds, as it is expected now."""
+
+
+ProgressFn = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PairCosts:
+    """What was measured of a pair."""
+
+    target: Curve
+    """Seconds."""
+    draft: Curve | None
+    """Seconds; None without a draft."""
+    target_joules: Curve | None
+    """Joules of the processor packages and their memory; None where they cannot be counted."""
+    draft_joules: Curve | None
+    spread: float
+    """Interquartile range over median of a pass's repeats, the median over all passes; 0 if not repeated."""
+    reliable: bool
+    warnings: tuple[str, ...]
+    """One line for each reason not to rely on it."""
+    sizes: tuple[int, ...]
+    """The n that were timed; between them the curves are interpolated."""
+    sweeps: int
+    """Repeats of each."""
+
+
+@dataclass
+class _Timeline:
+    """A session that was filled to `n_past` tokens, and what its passes took."""
+
+    session: Session
+    n_past: int
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    """n -> seconds of each sweep."""
+    joules: dict[int, float] = field(default_factory=dict)
+
+    def timed(self, n: int) -> float:
+        """Return the seconds of one pass over `n` tokens, which are taken back afterwards."""
+        tokens = [(11 + 13 * i) % self.session.model.n_vocab for i in range(n)]
+        began = perf_counter()
+        self.session.eval(tokens, n_logits=n)
+        spent = max(perf_counter() - began, 1e-9)
+        self.session.rewind(self.n_past)
+        return spent
+
+    def first_timed(self, n: int) -> float:
+        """Return as `timed` the best of three, since the first warms up; slow ones are not repeated."""
+        seconds = [self.timed(n)]
+        while len(seconds) < 3 and sum(seconds) < 1.0:
+            seconds.append(self.timed(n))
+        return min(seconds)
+
+    def typical(self) -> dict[int, float]:
+        """Return the median for each n."""
+        return {n: statistics.median(seconds) for n, seconds in self.seconds.items()}
+
+
+@dataclass
+class _Side:
+    """One of the models: its timelines at one or two contexts."""
+
+    timelines: list[_Timeline]
+    read: float
+    """Seconds a token."""
+    read_joules: float | None = None
+
+
+def measure(
+    target: Model,
+    draft: Model | None,
+    *,
+    n_threads: int,
+    budget_s: float = BUDGET_S,
+    on_progress: ProgressFn = lambda _progress: None,
+    signals: Cancellation | None = None,
+    meter: EnergyMeter | None = None,
+) -> PairCosts:
+    """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
+
+    The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
+    lets Ctrl-C end a pass under way. `meter`: by default this machine's best; only counters of energy are
+    used, since sensors of power are too slow for a window of a quarter of a second.
+    Raises EdgespecError for a model that cannot take tokens back or has too short a context, and when
+    memory is short.
+    """
+    models = [target] if draft is None else [target, draft]
+    for model in models:
+        if not model.can_rewind:
+            raise EdgespecError(
+                f"{model.name} cannot take tokens back (recurrent or hybrid): it is decoded plainly, "
+                "which needs no profile"
+            )
+        if model.n_ctx_train <= 2 * N_MAX:
+            raise EdgespecError(
+                f"{model.name} was trained for {model.n_ctx_train} tokens: too few for a profile"
+            )
+    with ExitStack() as stack:
+        meter = meter or stack.enter_context(EnergyMeter.choose())
+        run = _Run(
+            models,
+            n_threads=n_threads,
+            budget_s=budget_s,
+            on_progress=on_progress,
+            signals=signals,
+            meter=meter if meter.counts else EnergyMeter(None, reason="no counter of energy"),
+            stack=stack,
+        )
+        return run.measure()
+
+
+class _Run:
+    """One measurement: what its steps share."""
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        *,
+        n_threads: int,
+        budget_s: float,
+        on_progress: ProgressFn,
+        signals: Cancellation | None,
+        meter: EnergyMeter,
+        stack: ExitStack,
+    ) -> None:
+        self._models = models
+        self._n_threads = n_threads
+        self._budget_s = self._total_s = budget_s
+        self._on_progress = on_progress
+        self._signals = signals
+        self._meter = meter
+        self._stack = stack
+        self._energy_s = 0.0
+        self._began = perf_counter()
+
+    def measure(self) -> PairCosts:
+        load = OtherLoad()
+        sides = self._read_contexts()
+        timelines = [timeline for side in sides for timeline in side.timelines]
+        sizes = self._plan(timelines)
+        n_swept = self._sweep(timelines, sizes)
+        self._count_energy(timelines)
+        self._report("done", ended=True)
+
+        spread = _spread(timelines)
+        warnings = _warnings(spread, n_swept, load.processors(), self._n_threads, self._budget_s)
+        curves = [_curve(side) for side in sides]
+        joules = [_joules(side) for side in sides]
+        with_draft = len(sides) > 1
+        return PairCosts(
+            target=curves[0],
+            draft=curves[1] if with_draft else None,
+            target_joules=joules[0],
+            draft_joules=joules[1] if with_draft else None,
+            spread=spread,
+            reliable=not warnings,
+            warnings=warnings,
+            sizes=sizes,
+            sweeps=n_swept,
+        )
+
+    def _spent(self) -> float:
+        return perf_counter() - self._began
+
+    def _report(self, what: str, *, ended: bool = False) -> None:
+        spent = self._spent()
+        self._on_progress(Progress(what, spent, spent if ended else max(spent, self._total_s)))
+
+    # ---- contexts ----
+
+    def _read_contexts(self) -> list[_Side]:
+        near_lengths = [min(CONTEXTS[0], model.n_ctx_train - N_MAX) for model in self._models]
+        sides = []
+        for model, length in zip(self._models, near_lengths, strict=True):
+            timeline, seconds, joules = self._open(model, length)
+            if seconds < _WARM_UP_SHARE * self._budget_s:
+                # Read once more: the first time, buffers are made and pages of the file come in.
+                timeline.session.clear()
+                seconds, joules = self._fill(timeline)
+            sides.append(_Side([timeline], seconds / length, joules and joules / length))
+        far = self._far_context(sum(side.read for side in sides))
+        for model, side in zip(self._models, sides, strict=True):
+            length = min(far, model.n_ctx_train - N_MAX)
+            if length >= _SHORTEST_FAR:
+                timeline, seconds, joules = self._open(model, length)
+                side.timelines.append(timeline)
+                side.read, side.read_joules = seconds / length, joules and joules / length
+        return sides
+
+    def _far_context(self, read_s: float) -> int:
+        """Return the long context, in tokens: the whole, or what time and memory allow."""
+        length = min(CONTEXTS[1], int(_READ_SHARE * self._budget_s / read_s))
+        while length >= _SHORTEST_FAR:
+            try:
+                needs = [(model.header, min(length + N_MAX, model.n_ctx_train)) for model in self._models]
+                fits_in_memory(needs, weights_loaded=True)
+                break
+            except EdgespecError:
+                length //= 2
+        return length
+
+    def _open(self, model: Model, n_past: int) -> tuple[_Timeline, float, float | None]:
+        """Return a timeline of `n_past` tokens, and the seconds and joules of reading them."""
+        interrupt = self._signals.interrupt if self._signals else None
+        session = Session(
+            model,
+            n_ctx=n_past + N_MAX,
+            n_threads=self._n_threads,
+            n_logits_max=N_MAX,
+            abort_callback=interrupt.callback if interrupt else 0,
+            abort_data=interrupt.data if interrupt else 0,
+        )
+        timeline = _Timeline(self._stack.enter_context(session), n_past)
+        return timeline, *self._fill(timeline)
+
+    def _fill(self, timeline: _Timeline) -> tuple[float, float | None]:
+        tokens = [(101 + 7 * i) % timeline.session.model.n_vocab for i in range(timeline.n_past)]
+        what = f"reading {len(tokens)} tokens"
+        window, began = self._meter.begin(), perf_counter()
+        for start in range(0, len(tokens), _READ_AT_ONCE):
+            self._report(what)
+            timeline.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
+        return max(perf_counter() - began, 1e-9), self._meter.end(window).joules
+
+    # ---- passes ----
+
+    def _plan(self, timelines: Sequence[_Timeline]) -> tuple[int, ...]:
+        """Return which n to time, from a first timing."""
+        many = sum(timeline.first_timed(N_MAX) for timeline in timelines)
+        one = sum(timeline.first_timed(1) for timeline in timelines)
+
+        def sweep_s(sizes: Sequence[int]) -> float:
+            passes = sum(one + max(0.0, many - one) * (n - 1) / (N_MAX - 1) for n in sizes)
+            return passes + one  # for n = 1 there is an untimed pass
+
+        if self._meter.available:
+            self._energy_s = len(timelines) * len(_ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(_ENERGY_SIZES)
+        left = self._left()
+        sizes = next((s for s in _SIZES if _FEWEST * sweep_s(s) <= left), _SIZES[-1])
+        self._expect(_MOST, sweep_s(sizes))
+        return sizes
+
+    def _left(self) -> float:
+        """Return the seconds that are left for sweeps."""
+        return self._budget_s - self._energy_s - self._spent()
+
+    def _expect(self, sweeps: int, sweep_s: float) -> bool:
+        """Foresee up to `sweeps` more of `sweep_s` seconds; return whether there is time for one."""
+        fit = min(sweeps, int(self._left() / sweep_s))
+        self._total_s = self._spent() + max(1, fit) * sweep_s + self._energy_s
+        return fit > 0
+
+    def _sweep(self, timelines: Sequence[_Timeline], sizes: Sequence[int]) -> int:
+        """Time all n in all timelines, again and again until the budget is spent; return how often."""
+        longest = 0.0
+        for turn in range(_MOST):
+            if turn and not self._expect(_MOST - turn, longest):
+                return turn
+            began = self._spent()
+            for i in range(len(sizes)):
+                self._report("timing passes")
+                n = sizes[(i + turn * len(sizes) // _MOST) % len(sizes)]
+                for timeline in timelines:
+                    if n == 1:  # passes of one follow one another in a draft, and use its graph again
+                        timeline.timed(1)
+                    timeline.seconds.setdefault(n, []).append(timeline.timed(n))
+            longest = max(longest, self._spent() - began)
+        return _MOST
+
+    def _count_energy(self, timelines: Sequence[_Timeline]) -> None:
+        for timeline in timelines:
+            for n in _ENERGY_SIZES:
+                if not self._meter.available:
+                    return
+                self._report("counting energy")
+                window, passes, spent = self._meter.begin(), 0, 0.0
+                while passes < 2 or spent < _ENERGY_S:
+                    spent += timeline.timed(n)
+                    passes += 1
+                joules = self._meter.end(window).joules
+                if joules:
+                    timeline.joules[n] = joules / passes
+
+
+# ---- from figures to curves ----
+
+
+def _curve(side: _Side) -> Curve:
+    return _extended([(line.n_past, line.typical()) for line in side.timelines], side.read)
+
+
+def _joules(side: _Side) -> Curve | None:
+    """Return the curve in joules; None when a figure is missing: no counters, or they went away."""
+    if not side.read_joules or any(len(line.joules) < len(_ENERGY_SIZES) for line in side.timelines):
+        return None
+    return _extended([(line.n_past, line.joules) for line in side.timelines], side.read_joules)
+
+
+def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> Curve:
+    """Return the curve through what is `known` at one or two contexts, extended to those of all curves.
+
+    A pass at the longer context takes no less than one at the shorter: attention reads more there, and
+    a slope the other way, carried on to longer contexts still, would be noise made large.
+    """
+    near_at, near = known[0][0], interpolated(known[0][1])
+    far_at, far = known[-1][0], interpolated(known[-1][1])
+    scale = (CONTEXTS[1] - near_at) / (far_at - near_at) if far_at > near_at else 0.0
+    extended = [a + max(0.0, b - a) * scale for a, b in zip(near, far, strict=True)]
+    return Curve((tuple(near), tuple(extended)), read)
+
+
+def _spread(timelines: Sequence[_Timeline]) -> float:
+    """Return the median over all passes of (interquartile range / median); 0 if nothing was repeated."""
+    spreads = []
+    for timeline in timelines:
+        for seconds in timeline.seconds.values():
+            if len(seconds) > 1:
+                low, median, high = statistics.quantiles(seconds, n=4)
+                spreads.append((high - low) / median)
+    return statistics.median(spreads) if spreads else 0.0
+
+
+def _warnings(
+    spread: float, sweeps: int, other_load: float | None, n_threads: int, budget_s: float
+) -> tuple[str, ...]:
+    found = []
+    reasons = []
+    idle = max(0, len(os.sched_getaffinity(0)) - n_threads)
+    if spread > MOST_SPREAD:
+        reasons.append(f"repeats of a pass differ by {spread:.0%}")
+    if other_load is not None and other_load > MOST_OTHER_LOAD + idle / 2:  # two may share a core
+        reasons.append(f"other programs kept {other_load:.1f} processors busy")
+    if reasons:
+        found.append(
+            f"the machine was busy: {' and '.join(reasons)}; "
+            "stop other programs and run edgespec profile again"
+        )
+    if sweeps < _FEWEST:
+        found.append(
+            f"these models are too slow here to be measured {_FEWEST} times in {budget_s:g} s: "
+            "take the figures as rough, or choose a smaller quantization"
+        )
+    return tuple(found)

@@ -1,0 +1,112 @@
+"""A small model as a source of drafts: what it has read of the timeline, and one pass more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.errors import LogitsOf
+from edgespec.llama.embeddings import CutVocabulary, Scatter
+from edgespec.llama.prefixes import Prefixes, n_common
+from edgespec.llama.session import Rows, Session
+
+
+class DraftModel:
+    """`session`'s model, which follows the target's timeline at its own pace.
+
+    Its cache is trimmed to what was accepted and nothing is evaluated twice: tokens it has not read
+    (the last drafted one, the one that followed, what another source proposed) ride in its next pass.
+    When its context is full it reads the most recent part again and goes on from there: that costs
+    acceptance, never exactness.
+    """
+
+    prefixes: Prefixes | None = None
+    """What it has read before and need not read again in a new timeline that begins like it."""
+
+    def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
+        """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
+
+        `cut`: what a draft with a cut output vocabulary says of itself; `session` must have its `Embeddings`.
+        """
+        self._session = session
+        self._n_inputs = cut.n_vocab if cut else session.model.n_vocab
+        self.n_vocab = min(n_vocab, self._n_inputs)
+        """Length of a row of logits that `run` returns."""
+        self._scatter = Scatter(cut.token_ids, self.n_vocab) if cut else None
+        self._offset = 0  # the timeline's index of the first token in the cache
+        self.blamed = LogitsOf(session.model.path)
+        """To be entered around what is computed from its logits."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens the model's context holds."""
+        return self._session.n_ctx
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in its cache."""
+        return self._session.n_past
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start on the timeline `tokens`; forget what was read of another one."""
+        n_known = 0
+        if self.prefixes and tokens:
+            n_known = n_common(self._session.timeline, tokens[self._offset : -1]) if self._offset else 0
+            if n_known <= self._session.n_past // 2:  # by chance: it is another text
+                if self._offset:
+                    self._session.clear()
+                self._offset = 0
+                n_known = self.prefixes.prepare(self._session, tokens)
+        else:
+            self._offset = 0
+        self._session.rewind(n_known)
+
+    def n_unread(self, n_tokens: int) -> int:
+        """Return how many of a timeline of `n_tokens` it has not read."""
+        return n_tokens - self._offset - self._session.n_past
+
+    def skip(self, n_tokens: int, n_recent: int) -> None:
+        """If more than `n_recent` of a timeline of `n_tokens` are unread, leave the others out for good."""
+        n_recent = min(n_recent, self._session.n_ctx // 2)
+        if self.n_unread(n_tokens) > n_recent:
+            self._session.clear()
+            self._offset = n_tokens - n_recent
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read what of `tokens` it has not, but for the last, which rides with the next pass."""
+        self._eval(tokens[self._offset + self._session.n_past : -1], n_logits=0)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Start again from the recent half of the context when a timeline of `n_tokens` does not fit."""
+        n_ctx = self._session.n_ctx
+        if n_tokens - self._offset > n_ctx:
+            self._session.clear()
+            self._offset = n_tokens - n_ctx // 2
+
+    def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
+        """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.
+
+        Shape (1 + len(guesses), n_vocab). The guesses stay in the cache until `trim`.
+        """
+        pending = [*tokens[self._offset + self._session.n_past :], *guesses]
+        rows = self._eval(pending, n_logits=1 + len(guesses))
+        return self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
+
+    def trim(self, n_tokens: int) -> None:
+        """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""
+        n_keep = n_tokens - self._offset
+        if n_keep < self._session.n_past:
+            self._session.rewind(max(0, n_keep))
+
+    def hold(self) -> None:
+        """Let the model that comes in its place know what this one has read."""
+        if self.prefixes and not self._offset:
+            self.prefixes.hold(self._session)
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session.close()
+
+    def _eval(self, tokens: Sequence[int], *, n_logits: int) -> Rows:
+        """Evaluate `tokens`; one the model does not have stands as token 0, at the cost of acceptance."""
+        n_inputs = self._n_inputs
+        return self._session.eval([t if t < n_inputs else 0 for t in tokens], n_logits=n_logits)

@@ -1,0 +1,80 @@
+"""Drafts without a model: what followed the same words before, in the prompt, the output, earlier answers.
+
+Prompt lookup and n-grams are the same thing here: the suffix store (csrc/suffix.h) finds the longest
+suffix of the text that occurred before, down to a single token, and counts what followed it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from edgespec import _core
+from edgespec.decoding.drafter import Tokens
+
+_HEADER = 8  # tokens with which a chat template begins an answer, at most
+_TAIL = 32  # tokens of the text's end that the store compares
+_BRANCHES = 32  # as many as the store has: few of them are likely enough to be offered
+_END = array("i", [-1])  # of a document: nothing matches across it
+
+
+def n_before_answer(tokens: Sequence[int], is_eog: Callable[[int], bool]) -> int:
+    """Return how many of `tokens`, a prompt and a token more, stand before a text that the last begins.
+
+    That is all of a prompt at whose end a turn ends. A chat template then begins the answer with the same few
+    tokens as every other: to find them again says nothing of it, and would look like a long match.
+    """
+    header = tokens[-1 - _HEADER : -1]
+    return len(tokens) - 1 if any(map(is_eog, header)) else 0
+
+
+class SuffixDrafts:
+    """The suffix store over this engine's timelines and what was loaded from earlier ones."""
+
+    def __init__(self, capacity: int) -> None:
+        """Remember the last `capacity` tokens."""
+        self._capacity = capacity
+        self._store = _core.SuffixStore(capacity)
+        self._tail = array("i")
+
+    def load(self, tokens: Tokens) -> None:
+        """Take in earlier documents, each ended by -1. Any thread, as long as it is the only one."""
+        self._store.extend(tokens)
+
+    def forget(self) -> None:
+        """Empty the store."""
+        self._store = _core.SuffixStore(self._capacity)
+
+    def begin(self, tokens: Sequence[int], *, n_silent: int = 0) -> None:
+        """Start a new document with `tokens`; the first `n_silent` say nothing of what follows the last.
+
+        They can be offered, as all that was seen, but no match reaches back into them.
+        """
+        document = array("i", tokens)
+        self._store.extend(_END)
+        self._store.extend(document)
+        self._tail = document[n_silent:][-_TAIL:]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append `tokens` to the document."""
+        # Arrays, not numpy's: these few tokens are handled at every step, in a few microseconds less.
+        recent = array("i", tokens)
+        self._store.extend(recent)
+        self._tail = (self._tail + recent)[-_TAIL:]
+
+    def offer(self, drafted: Sequence[int], n: int) -> tuple[list[int], list[float]]:
+        """Return up to `n` tokens to follow the document and `drafted`, and their probabilities.
+
+        Each probability is given that the tokens before it were right.
+        """
+        tokens, _, probabilities = self._store.propose(self._tail + array("i", drafted), n, 1)
+        return tokens, probabilities
+
+    def offer_tree(self, drafted: Sequence[int], n: int) -> tuple[list[int], list[int], list[float]]:
+        """Return a tree of up to `n` tokens to follow the document and `drafted`: the likeliest paths.
+
+        These are the tokens, their parents (an index before the token's own; -1: the end of `drafted`) and
+        their probabilities, each given that the tokens above it were right. The first children are what
+        `offer` begins with.
+        """
+        return self._store.propose(self._tail + array("i", drafted), n, _BRANCHES)

@@ -1,0 +1,1 @@
+"""Making drafts: what `edgespec draft make` runs (docs/drafts.md)."""

@@ -1,0 +1,293 @@
+"""The door to llama.cpp: the only module that imports `llama_cpp`, re-exported as `llama`.
+
+Importing it starts the library once, takes over its log (nothing is printed; the last warnings
+and errors are kept so that ours can quote them) and its abort (a failed assertion ends as one
+line on stderr and exit code 1). `quantize` runs in a child process: the library can neither be
+interrupted there nor trusted to survive a damaged file.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+# Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.boards import wheel_for_another_board
+from edgespec.platform.child import Conversation, answer, say
+
+if _problem := wheel_for_another_board():
+    raise EdgespecError(_problem)  # the library would die of SIGILL while it is loaded
+
+from llama_cpp import llama_cpp as llama
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, SchemaConverter
+from llama_cpp.llama_speculative import LlamaDraftModel
+
+__all__ = [
+    "PRIMITIVE_RULES",
+    "QUANT_TYPES",
+    "Interruption",
+    "Jinja2ChatFormatter",
+    "LlamaDraftModel",
+    "SchemaConverter",
+    "clear_log",
+    "create",
+    "failure_reason",
+    "foreign_function",
+    "interruptible",
+    "last_log_error",
+    "library_version",
+    "llama",
+    "quantize",
+]
+
+QUANT_TYPES: dict[str, int] = {
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q8_0": 7,
+    "q2_k": 10,
+    "q3_k_s": 11,
+    "q3_k_m": 12,
+    "q3_k_l": 13,
+    "q4_k_s": 14,
+    "q4_k_m": 15,
+    "q5_k_s": 16,
+    "q5_k_m": 17,
+    "q6_k": 18,
+    "iq4_nl": 25,
+    "iq4_xs": 30,
+    "f16": 1,
+    "bf16": 32,
+    "f32": 0,
+}
+"""Quantization types that `quantize` makes: lower-case name -> `enum llama_ftype`."""
+
+_T = TypeVar("_T")
+
+_LEVEL_INFO, _LEVEL_WARN, _LEVEL_ERROR = 2, 3, 4
+
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
+
+
+def foreign_function(name: str, restype: type | None, *argtypes: type) -> Callable[..., Any]:
+    """Return a C function of libllama or of the ggml libraries it is linked with.
+
+    Looked up through libllama's own handle: opening `libggml-base.so` by name would load a second
+    copy beside the `libggml-base.so.0` in use, with a log and an abort hook of its own. Indexing
+    gives a fresh function object, so `llama_cpp`'s prototypes are not changed.
+    """
+    function = cast("ctypes.CDLL", llama._lib)[name]
+    function.restype = restype
+    function.argtypes = argtypes
+    return cast("Callable[..., Any]", function)
+
+
+def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> None:
+    if _LEVEL_WARN <= level <= _LEVEL_ERROR and text:
+        _log.append((level, text.decode(errors="replace").strip()))
+
+
+def _stop_in_one_line(message: bytes) -> None:
+    """End the process where the library would have dumped core: it cannot go on after this."""
+    place, _, what = message.decode(errors="replace").partition(": ")
+    reason = " ".join(f"{place.rpartition('/')[2]}: {what}".split())
+    line = (
+        f"edgespec: error: llama.cpp stopped: {reason} - the model file may be damaged; "
+        "check it with `edgespec models verify`\n"
+    )
+    os.write(2, line.encode(errors="replace"))
+    os._exit(EdgespecError.exit_code)
+
+
+_AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+# The library keeps these addresses for the life of the process: the objects must live as long.
+_log_callback = llama.llama_log_callback(_keep_log_line)
+_abort_callback = _AbortCallback(_stop_in_one_line)
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+foreign_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(_abort_callback)
+llama.llama_backend_init()
+
+
+def clear_log() -> None:
+    """Forget the kept lines, so that a later `last_log_error` can only be about what follows."""
+    _log.clear()
+
+
+def last_log_error() -> str | None:
+    """Return why the library failed since `clear_log`, without its function's name; None if unknown.
+
+    That is the first error, else the newest warning: a failure begins with its cause and goes on
+    with a line from each caller that only repeats that it failed.
+    """
+    errors = [text for level, text in _log if level == _LEVEL_ERROR]
+    warnings = [text for level, text in _log if level == _LEVEL_WARN]
+    cause = errors[:1] or warnings[-1:]
+    return " ".join(cause[0].split(": ", 1)[-1].split()) if cause else None
+
+
+def failure_reason() -> str:
+    """Return the last error of the library, for a message."""
+    return last_log_error() or "the library gives no reason"
+
+
+def library_version() -> str:
+    """Return the llama.cpp build in use, as it names itself."""
+    return cast("bytes", llama.llama_version()).decode()
+
+
+class Interruption:
+    """Whether Ctrl-C arrived while the library was running our callbacks."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Raise a KeyboardInterrupt that arrived inside a ctypes callback once the block ends.
+
+    ctypes cannot pass an exception through C: it reports it as unraisable and goes on, so Ctrl-C
+    while the library logs or reports progress would be printed and lost. Inside this block it is
+    noted instead; a callback that can stop the library looks at `Interruption.requested`.
+    Off the main thread, where Python delivers no signals, the block changes nothing.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    previous = sys.unraisablehook
+
+    def note(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            interruption.requested = True
+        else:
+            previous(unraisable)
+
+    sys.unraisablehook = note
+    try:
+        yield interruption
+    finally:
+        sys.unraisablehook = previous
+    if interruption.requested:
+        raise KeyboardInterrupt
+
+
+def create(make: Callable[[Interruption], _T | None], free: Callable[[_T], object]) -> _T | None:
+    """Return what the library makes in `make`, None if it fails; on Ctrl-C free it and raise.
+
+    The log is cleared before, so that `failure_reason` is about this.
+    """
+    clear_log()
+    made: _T | None = None
+    try:
+        with interruptible() as interruption:
+            made = make(interruption)
+    except KeyboardInterrupt:
+        if made is not None:
+            free(made)
+        raise
+    return made
+
+
+def quantize(
+    src: Path,
+    dst: Path,
+    type_name: str,
+    *,
+    pure: bool = False,
+    n_threads: int = 0,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Write `src` converted to `type_name` as `dst`; already quantized tensors are requantized.
+
+    `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
+    processors. `on_progress` is told which tensor is next, and of how many; what it raises ends the work.
+    `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
+    Raises UsageError for an unknown type or `src == dst`, EdgespecError when the library fails.
+    """
+    if type_name not in QUANT_TYPES:
+        raise UsageError(f"unknown quantization type {type_name!r}; known: {', '.join(QUANT_TYPES)}")
+    if dst.exists() and src.samefile(dst):
+        raise UsageError(f"{src}: the quantized file needs another name than its source")
+    try:
+        handle, name = tempfile.mkstemp(dir=dst.parent, prefix=f"{dst.name}.part.")
+    except OSError as error:
+        raise EdgespecError(f"cannot write to {dst.parent}: {error.strerror}") from error
+    os.close(handle)
+    part = Path(name)
+    try:
+        conversion = _Conversion(
+            os.fsencode(src.absolute()), os.fsencode(part.absolute()), QUANT_TYPES[type_name], pure, n_threads
+        )
+        failure = _quantize_in_child(conversion, part, on_progress)
+        if failure is not None:
+            raise EdgespecError(f"cannot quantize {src} to {type_name}: {failure}")
+        part.chmod(0o644)  # mkstemp's 0600 is for secrets; a model is shared like its source
+        part.replace(dst)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Conversion(msgspec.Struct, frozen=True):
+    """What the child of `quantize` is to do."""
+
+    src: bytes
+    part: bytes
+    ftype: int
+    pure: bool
+    n_threads: int
+
+
+def _quantize_in_child(
+    conversion: _Conversion, part: Path, on_progress: Callable[[int, int], None]
+) -> str | None:
+    """Run the conversion; None on success, else the reason in one line."""
+    child = Conversation("edgespec.llama.backend", "_quantize_here", conversion)
+    for _, (done, total) in child:
+        on_progress(done, total)
+    if child.ended.code == 0:
+        return None
+    if shutil.disk_usage(part.parent).free < 1 << 20:
+        return f"no space left on the disk of {part.parent}"
+    return child.ended.complaint or f"the converter ended with code {child.ended.code}"
+
+
+def _quantize_here() -> int:
+    """Convert in the child: return the exit code; the reason of a failure goes to stderr."""
+    return answer(_Conversion, _convert)
+
+
+def _convert(conversion: _Conversion) -> None:
+    def tell(level: int, text: bytes | None, user_data: int | None) -> None:
+        if level == _LEVEL_INFO and (tensor := re.match(rb"\[ *(\d+)/ *(\d+)\]", text or b"")):
+            say("tensor", (int(tensor[1]), int(tensor[2])))
+        _keep_log_line(level, text, user_data)
+
+    log_callback = llama.llama_log_callback(tell)
+    llama.llama_log_set(log_callback, ctypes.c_void_p(0))
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = conversion.ftype
+    params.pure = conversion.pure
+    params.nthread = conversion.n_threads
+    params.allow_requantize = True
+    code = llama.llama_model_quantize(conversion.src, conversion.part, ctypes.byref(params))
+    llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    if code:
+        raise EdgespecError(last_log_error() or "llama.cpp gives no reason")

@@ -1,0 +1,243 @@
+"""The verify kernels: edgespec's own plugin for ggml, and the guards it passes before it is let in.
+
+    EDGESPEC_KERNELS=off, no plugin, not for this processor, self-test not passed, refused by ggml
+      -> stock kernels, and `Kernels.reason` says why in one line
+    else
+      -> `ggml_backend_load`, once a process: models loaded from then on are packed for it
+
+The plugin's switch and its list of packed tensors are the process's, so `packing` lets one model load
+at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edgespec import _core
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import backend
+from edgespec.llama.kernel_timing import CPrefetch, Prefetch
+from edgespec.llama.selftest import SelfTest, self_test
+
+KernelsChoice = Literal["auto", "off"]
+
+STOCK = "stock"
+"""What llama.cpp's own kernels are called where the kernels in use are named."""
+
+
+class _Packed(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 64),
+        ("type", ctypes.c_char * 16),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A weight matrix that was rearranged for the kernels."""
+
+    name: str
+    type: str
+    rows: int
+    columns: int
+    bytes: int
+    """Packed."""
+
+
+class Plugin:
+    """The plugin's C interface (csrc/kernels/edgespec_kernels.h)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path`; raises EdgespecError when it is no such library."""
+        self.path = path
+        try:
+            library = ctypes.CDLL(str(path))
+            self._isa = library.es_kernels_isa
+            self._set_isa = library.es_kernels_set_isa
+            self._set_prefetch = library.es_kernels_set_prefetch
+            self._refusal = library.es_kernels_refusal
+            self._enable = library.es_kernels_enable
+            self._n_packed = library.es_kernels_n_packed
+            self._packed = library.es_kernels_packed
+        except (OSError, AttributeError) as error:
+            raise EdgespecError(f"{error}; install edgespec again") from error
+        self._isa.restype = self._refusal.restype = ctypes.c_char_p
+        self._set_isa.argtypes = (ctypes.c_char_p,)
+        self._set_prefetch.argtypes = (CPrefetch,)
+        self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
+        self._n_packed.restype = ctypes.c_int64
+        self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_Packed))
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use, "" when this processor has none of those it needs."""
+        return _text(self._isa())
+
+    def set_isa(self, name: str) -> bool:
+        """Choose another instruction set before the first model; False: unknown, or not on this processor."""
+        return bool(self._set_isa(name.encode()) == 0)
+
+    def set_prefetch(self, prefetch: Prefetch) -> bool:
+        """Choose how weights are fetched ahead, before the first model; False: there is no such way."""
+        return bool(self._set_prefetch(prefetch.for_c()) == 0)
+
+    def join_ggml(self) -> str:
+        """Make the plugin one of ggml's backends; return "" or why it was refused."""
+        backend.clear_log()
+        load = backend.foreign_function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)
+        if load(os.fsencode(self.path)):
+            return ""
+        return _text(self._refusal()) or backend.failure_reason()
+
+    def enable(self, on: bool) -> None:
+        """Set whether models loaded from now on are packed."""
+        self._enable(int(on))
+
+    def n_packed(self) -> int:
+        """Return the number of tensors packed since the process began."""
+        return int(self._n_packed())
+
+    def packed(self, start: int) -> tuple[PackedTensor, ...]:
+        """Return the tensors packed since `n_packed` was `start`."""
+        tensors = []
+        for i in range(start, self.n_packed()):
+            found = _Packed()
+            if self._packed(i, ctypes.byref(found)) == 0:
+                tensors.append(
+                    PackedTensor(_text(found.name), _text(found.type), found.rows, found.columns, found.bytes)
+                )
+        return tuple(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What `load` found."""
+
+    reason: str
+    """Why the stock kernels are used, in one line; "" when edgespec's are."""
+    plugin: Plugin | None = None
+    """The kernels in use, if they are."""
+    self_test: SelfTest | None = None
+    """The self-test's answer, if it came to that."""
+    declined: bool = False
+    """Whether the user said no (EDGESPEC_KERNELS=off)."""
+
+    @property
+    def available(self) -> bool:
+        """Whether models can be packed."""
+        return self.plugin is not None
+
+    @property
+    def name(self) -> str:
+        """The instruction set in use, or "stock"."""
+        return self.plugin.isa if self.plugin else STOCK
+
+
+_lock = threading.RLock()
+_loaded: Kernels | None = None
+
+
+def plugin_path() -> Path:
+    """Return where the plugin is, or would be: beside the C core."""
+    return Path(_core.__file__).with_name("edgespec_kernels.so")
+
+
+def load(*, retest: bool = False) -> Kernels:
+    """Let the kernels into this process, or find out why not; later calls return the same.
+
+    EDGESPEC_KERNELS is auto or off; EDGESPEC_KERNELS_ISA chooses a lower instruction set. `retest`
+    runs the self-test although its answer is known. Raises UsageError for a bad value of either.
+    """
+    global _loaded  # noqa: PLW0603 - the plugin is the process's, and so is this
+    with _lock:
+        if _loaded is None:
+            _loaded = _load(retest)
+        return _loaded
+
+
+def _load(retest: bool) -> Kernels:
+    choice = os.environ.get("EDGESPEC_KERNELS") or "auto"
+    if choice not in ("auto", "off"):
+        raise UsageError(f"EDGESPEC_KERNELS={choice}: must be auto or off")
+    if choice == "off":
+        return Kernels("EDGESPEC_KERNELS=off", declined=True)
+    path = plugin_path()
+    if not path.exists():
+        return Kernels(f"edgespec's kernels are not installed (64-bit x86 and ARM Linux only): no {path}")
+    try:
+        plugin = _open(path, os.environ.get("EDGESPEC_KERNELS_ISA") or "")
+    except UsageError:
+        raise
+    except EdgespecError as error:
+        return Kernels(str(error))
+    if not plugin.isa:
+        return Kernels("edgespec's kernels need a processor with AVX2")
+    test = self_test(path, plugin.isa, retest=retest)
+    if not test.passed:
+        return Kernels(f"the self-test of edgespec's kernels {test.reason}", self_test=test)
+    plugin.set_prefetch(test.choice.prefetch)  # a damaged one is refused, and the default stays
+    if refusal := plugin.join_ggml():
+        return Kernels(f"ggml and edgespec's kernels do not fit: {refusal}", self_test=test)
+    return Kernels("", plugin, test)
+
+
+def _open(path: Path, isa: str) -> Plugin:
+    plugin = Plugin(path)
+    if isa and not plugin.set_isa(isa):
+        raise UsageError(
+            f"EDGESPEC_KERNELS_ISA={isa}: not an instruction set of edgespec's kernels on this processor "
+            "(avx512-vnni, avx-vnni, avx2; neon-dotprod, neon)"
+        )
+    return plugin
+
+
+def load_untested(path: Path, isa: str) -> str:
+    """Let the kernels in without the guards, for the self-test itself; return "" or why ggml refused them."""
+    global _loaded  # noqa: PLW0603 - as in `load`
+    plugin = _open(path, isa)
+    refusal = plugin.join_ggml()
+    _loaded = Kernels(refusal, None if refusal else plugin)
+    return refusal
+
+
+class Packing:
+    """What the kernels packed since a loading began; nothing where they are not in use."""
+
+    def __init__(self, plugin: Plugin | None, on: bool) -> None:
+        self._plugin = plugin
+        self._start = plugin.n_packed() if plugin else 0
+        self.on = on
+        """Whether what fits is packed."""
+
+    def begun(self) -> bool:
+        """Whether a tensor was packed."""
+        return self._plugin is not None and self._plugin.n_packed() > self._start
+
+    def tensors(self) -> tuple[PackedTensor, ...]:
+        """Return the packed tensors."""
+        return self._plugin.packed(self._start) if self._plugin else ()
+
+
+@contextmanager
+def packing(wanted: bool) -> Iterator[Packing]:
+    """Load one model inside: packed if `wanted` and the kernels can be used, else exactly as stock."""
+    with _lock:
+        loaded = load() if wanted else _loaded
+        plugin = loaded.plugin if loaded else None
+        if plugin:
+            plugin.enable(wanted)
+        yield Packing(plugin, bool(plugin and wanted))
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")

@@ -1,0 +1,140 @@
+"""May the kernels be let in? A self-test in a child process answers, and its answer is kept.
+
+    the answer is kept for these files, this processor  -> that
+    else  a child loads the plugin and runs a tiny model (selftest_child.py)  -> passed, or why not
+
+A crash, a hang or a wrong result is then the child's; here it is one line. `selftest-KEY.json` in the
+cache directory holds the answer, KEY being all that it depends on: the plugin, llama.cpp's libraries
+and the test, byte for byte, the processor and the instruction set. With it is kept how this machine best
+fetches weights ahead (prefetch.py), measured when the kernels have passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from edgespec.errors import UsageError
+from edgespec.llama.prefetch import Choice, measure, unmeasured
+from edgespec.platform.child import run_in_child
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.files import cache_root, write_atomically
+
+TIMEOUT_S = 20.0
+"""The test takes about a second; a machine that is busy with other work may need some more."""
+
+FAILED = 3
+"""The child's exit code when it ran to its end and the kernels are no good."""
+
+_CHILD_FILES = tuple(Path(__file__).with_name(name) for name in ("selftest_child.py", "prefetch.py"))
+_RETRY_S = 24 * 60 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """The answer of a self-test."""
+
+    reason: str
+    """Why the kernels stay out, to follow "the self-test of edgespec's kernels"; "" when it passed."""
+    certain: bool
+    """Whether the same test would end the same way again."""
+    isa: str
+    when: float
+    """Seconds since 1970."""
+    choice: Choice = field(default_factory=Choice)
+    """How weights are fetched ahead."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the kernels may be used."""
+        return not self.reason
+
+    @property
+    def outdated(self) -> bool:
+        """Whether to test again.
+
+        A crash or a hang may have been the machine's (no memory, too busy): it is tried again after
+        a day. A wrong result comes from the same files on the same processor every time.
+        """
+        return not self.certain and not 0 <= time.time() - self.when < _RETRY_S
+
+
+def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
+    """Return the answer for `plugin` with instruction set `isa`: the kept one, unless `retest`."""
+    kept_in = _kept_in(plugin, isa)
+    answer = _read(kept_in) if kept_in and not retest else None
+    if answer is None or answer.outdated:
+        answer = _test(plugin, isa)
+        _keep(kept_in, answer)
+    if answer.passed and answer.choice.outdated:
+        # Not unless it can be kept: each start would take that second. And by one process at a time.
+        begun = replace(answer, choice=unmeasured("another process is measuring, or was stopped"))
+        if _keep(kept_in, begun):
+            answer = replace(answer, choice=measure(plugin, isa))
+            _keep(kept_in, answer)
+    return answer
+
+
+def _test(plugin: Path, isa: str) -> SelfTest:
+    ended = run_in_child("edgespec.llama.selftest_child", "main", str(plugin), isa, timeout_s=TIMEOUT_S)
+    match ended.code:
+        case 0:
+            reason = ""
+        case None:
+            reason = f"did not end within {TIMEOUT_S:g} s"
+        case code if code < 0:
+            reason = f"crashed ({_signal_name(-code)})"
+        case code:
+            reason = f"failed: {ended.complaint or f'exit code {code}'}"
+    return SelfTest(reason, certain=ended.code in (0, FAILED), isa=isa, when=time.time())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _read(file: Path) -> SelfTest | None:
+    """Return what is kept in `file`; None when there is nothing, or nothing that makes sense."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=SelfTest)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _keep(file: Path | None, answer: SelfTest) -> bool:
+    """Write `answer`, or return False: then it is only found again."""
+    if file is None:
+        return False
+    try:
+        write_atomically(file, msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _kept_in(plugin: Path, isa: str) -> Path | None:
+    """Return the file for what the answer depends on; None where that, or the cache, cannot be found."""
+    cpu = read_cpu()
+    digest = hashlib.sha256(f"{isa}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
+    try:
+        libraries = _mapped_libraries(Path("/proc/self/maps").read_text().splitlines())
+        for file in (plugin, *_CHILD_FILES, *sorted(libraries)):
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        return cache_root() / f"selftest-{digest.hexdigest()[:32]}.json"
+    except (OSError, UsageError):  # a library replaced under a running process; no home directory
+        return None
+
+
+def _mapped_libraries(maps: Iterable[str]) -> set[Path]:
+    """Return the files of llama.cpp that the lines of a /proc/PID/maps name."""
+    paths = (Path(fields[5]) for line in maps if len(fields := line.split(maxsplit=5)) == 6)
+    return {path for path in paths if path.name.startswith(("libggml", "libllama"))}

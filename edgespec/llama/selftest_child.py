@@ -1,0 +1,215 @@
+"""The self-test of the kernels, as it runs in the child process (see selftest.py).
+
+A tiny random model with every kind of weight is run as stock and packed, over the same tokens:
+
+    packed logits are finite and near stock's           the arithmetic is right
+    batches of 1, 8 and N, on 1 and on 2 threads        bit for bit the same logits
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError
+from edgespec.llama import kernels
+from edgespec.llama.backend import foreign_function
+from edgespec.llama.gguf_header import read_header
+from edgespec.llama.selftest import FAILED
+from edgespec.llama.session import Rows, Session
+from edgespec.llama.weights import Model
+
+N_TOKENS = 32
+N_VOCAB = N_EMBD = 512
+N_HEAD, N_HEAD_KV, HEAD_DIM = 8, 2, 64
+N_FF = 832  # a multiple of 64 and not of 256: the widths at which models fall back to the older types
+SEED = 1
+
+# Rounding in other places moves a row of logits by up to 4 % (stock with itself, in batches of 1 and of
+# 8: 1.4 %). One wrong matrix, whichever it is, moves them by 77 % and more (tests/llama/test_selftest.py).
+TOLERANCE = 0.1
+
+# The numbers of types in GGUF files.
+_TYPES = {
+    "f32": 0, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8,
+    "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20,
+}  # fmt: skip
+
+
+class Matrix(NamedTuple):
+    """A weight matrix of the test's model."""
+
+    rows: int
+    columns: int
+    type: str
+    spread: float
+    """The standard deviation of what it makes of unit vectors."""
+
+
+# Large queries and keys make attention choose, so that errors in them show.
+_LAYER = {
+    "attn_q": (N_HEAD * HEAD_DIM, N_EMBD, 2.0),
+    "attn_k": (N_HEAD_KV * HEAD_DIM, N_EMBD, 2.0),
+    "attn_v": (N_HEAD_KV * HEAD_DIM, N_EMBD, 1.0),
+    "attn_output": (N_EMBD, N_HEAD * HEAD_DIM, 1.0),
+    "ffn_gate": (N_FF, N_EMBD, 1.5),
+    "ffn_up": (N_FF, N_EMBD, 1.5),
+    "ffn_down": (N_EMBD, N_FF, 1.0),
+}
+_LAYER_TYPES = (
+    ("q4_0", "q8_0", "q6_K", "q4_K", "q5_K", "q4_1", "q5_0"),
+    ("q4_K", "q5_1", "q8_0", "iq4_nl", "q4_0", "q6_K", "q8_0"),
+)
+N_LAYERS = len(_LAYER_TYPES)
+MATRICES = {
+    "token_embd": Matrix(N_VOCAB, N_EMBD, "q8_0", 0.3 * N_EMBD**0.5),  # looked up, not multiplied
+    "output": Matrix(N_VOCAB, N_EMBD, "q6_K", 1.0),
+} | {
+    f"blk.{layer}.{name}": Matrix(rows, columns, type_, spread)
+    for layer, types in enumerate(_LAYER_TYPES)
+    for (name, (rows, columns, spread)), type_ in zip(_LAYER.items(), types, strict=True)
+}
+_NORMS = (
+    "output_norm",
+    *(f"blk.{layer}.{name}" for layer in range(N_LAYERS) for name in ("attn_norm", "ffn_norm")),
+)
+
+
+class _ContextParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+_pointer, _text, _int64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64
+_init = foreign_function("ggml_init", _pointer, _ContextParams)
+_free = foreign_function("ggml_free", None, _pointer)
+_new_tensor = foreign_function("ggml_new_tensor_2d", _pointer, _pointer, ctypes.c_int, _int64, _int64)
+_set_name = foreign_function("ggml_set_name", _pointer, _pointer, _text)
+_data = foreign_function("ggml_get_data", _pointer, _pointer)
+_quantize = foreign_function(
+    "ggml_quantize_chunk",
+    ctypes.c_size_t,
+    *(ctypes.c_int, _pointer, _pointer, _int64, _int64, _int64, _pointer),
+)
+_gguf_init = foreign_function("gguf_init_empty", _pointer)
+_gguf_free = foreign_function("gguf_free", None, _pointer)
+_set_text = foreign_function("gguf_set_val_str", None, _pointer, _text, _text)
+_set_integer = foreign_function("gguf_set_val_u32", None, _pointer, _text, ctypes.c_uint32)
+_set_float = foreign_function("gguf_set_val_f32", None, _pointer, _text, ctypes.c_float)
+_add_tensor = foreign_function("gguf_add_tensor", None, _pointer, _pointer)
+_write = foreign_function("gguf_write_to_file", ctypes.c_bool, _pointer, _text, ctypes.c_bool)
+
+
+def write_model(path: Path, *, other: str = "") -> None:
+    """Write the test's model to `path`, by ggml's own quantizer and writer.
+
+    `other` names a matrix that gets other random weights.
+    """
+    context = _init(_ContextParams(16 << 20, None, False))
+    gguf = _gguf_init()
+
+    def add(name: str, values: npt.NDArray[np.float32], type_: str) -> None:
+        rows, columns = values.shape
+        tensor = _new_tensor(context, _TYPES[type_], columns, rows)
+        _set_name(tensor, f"{name}.weight".encode())
+        _quantize(_TYPES[type_], values.ctypes.data, _data(tensor), 0, rows, columns, None)
+        _add_tensor(gguf, tensor)
+
+    try:
+        for key, text in {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}.items():
+            _set_text(gguf, key.encode(), text.encode())
+        for key, number in {
+            "context_length": 2 * N_TOKENS,
+            "embedding_length": N_EMBD,
+            "block_count": N_LAYERS,
+            "feed_forward_length": N_FF,
+            "attention.head_count": N_HEAD,
+            "attention.head_count_kv": N_HEAD_KV,
+            "rope.dimension_count": HEAD_DIM,
+            "vocab_size": N_VOCAB,
+        }.items():
+            _set_integer(gguf, f"llama.{key}".encode(), number)
+        _set_float(gguf, b"llama.attention.layer_norm_rms_epsilon", 1e-5)
+        for i, (name, matrix) in enumerate(MATRICES.items()):
+            rng = np.random.default_rng((SEED, i, name == other))
+            values = rng.standard_normal((matrix.rows, matrix.columns), np.float32)
+            add(name, values * np.float32(matrix.spread / matrix.columns**0.5), matrix.type)
+        for name in _NORMS:
+            add(name, np.ones((1, N_EMBD), np.float32), "f32")
+        if not _write(gguf, os.fsencode(path), False):
+            raise EdgespecError(f"the test model could not be written to {path}")
+    finally:
+        _gguf_free(gguf)
+        _free(context)
+
+
+@contextmanager
+def _model_file() -> Iterator[Path]:
+    """A file in memory: nothing to clean up, whatever ends the test."""
+    handle = os.memfd_create("edgespec-selftest")
+    try:
+        path = Path(f"/proc/self/fd/{handle}")
+        write_model(path)
+        yield path
+    finally:
+        os.close(handle)
+
+
+def logits(model: Model, *, n_batch: int, n_threads: int) -> Rows:
+    """Return the logits after each of the test's tokens, `n_batch` tokens a pass."""
+    tokens = np.random.default_rng(SEED).integers(0, N_VOCAB, N_TOKENS).tolist()
+    with Session(model, n_ctx=2 * N_TOKENS, n_threads=n_threads) as session:
+        session.eval(tokens, n_logits=0)  # as a draft reads its prompt: parts of that graph are empty
+        session.clear()
+        batches = [tokens[i : i + n_batch] for i in range(0, N_TOKENS, n_batch)]
+        return np.concatenate([session.eval(batch, n_logits=len(batch)).copy() for batch in batches])
+
+
+def difference(rows: Rows, reference: Rows) -> float:
+    """Return the largest relative difference of a row: its length over the reference's."""
+    norm = np.linalg.norm
+    return float(np.max(norm(rows - reference, axis=1) / norm(reference, axis=1)))
+
+
+def open_model(path: Path, *, use_kernels: bool) -> Model:
+    """Load the test's model, which has no tokenizer."""
+    return Model(path, kernels=use_kernels, header=read_header(path))
+
+
+def _compare() -> str:
+    """Return what is wrong with the kernels that are loaded, or ""."""
+    with _model_file() as path:
+        with open_model(path, use_kernels=False) as stock:
+            reference = logits(stock, n_batch=8, n_threads=1)
+        with open_model(path, use_kernels=True) as packed:
+            if not packed.uses_kernels:
+                return "nothing was packed"
+            first = logits(packed, n_batch=1, n_threads=1)
+            if not np.isfinite(first).all():
+                return "the logits are not finite"
+            if (off := difference(first, reference)) > TOLERANCE:
+                return f"the logits differ from stock by {off:.0%}"
+            for n_batch in (1, 8, N_TOKENS):
+                for n_threads in (1, 2):
+                    if not np.array_equal(logits(packed, n_batch=n_batch, n_threads=n_threads), first):
+                        return f"the logits change with batches of {n_batch} on {n_threads} threads"
+    return ""
+
+
+def main(plugin: str, isa: str) -> int:
+    """Test `plugin` with instruction set `isa`; the exit code, and on stderr what is wrong."""
+    try:
+        wrong = kernels.load_untested(Path(plugin), isa) or _compare()
+    except EdgespecError as error:  # of the machine, not of the kernels: no memory, for example
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    if wrong:
+        sys.stderr.write(f"{wrong}\n")
+    return FAILED if wrong else 0

@@ -1,0 +1,362 @@
+"""One timeline over a model: a llama_context with one sequence that grows, and can be cut back.
+
+The end of a pass may be a tree of tokens. llama.cpp sees a sequence for each leaf: the first is the
+timeline itself, the others share its cells of the cache and go on by themselves below the fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.batch import Batch, Branches, TreeBatch, find_branches
+from edgespec.llama.weights import Model
+from edgespec.platform.closing import Closing
+
+Rows: TypeAlias = npt.NDArray[np.float32]
+"""Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
+
+State: TypeAlias = npt.NDArray[np.uint8]
+"""A copy of the cache of a timeline, as the library writes it."""
+
+MAX_LEAVES = 32
+"""Most leaves of a tree of tokens: the library keeps room for a row of logits for each."""
+
+_FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
+_DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
+_SEQUENCE, _ALL_SEQUENCES = 0, -1
+_SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
+
+# Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
+_get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Session(Closing):
+    """A growing sequence of tokens and the model's cache of it. A context manager.
+
+    The library's own count of the cached tokens is the only one kept (`n_past`): there is no copy
+    to fall out of step when Ctrl-C lands between two lines. What the tokens are is written down before a
+    pass and read as far as they count (`timeline`). A failed or interrupted `eval` leaves
+    the timeline as it was before the call, or empty where the model cannot rewind.
+
+    A session keeps its model alive. It is not for use by two threads at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        n_batch: int = 512,
+        n_logits_max: int = 64,
+        embeddings: Callable[[Sequence[int]], npt.NDArray[np.float32]] | None = None,
+        abort_callback: int = 0,
+        abort_data: int = 0,
+    ) -> None:
+        """Open a timeline of up to `n_ctx` tokens.
+
+        `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns;
+        it sets the size of buffers. `embeddings`: returns the input rows, shape (n, n_embd), of n
+        tokens, for a model whose own table has not all of them; as the first layer takes them, so
+        scaled already where the architecture scales (Gemma). `abort_callback`, `abort_data`:
+        addresses of a C function `bool (*)(void *)` and its argument, asked during a pass; when it
+        returns true, `eval` raises KeyboardInterrupt. Raises EdgespecError when the context cannot
+        be created or the model cannot take embeddings.
+        """
+        if n_ctx < 1 or n_threads < 1 or n_batch < 1 or n_logits_max < 1:
+            raise ValueError("n_ctx, n_threads, n_batch and n_logits_max must be at least 1")
+        self.model = model
+        self.n_ctx = n_ctx
+        self.n_batch = min(n_batch, n_ctx)
+        self.n_logits_max = min(n_logits_max, self.n_batch)
+        self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if model.can_rewind else 1
+        """Most leaves of a tree of tokens; 1: chains only."""
+        if embeddings and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
+            raise EdgespecError(
+                f"{model.name} cannot take embeddings in place of tokens "
+                f"(architecture {model.header.architecture})"
+            )
+        context = _create(
+            model,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            n_batch=self.n_batch,
+            n_logits_max=self.n_logits_max,
+            max_leaves=self.max_leaves,
+        )
+        # The finalizer's reference keeps the model's weights until the context over them is freed,
+        # also when the collector finds both unreachable at once.
+        self._finalizer = weakref.finalize(self, _free, context, model)
+        model.sessions.add(self)
+        self._context = context
+        self._memory = llama.llama_get_memory(context)
+        if abort_callback:
+            callback = ctypes.cast(ctypes.c_void_p(abort_callback), llama.ggml_abort_callback)
+            llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(abort_data))
+
+        # One batch serves every pass but those with branches. Null `pos` and `seq_id` mean: the next
+        # positions of sequence 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants
+        # logits of the last k points its `logits` at n - k zeros before the first one, so nothing is
+        # ever written.
+        self._tokens = (ctypes.c_int32 * self.n_batch)()
+        self._flags = (ctypes.c_int8 * (2 * self.n_batch))(*[0] * self.n_batch, *[1] * self.n_batch)
+        self._first_one = ctypes.addressof(self._flags) + self.n_batch
+        self._embeddings = embeddings
+        self._n_embd: int = llama.llama_model_n_embd_inp(model.handle)
+        self._chain = Batch(None if embeddings else self._tokens)
+        self._tree: TreeBatch | None = None
+        self._has_branches = False
+        self._written: list[int] = []
+        self._rows_address = 0
+        self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in the timeline."""
+        self._require_open()
+        return int(llama.llama_memory_seq_pos_max(self._memory, _SEQUENCE)) + 1
+
+    @property
+    def timeline(self) -> list[int]:
+        """The tokens in the timeline."""
+        return self._written[: self.n_past]
+
+    def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
+        """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
+
+        With `parents` the last len(parents) tokens are a tree in depth-first pre-order: parents[i]
+        is the node that node i follows, -1 the token before the tree, which `tokens` must have;
+        n_logits must be len(parents) + 1: row 0 follows that token, row i + 1 follows node i.
+        Of the tree only its *trunk* stays in the timeline: the first nodes, with parents[i] == i - 1.
+        With edgespec's kernels a node's row is bit for bit that of the same tokens in a chain (where
+        attention has a sliding window, if that is longer than the tree is deep); with llama.cpp's it
+        may differ in the last bits, as it may between two sizes of a batch.
+
+        The rows, shape (n_logits, n_vocab), are the library's own memory: valid until the next
+        `eval` or `close`. More than `n_batch` tokens take several passes. Raises EdgespecError when
+        the context is full (each node needs a place while it is computed), the model cannot have
+        branches or the library fails, KeyboardInterrupt when the abort callback stops it.
+        """
+        n_tokens = len(tokens)
+        n_past = self.n_past
+        if not 0 <= n_logits <= min(n_tokens, self.n_logits_max):
+            raise ValueError(f"n_logits {n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}")
+        branches = None if parents is None else self._branches(parents, n_logits)
+        if n_past + n_tokens > self.n_ctx:
+            raise EdgespecError(
+                f"the context is full: {n_past} tokens and {n_tokens} more do not fit in {self.n_ctx}; "
+                "choose a larger --ctx"
+            )
+        backend.clear_log()
+        if self._has_branches:
+            self._drop_branches()
+        self._written[n_past:] = tokens  # of a tree the trunk lies first, and the rest will not count
+        try:
+            start = 0
+            while start < n_tokens:
+                n = n_tokens - start
+                if n > self.n_batch:
+                    # Not the last pass; it must leave to it every token whose logits are wanted.
+                    n = min(self.n_batch, n - n_logits)
+                part = tokens[start : start + n]
+                if start + n < n_tokens:
+                    self._decode(self._chain, part, 0)
+                elif branches is None:
+                    self._decode(self._chain, part, n_logits)
+                else:
+                    self._decode_tree(part, branches, n_past + start)
+                start += n
+        except BaseException:
+            self._restore(n_past)
+            raise
+        return self._view(n_logits)
+
+    def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
+        """Return the tree, checked; None for a chain."""
+        nodes = list(map(int, parents))
+        if n_logits != len(nodes) + 1:
+            raise ValueError(f"n_logits {n_logits} with a tree of {len(nodes)} nodes")
+        if nodes == list(range(-1, len(nodes) - 1)):
+            return None
+        branches = find_branches(nodes)
+        if not self.model.can_rewind:
+            raise EdgespecError(
+                f"{self.model.name} cannot evaluate branches (architecture {self.model.header.architecture})"
+            )
+        if branches.n_leaves > self.max_leaves:
+            raise ValueError(f"a tree of {branches.n_leaves} leaves, max_leaves {self.max_leaves}")
+        return branches
+
+    def _decode_tree(self, tokens: Sequence[int], branches: Branches, n_past: int) -> None:
+        """Decode `tokens`, the last of which are a tree, and drop what is not its trunk."""
+        n_nodes = len(branches.depths)
+        if self._tree is None:
+            self._tree = TreeBatch(None if self._embeddings else self._tokens, self.n_batch, self.max_leaves)
+        self._tree.lay_out(branches, n_past, len(tokens) - n_nodes)
+        # A side sequence keeps what it shares with the timeline from tree to tree: sharing 2000 cells
+        # and letting them go takes 0.13 ms for each of them, only what is new since the last tree 5 us.
+        for sequence in range(1, branches.n_leaves):
+            n_shared = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
+            llama.llama_memory_seq_cp(self._memory, _SEQUENCE, sequence, n_shared, n_past)
+        self._has_branches = True
+        self._decode(self._tree, tokens, n_nodes + 1)
+        for sequence in range(1, branches.n_leaves):
+            llama.llama_memory_seq_rm(self._memory, sequence, n_past + len(tokens) - n_nodes, -1)
+        self._has_branches = False
+
+    def _decode(self, batch: Batch, tokens: Sequence[int], n_logits: int) -> None:
+        n = len(tokens)
+        if self._embeddings is None:
+            self._tokens[:n] = list(map(int, tokens))
+        else:
+            rows = np.ascontiguousarray(self._embeddings(tokens), np.float32)  # lives until it is decoded
+            if rows.shape != (n, self._n_embd):
+                raise ValueError(f"embeddings of shape {rows.shape}, not {(n, self._n_embd)}")
+            batch.embd.value = rows.ctypes.data
+        batch.struct.n_tokens = n
+        batch.logits.value = self._first_one - (n - n_logits)
+        with (
+            backend.interruptible()
+        ):  # an aborted pass is logged, and Python may raise Ctrl-C in that callback
+            code = llama.llama_decode(self._context, batch.struct)
+        if code == 0:
+            return
+        if code == _DECODE_ABORTED:
+            raise KeyboardInterrupt
+        if code == _DECODE_NO_SLOT:
+            raise EdgespecError(f"the context is full: no room for {n} more tokens; choose a larger --ctx")
+        raise EdgespecError(
+            f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+        )
+
+    def _view(self, n_logits: int) -> Rows:
+        if n_logits == 0:
+            return self._rows[:0]
+        address = _get_logits(self._context)
+        if address != self._rows_address:  # the buffer moves only when it grows
+            # Described at its largest; only the rows just asked for are ever touched.
+            shape = (self.n_logits_max, self.model.n_vocab)
+            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+            self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
+            self._rows_address = address
+        return self._rows[:n_logits]
+
+    def _restore(self, n_past: int) -> None:
+        if self._cut(n_past):
+            self._has_branches = False
+        else:
+            llama.llama_memory_clear(self._memory, False)
+
+    def _cut(self, n_keep: int) -> bool:
+        """Cut every sequence back to `n_keep` tokens; return whether the library could."""
+        which = _ALL_SEQUENCES if self.max_leaves > 1 else _SEQUENCE
+        return bool(llama.llama_memory_seq_rm(self._memory, which, n_keep, -1))
+
+    def _drop_branches(self) -> None:
+        """Remove what Ctrl-C, in the moment after a pass, has left of a tree."""
+        for sequence in range(1, self.max_leaves):
+            llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._has_branches = False
+
+    def rewind(self, n_keep: int) -> None:
+        """Cut the timeline back to its first `n_keep` tokens, as if the others had never been.
+
+        Raises EdgespecError when the model cannot (`Model.can_rewind`).
+        """
+        n_past = self.n_past
+        if not 0 <= n_keep <= n_past:
+            raise ValueError(f"cannot keep {n_keep} of {n_past} tokens")
+        if n_keep == n_past:
+            return
+        if n_keep == 0:
+            self.clear()
+        elif not self.model.can_rewind or not self._cut(n_keep):
+            raise EdgespecError(
+                f"{self.model.name} cannot take tokens back (architecture {self.model.header.architecture})"
+            )
+
+    def clear(self) -> None:
+        """Empty the timeline."""
+        self._require_open()
+        llama.llama_memory_clear(self._memory, False)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that `state` returns now."""
+        self._require_open()
+        return int(llama.llama_state_seq_get_size(self._context, _SEQUENCE))
+
+    def state(self) -> State:
+        """Return a copy of the cache of the timeline, for `restore`."""
+        size = self.state_bytes
+        state: State = np.empty(size, np.uint8)
+        n = llama.llama_state_seq_get_data(self._context, _bytes(state), size, _SEQUENCE)
+        if n != size:
+            raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
+        return state
+
+    def restore(self, state: State, timeline: Sequence[int]) -> None:
+        """Make `timeline` this session's, whose cache `state` was copied from this model.
+
+        The session may be another one, with a context of another size. Raises EdgespecError, and leaves the
+        timeline empty, where it does not fit.
+        """
+        self.clear()
+        self._written = list(timeline)
+        n = llama.llama_state_seq_set_data(self._context, _bytes(state), state.nbytes, _SEQUENCE)
+        if n != state.nbytes or self.n_past != len(timeline):
+            self.clear()
+            raise EdgespecError(
+                f"{self.model.path}: llama.cpp could not restore a cache of {len(timeline)} tokens"
+            )
+
+    def close(self) -> None:
+        """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
+        self._finalizer()
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EdgespecError(f"{self.model.path}: the session is closed")
+
+
+def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def _create(
+    model: Model, *, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int, max_leaves: int
+) -> llama.llama_context_p:
+    params = llama.llama_context_default_params()
+    params.n_ctx = n_ctx
+    # One physical batch for each logical one: rows then come in the order of the tokens.
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_outputs_max = n_logits_max
+    params.n_seq_max = max_leaves
+    params.kv_unified = max_leaves > 1  # sequences can share cells of one cache
+    params.n_threads = params.n_threads_batch = n_threads
+    # Only so does attention come to edgespec's kernels; llama.cpp's own is slower than its plain kernels.
+    params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED
+    params.offload_kqv = False
+    params.no_perf = True
+    params.swa_full = True  # a sliding window that forgot tokens could not be rewound
+    context: llama.llama_context_p | None = backend.create(
+        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
+    )
+    if context is None:
+        raise EdgespecError(
+            f"{model.path}: no context of {n_ctx} tokens: {backend.failure_reason()}; choose a smaller --ctx"
+        )
+    return context
+
+
+def _free(context: llama.llama_context_p, _model: Model) -> None:
+    llama.llama_free(context)

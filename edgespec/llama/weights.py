@@ -1,0 +1,261 @@
+"""A loaded model: its weights, its tokenizer and its chat template. No timeline: see session.py."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.kernels import PackedTensor, Packing, packing
+from edgespec.platform.closing import Closing
+from edgespec.platform.memory import MappedPages
+
+_LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
+_NO_TOKEN = -1
+_DROP_EVERY = 64 << 20  # bytes loaded: small beside a model, and few looks at the table of mappings
+
+_TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
+
+
+class Model(Closing):
+    """The weights and the tokenizer of one GGUF file, on the CPU. A context manager.
+
+    `close` (or the garbage collector) frees it and, before it, the sessions still open on it.
+    Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        use_mmap: bool = True,
+        repack: bool = True,
+        check_tensors: bool = True,
+        kernels: bool = True,
+        vocab_only: bool = False,
+        header: GGUFHeader | None = None,
+    ) -> None:
+        """Load `path`; Ctrl-C stops the loading. Models are loaded one at a time.
+
+        `use_mmap` maps the file instead of copying it. `repack` lets the library rearrange some
+        quantized weights for its faster kernels: more memory and a longer load for faster decoding.
+        `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
+        packs the weights for edgespec's kernels where they can be used (kernels.py); else, and without
+        it, the model runs exactly as llama.cpp does. `vocab_only` reads no weights: there is only a
+        tokenizer then. A `header` that `check_model_file` returned for this path spares a second look.
+        Raises what `check_model_file` raises, and EdgespecError when the library cannot load it.
+        """
+        self.path = Path(path)
+        self.header = header or check_model_file(path)
+        self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
+        with packing(kernels and not vocab_only) as packed:
+            model = _load(
+                self.path,
+                use_mmap=use_mmap,
+                repack=repack,
+                check_tensors=check_tensors,
+                vocab_only=vocab_only,
+                on_progress=_page_dropper(self.path, self.header, packed),
+            )
+            self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
+            self.packed: tuple[PackedTensor, ...] = packed.tensors()
+            """The weight matrices that edgespec's kernels work on."""
+        self._model = model
+        self._vocab = llama.llama_model_get_vocab(model)
+
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)
+        self.n_params: int = llama.llama_model_n_params(model)
+        self.size_bytes: int = llama.llama_model_size(model)
+        self.description = _description(model)
+        ftype = llama.llama_ftype_name(llama.llama_model_ftype(model))
+        self.ftype = ftype.decode() if ftype else "unknown"
+        self.tokenizer_type = _TOKENIZERS.get(llama.llama_vocab_type(self._vocab), "unknown")
+        self.bos: int | None = _token_or_none(llama.llama_vocab_bos(self._vocab))
+        self.eos: int | None = _token_or_none(llama.llama_vocab_eos(self._vocab))
+        self.eot: int | None = _token_or_none(llama.llama_vocab_eot(self._vocab))
+        self.add_bos: bool = llama.llama_vocab_get_add_bos(self._vocab)
+        self.can_rewind = not (
+            llama.llama_model_is_recurrent(model)
+            or llama.llama_model_is_hybrid(model)
+            or llama.llama_model_is_diffusion(model)
+        )
+        template = llama.llama_model_chat_template(model, None)
+        self.chat_template = None if template is None else template.decode(errors="replace")
+
+    @property
+    def name(self) -> str:
+        """What the file calls itself, else the file's name."""
+        return self.header.name or self.path.stem
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether edgespec's kernels work on any of the weights."""
+        return bool(self.packed)
+
+    @property
+    def handle(self) -> llama.llama_model_p:
+        """The library's pointer, for Session."""
+        self._require_open()
+        return self._model
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EdgespecError(f"{self.path}: the model is closed")
+
+    def is_eog(self, token: int) -> bool:
+        """Return whether `token` ends a generation (EOS, end of turn, ...)."""
+        self._require_open()
+        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    def is_control(self, token: int) -> bool:
+        """Return whether `token` steers the model and is not text."""
+        self._require_open()
+        return bool(llama.llama_vocab_is_control(self._vocab, token))
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the token ids of `text`.
+
+        `add_special` adds BOS/EOS where the model wants them; `parse_special` reads the names of
+        control tokens in the text as these tokens. Raises UsageError for text that is not valid
+        Unicode (a lone surrogate).
+        """
+        self._require_open()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the text is not valid Unicode at character {error.start}") from error
+        capacity = len(data) + 8  # a token stands for at least a byte, but for BOS, EOS and a prefix space
+        while True:
+            tokens = (ctypes.c_int32 * capacity)()
+            n = llama.llama_tokenize(
+                self._vocab, data, len(data), tokens, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                return tokens[:n]
+            if -n <= capacity:
+                raise EdgespecError(f"{self.path}: the tokenizer failed on a text of {len(data):,} bytes")
+            capacity = -n
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes of `token`, maybe part of a character; control tokens only if `special`."""
+        self._require_open()
+        if not 0 <= token < self.n_vocab:
+            raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)  # its own: several threads may ask
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """Return the prompt that the model's own chat template makes of `messages`.
+
+        Each message has "role" and "content"; the prompt ends where the answer begins. `tools` are functions
+        that the model may call, as in OpenAI's API: templates that know none leave them out. Raises
+        EdgespecError when the model has no template or the template fails.
+        """
+        if self.chat_template is None:
+            raise EdgespecError(f"{self.name} has no chat template; `edgespec run --raw` needs none")
+        try:
+            formatter = backend.Jinja2ChatFormatter(
+                self.chat_template, eos_token=self._text(self.eos), bos_token=self._text(self.bos)
+            )
+            return str(formatter(messages=list(messages), tools=tools or None).prompt)  # type: ignore[arg-type]
+        except Exception as error:  # a template is a program: it can fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise EdgespecError(
+                f"the chat template of {self.name} failed: {reason}; `edgespec run --raw` needs none"
+            ) from error
+
+    def tokenize_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the tokens of `render_chat`, with one BOS also where the template writes it."""
+        return self.tokenize_rendered(self.render_chat(messages, tools))
+
+    def tokenize_rendered(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt that `render_chat` made, with one BOS as in `tokenize_chat`."""
+        has_bos = self.bos is not None and prompt.startswith(self._text(self.bos))
+        return self.tokenize(prompt, add_special=not has_bos, parse_special=True)
+
+    def _text(self, token: int | None) -> str:
+        return "" if token is None else self.piece(token, special=True).decode(errors="replace")
+
+    def close(self) -> None:
+        """Free the sessions still open on the model, then the model; a second call does nothing."""
+        for session in tuple(self.sessions):
+            session.close()
+        self._finalizer()
+
+
+def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[float], None]:
+    """Return what, told of the loading's progress, drops the mapped pages while weights are packed.
+
+    Else the file, which the library makes resident as a whole, and the packed copy of it would both
+    be in memory. Pages of weights that were not packed go too and come back from the page cache.
+    """
+    pages = MappedPages((path, *header.other_parts))
+    step = _DROP_EVERY / max(1, header.file_bytes)
+    next_drop = 0.0
+
+    def drop(progress: float) -> None:
+        nonlocal next_drop
+        if progress >= min(next_drop, 1.0) and (packed.begun() or (packed.on and progress == 0.0)):
+            pages.drop()
+            next_drop = progress + step
+
+    return drop
+
+
+def _load(
+    path: Path,
+    *,
+    use_mmap: bool,
+    repack: bool,
+    check_tensors: bool,
+    vocab_only: bool,
+    on_progress: Callable[[float], None],
+) -> llama.llama_model_p:
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = 0
+    params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
+    params.use_extra_bufts = repack
+    params.check_tensors = check_tensors
+    params.vocab_only = vocab_only
+
+    def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
+        def progressed(progress: float, _data: object) -> bool:
+            on_progress(progress)
+            return not interruption.requested  # False stops: at the call after the one with Ctrl-C
+
+        callback = llama.llama_progress_callback(progressed)
+        params.progress_callback = callback
+        loaded: llama.llama_model_p | None = llama.llama_model_load_from_file(os.fsencode(path), params)
+        return loaded
+
+    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free)
+    if model is None:
+        raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
+    return model
+
+
+def _description(model: llama.llama_model_p) -> str:
+    buffer = ctypes.create_string_buffer(128)
+    llama.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode(errors="replace")
+
+
+def _token_or_none(token: int) -> int | None:
+    return None if token == _NO_TOKEN else token

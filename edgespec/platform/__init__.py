@@ -1,0 +1,1 @@
+"""The machine and its operating system: processor, memory, files, signals, child processes."""

@@ -1,0 +1,145 @@
+"""Boards: the Raspberry Pis that wheels are built for (see docs/raspberry-pi.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from edgespec.platform.cpu import read_cpu
+
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_HWCAPS = {
+    "asimd": (_AT_HWCAP, 1),
+    "crc32": (_AT_HWCAP, 7),
+    "atomics": (_AT_HWCAP, 8),
+    "fphp": (_AT_HWCAP, 9),
+    "asimdhp": (_AT_HWCAP, 10),
+    "asimdrdm": (_AT_HWCAP, 12),
+    "asimddp": (_AT_HWCAP, 20),
+    "sve": (_AT_HWCAP, 22),
+    "i8mm": (_AT_HWCAP2, 13),
+    "bf16": (_AT_HWCAP2, 14),
+}
+"""Features, as /proc/cpuinfo names them: the kernel's word of them and the bit in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A kind of board, as far as its wheels depend on it."""
+
+    name: str
+    """As in `make pi5` and `dist/pi5`. Its wheel of llama.cpp has the build tag "1" + name."""
+    title: str
+    models: tuple[str, ...]
+    """Beginnings of /proc/device-tree/model of the boards that these wheels are the best for."""
+    arch: str
+    """What GCC's -march is for llama.cpp's kernels, which are not chosen at run time."""
+    tune: str
+    """GCC's -mtune."""
+    hwcaps: tuple[str, ...]
+    """Features of /proc/cpuinfo that code for `arch` needs."""
+    emulated: str
+    """qemu's -cpu."""
+
+
+BOARDS = (
+    Board(
+        name="pi4",
+        title="Raspberry Pi 4 (Cortex-A72)",
+        models=("Raspberry Pi 4", "Raspberry Pi Compute Module 4"),  # 4, 400, CM4
+        arch="armv8-a+crc",
+        tune="cortex-a72",
+        hwcaps=("asimd", "crc32"),
+        emulated="cortex-a72",
+    ),
+    Board(
+        name="pi5",
+        title="Raspberry Pi 5 (Cortex-A76)",
+        models=("Raspberry Pi 5", "Raspberry Pi Compute Module 5"),  # 5, 500, CM5
+        arch="armv8.2-a+dotprod+fp16",
+        tune="cortex-a76",
+        hwcaps=("asimd", "crc32", "atomics", "asimdrdm", "fphp", "asimdhp", "asimddp"),
+        emulated="cortex-a76",
+    ),
+)
+"""64-bit boards, the plainer first. All others whose processor has the features run these wheels too."""
+
+
+def device_model(root: Path = Path("/")) -> str:
+    """Return what the device says it is, such as "Raspberry Pi 5 Model B Rev 1.0"; "" if it says nothing."""
+    try:
+        return (root / "proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
+    except OSError:
+        return ""
+
+
+def device_revision(root: Path = Path("/")) -> str:
+    """Return the code of a Raspberry Pi's revision, such as "c03114"; "" on other machines."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in pairs if name.strip() == "Revision"), "")
+
+
+def board_of(model: str) -> Board | None:
+    """Return the board that a device is by its `device_model`; None for all others."""
+    return next((board for board in BOARDS if model.startswith(board.models)), None)
+
+
+def auxval(kind: int) -> int:
+    """Return a word that the kernel gave this process, such as AT_HWCAP; 0 unless it is one of 64-bit ARM."""
+    if os.uname().machine != "aarch64" or sys.maxsize < 1 << 32:  # a 32-bit process has other bits
+        return 0
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    return int(getauxval(kind))
+
+
+def hwcaps(source: Callable[[int], int] | None = None) -> frozenset[str]:
+    """Return the features of a 64-bit ARM processor that this process may use, by name; elsewhere none.
+
+    /proc/cpuinfo says the same, but under qemu's user emulation it is that of the host. `source`: `auxval`.
+    """
+    source = source or auxval
+    words = {kind: source(kind) for kind in (_AT_HWCAP, _AT_HWCAP2)}
+    return frozenset(name for name, (kind, bit) in _HWCAPS.items() if words[kind] >> bit & 1)
+
+
+def wheel_board() -> Board | None:
+    """Return the board that the installed wheel of llama-cpp-python was built for; None: for no one board."""
+    try:
+        lines = (distribution("llama-cpp-python").read_text("WHEEL") or "").splitlines()
+    except PackageNotFoundError:
+        return None
+    builds = {f"Build: 1{board.name}": board for board in BOARDS}
+    return next((builds[line] for line in lines if line in builds), None)
+
+
+def wheel_for_another_board(features: frozenset[str] | None = None) -> str:
+    """Return what is wrong, in one line, if the installed llama.cpp would die here of an illegal instruction.
+
+    "" where nothing is. `features`: of this processor, by default `hwcaps`; without any, as on x86, nothing
+    is read.
+    """
+    features = hwcaps() if features is None else features
+    board = wheel_board() if features else None
+    missing = [name for name in board.hwcaps if name not in features] if board else []
+    if board is None or not missing:
+        return ""
+    fitting = [other.name for other in BOARDS if features.issuperset(other.hwcaps)]
+    cure = (
+        f"install the wheels of dist/{fitting[-1]} (make {fitting[-1]})"
+        if fitting
+        else "build llama-cpp-python on this machine"
+    )
+    return (
+        f"llama-cpp-python was built for the {board.title}, this processor ({read_cpu().model}) has no "
+        f"{', '.join(missing)}; {cure}"
+    )

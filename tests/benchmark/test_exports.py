@@ -1,0 +1,208 @@
+"""Files of a benchmark: what is in the CSV and the JSON, and that no failure costs the old file."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.benchmark import exports
+from edgespec.benchmark.runs import PLAIN, Cell, Outcome, as_json, from_json
+from edgespec.benchmark.summary import OVERALL, summarise_cell
+from edgespec.errors import EdgespecError, UsageError
+from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
+
+# ---- CSV and JSON ----
+
+
+def rows_of(outcome, write=exports.write_csv):
+    stream = io.StringIO()
+    write(outcome, stream)
+    return list(csv.DictReader(io.StringIO(stream.getvalue())))
+
+
+def test_a_row_for_each_cell_category_and_way():
+    outcome = toy_outcome(source="RAPL", ways=("auto", "model-4"), accuracy=True)
+    rows = rows_of(outcome)
+    places = [(row["category"], row["way"]) for row in rows]
+    assert places == [(c, w) for c in (OVERALL, *CATEGORIES) for w in (PLAIN, "auto", "model-4")]
+    auto = summarise_cell(outcome.cells[0])[0].ways[1]
+    assert float(rows[1]["decode_tokens_per_s"]) == auto.decode_tokens_per_s
+    assert float(rows[1]["net_joules_per_token"]) == auto.net_joules_per_token
+    assert float(rows[1]["speedup_low"]) <= float(rows[1]["speedup"]) <= float(rows[1]["speedup_high"])
+    assert rows[1]["acceptance_by_position"].count(" ") == len(auto.acceptance_by_position) - 1
+    assert (rows[1]["energy_estimated"], rows[1]["runs"], rows[1]["compared"]) == ("no", "16", "16")
+    assert (rows[0]["speedup"], rows[0]["identical"]) == ("", ""), "plain is compared with nothing"
+    assert (rows[0]["perplexity"], rows[0]["problems"], rows[0]["skipped"]) == ("9.1", "164", "")
+
+
+def test_what_is_unavailable_is_an_empty_field_and_an_estimate_is_called_one():
+    for source, joules, estimated in (
+        ("unavailable", False, ""),
+        (None, False, ""),
+        ("assumed", True, "yes"),
+    ):
+        row = rows_of(toy_outcome(source=source))[1]
+        assert (bool(row["gross_joules_per_token"]), row["energy_estimated"]) == (joules, estimated)
+        assert row["net_joules_per_token"] == ""
+
+
+def test_what_was_skipped_is_in_the_csv_with_the_same_columns():
+    skipped = Cell("a", None, "auto", skipped="no, and why")
+    whole = toy_outcome()
+    for cells in ((skipped,), (skipped, *whole.cells)):
+        rows = rows_of(replace(whole, cells=cells))
+        assert list(rows[0]) == list(rows_of(whole)[0])
+        assert (rows[0]["skipped"], rows[0]["decode_tokens_per_s"], rows[0]["runs"]) == (
+            "no, and why",
+            "",
+            "",
+        )
+
+
+def test_names_with_commas_and_quotes_come_back():
+    name = 'a "model", of\nsorts'
+    assert rows_of(toy_outcome(names=(name, "b,c")))[0]["target"] == name
+
+
+def test_the_json_holds_the_raw_runs_and_the_summaries():
+    outcome = toy_outcome("compare", source="RAPL", accuracy=True)
+    data = exports.document(outcome)
+    assert data.count(b"\n") == 1
+    found = json.loads(data)
+    assert from_json(Outcome, json.dumps(found["outcome"]), "it") == from_json(
+        Outcome, as_json(outcome), "it"
+    )
+    assert [bool(one) for one in found["summary"]] == [bool(cell.runs) for cell in outcome.cells]
+    assert found["summary"][0][0]["category"] == OVERALL
+    assert exports.document(outcome, exports.summarise(outcome)) == data
+
+
+# ---- files ----
+
+
+def test_a_csv_in_a_file(tmp_path):
+    exports.write_csv(toy_outcome(), tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,way,")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_symlink_stays_one_and_a_file_keeps_its_mode(tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "link").symlink_to("real")
+    exports.write_file(tmp_path / "link", b"new", option="--csv")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
+
+
+def fail_with(error):
+    def fail(_handle):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_full_disk_costs_nothing(tmp_path, monkeypatch, there):
+    file = tmp_path / "a.csv"
+    if there:
+        file.write_bytes(b"old")
+    before = list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "fsync", fail_with(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(EdgespecError, match=r"--csv .*a\.csv: cannot be written: the disk is full"):
+        exports.write_file(file, b"new", option="--csv")
+    assert list(tmp_path.iterdir()) == before
+    assert not there or file.read_bytes() == b"old"
+
+
+def test_the_system_s_own_full_device():
+    with pytest.raises(EdgespecError, match="--json /dev/full: cannot be written: the disk is full"):
+        exports.write_file(Path("/dev/full"), b"new", option="--json")
+
+
+def test_interrupted(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail_with(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        exports.write_file(tmp_path / "a.csv", b"new", option="--csv")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a.csv", b"old")]
+
+
+def refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "loop").symlink_to("loop")
+    return {
+        tmp_path / "missing/a.csv": "there is no folder",
+        tmp_path / "file/a.csv": "there is no folder",
+        tmp_path / "folder": "a folder is there",
+        tmp_path / "loop": "cannot be written",
+        tmp_path / ("x" * 300): "too long",
+        Path("/proc/a.csv"): "/proc/a.csv",  # read-only, for root too
+    }
+
+
+def test_what_cannot_be_written_is_said_in_a_line_before_and_after(tmp_path):
+    for path, words in refused(tmp_path).items():
+        for call in (
+            lambda path=path: exports.check_writable(path, "--report"),
+            lambda path=path: exports.write_file(path, b"new", option="--report"),
+        ):
+            with pytest.raises(EdgespecError) as caught:
+                call()
+            line = str(caught.value)
+            assert line.startswith(f"--report {path}: cannot be written: ")
+            assert words in line
+            assert "\n" not in line
+    with pytest.raises(UsageError):
+        exports.check_writable(tmp_path / "missing/a.csv", "--report")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_and_a_read_only_file(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"old")
+    (tmp_path / "a.csv").chmod(0o444)
+    with pytest.raises(UsageError, match="read-only"):
+        exports.check_writable(tmp_path / "a.csv", "--csv")
+    with pytest.raises(EdgespecError, match="read-only"):
+        exports.write_file(tmp_path / "a.csv", b"new", option="--csv")
+    tmp_path.chmod(0o555)
+    with pytest.raises(UsageError, match="Permission denied"):
+        exports.check_writable(tmp_path / "b.csv", "--csv")
+    tmp_path.chmod(0o755)
+
+
+def test_the_check_leaves_nothing_behind(tmp_path):
+    (tmp_path / "old").write_bytes(b"old")
+    stamp = (tmp_path / "old").stat().st_mtime_ns
+    for path in (tmp_path / "old", tmp_path / "new", Path("/dev/null")):
+        exports.check_writable(path, "--csv")
+    assert [file.name for file in tmp_path.iterdir()] == ["old"]
+    assert ((tmp_path / "old").read_bytes(), (tmp_path / "old").stat().st_mtime_ns) == (b"old", stamp)
+
+
+def test_ways_that_are_not_exact_are_marked_as_such():
+    outcome = lossy_outcome("compare", accuracy=True)
+    found = {
+        row["way"]: row for row in rows_of(outcome) if row["category"] == "overall" and row["draft"] != "none"
+    }
+    cascade, lenient, auto = (found[way] for way in ("cascade@0.4", "lenience-0.5", "auto"))
+    assert [row["exact"] for row in (cascade, lenient, auto)] == ["no", "no", "yes"]
+    assert [row["target_share"] for row in (cascade, lenient, auto)] == ["0.25", "1.0", "1.0"]
+    assert (cascade["agreement_with_target"], cascade["kl_from_target_nats_per_token"]) == ("0.91", "0.0625")
+    assert (auto["agreement_with_target"], auto["kl_from_target_nats_per_token"]) == ("", "")
+    assert (cascade["problems_passed"], cascade["problems"], cascade["perplexity"]) == ("50", "164", "")
+    assert auto["perplexity"]
+    summary = json.loads(exports.document(outcome))["summary"]
+    ways = {way["way"]: way for way in summary[0][0]["ways"]}
+    assert (ways["cascade@0.4"]["exact"], ways["cascade@0.4"]["target_share"]) == (False, 0.25)
+    assert ways["auto"]["exact"] is True

@@ -1,0 +1,609 @@
+"""`edgespec bench` as a user types it: in a process of its own, with tiny models."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
+from edgespec.benchmark.runs import Outcome, from_json
+from edgespec.cli import app
+from edgespec.cli import bench as bench_room
+from edgespec.energy import EnergyMeter
+from edgespec.llama.session import Session
+from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, fake
+from terminals import messages_in_terminal
+from tiny_gguf import N_WORDS, write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec", "bench"]
+PROMPTS = [
+    ("code/1", "code", "def the(thing):"),
+    ("code/2", "code", "for a in an: b"),
+    ("prose/1", "prose", "Über the sea and the sand."),
+]
+QUICK = ("-n", 6, "--rounds", 1, "--ways", "suffix-2,model-2")
+
+needs_no_counter = pytest.mark.skipif(
+    EnergyMeter.choose().available, reason="this machine tells joules: nothing is unavailable here"
+)
+
+
+def suite_file(path: Path, prompts=PROMPTS) -> Path:
+    lines = [json.dumps({"question_id": id_, "category": of, "turns": [text]}) for id_, of, text in prompts]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def suite(tmp_path):
+    return suite_file(tmp_path / "three.jsonl")
+
+
+@pytest.fixture
+def environment(child_environment, tmp_path):
+    return {
+        **child_environment,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
+    }
+
+
+@pytest.fixture
+def models(tiny_path, tiny_draft_path):
+    return ["-t", str(tiny_path), "-d", str(tiny_draft_path)]
+
+
+@pytest.fixture
+def bench(environment, models, suite):
+    """Run `edgespec bench` on the tiny pair and three prompts, unless others are given."""
+
+    def bench(*arguments, models=models, suite=suite):
+        return subprocess.run(
+            [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+
+    return bench
+
+
+def refused(process, *words, code=2):
+    """Nothing but one line, and nothing was loaded before."""
+    assert (process.returncode, process.stdout) == (code, ""), process.stderr
+    assert process.stderr.count("\n") == 1, process.stderr
+    assert process.stderr.startswith("edgespec: error: ")
+    for word in words:
+        assert word in process.stderr
+    return process.stderr
+
+
+def outcome_of(process) -> Outcome:
+    assert process.stdout.count("\n") == 1
+    return from_json(Outcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+
+
+def messages(text: str) -> list[str]:
+    """What is on stderr beside the lines of a machine that is busy with other tests."""
+    return [line for line in text.splitlines() if "warning: other programs" not in line]
+
+
+# ---- what it prints ----
+
+
+def test_tables_and_lines(bench):
+    process = bench(*QUICK)
+    assert process.returncode == 0, process.stderr
+    assert messages(process.stderr) == ["round 1", "edgespec: 1 round, as asked for"]
+    assert "\x1b[" not in process.stdout + process.stderr, "piped output is plain"
+    first = process.stdout.splitlines()[0]
+    assert first == "target, drafted by draft"
+    rows = [line.split() for line in process.stdout.splitlines()]
+    assert [row[0] for row in rows if row and row[-1] in ("1/1", "2/2", "3/3")] == [
+        "code",
+        "prose",
+        "overall",
+    ] * 2
+    assert "kernels stock; peak memory" in process.stdout
+    assert "all 6 identical to plain decoding's, token by token" in process.stdout
+
+
+def test_json_has_all(bench, suite):
+    process = bench(*QUICK, "--json", "--rounds", 2, "--seed", 3)
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    assert (outcome.kind, outcome.suite["name"]) == ("bench", "three.jsonl")
+    assert outcome.suite["prompts"] == {"code": 2, "prose": 1}
+    assert (
+        outcome.settings.items()
+        >= {
+            "ways": "suffix-2, model-2",
+            "n_predict": 6,
+            "temperature": 0.0,
+            "seed": 3,
+            "rule": "match",
+            "threads": 1,
+            "ended": "2 rounds, as asked for",
+        }.items()
+    )
+    (cell,) = outcome.cells
+    assert (cell.target, cell.draft, cell.kernels) == ("target", "draft", "stock")
+    assert cell.peak_rss_bytes and cell.peak_rss_bytes > 1 << 20
+    assert list(outcome.models) == ["target", "draft"]
+    assert len({model.sha256 for model in outcome.models.values()}) == 2
+    assert Counter((run.way, run.round) for run in cell.runs) == {
+        (way, round_): 3 for way in ("plain", "suffix-2", "model-2") for round_ in (0, 1)
+    }
+    assert [run.prompt for run in cell.runs[:9:3]] == ["code/1", "prose/1", "code/2"], "categories in turn"
+    (summaries,) = json.loads(process.stdout)["summary"]
+    assert [summary["category"] for summary in summaries] == ["overall", "code", "prose"]
+    assert summaries[0]["comparisons"][0]["n_identical"] == 6
+
+
+def test_files(bench, tmp_path):
+    files = {name: tmp_path / f"out.{name}" for name in ("csv", "html", "png")}
+    process = bench(*QUICK, "--csv", files["csv"], "--report", files["html"], "--png", files["png"])
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("target, drafted by draft\n"), "beside the table, not instead of it"
+    rows = list(csv.DictReader(files["csv"].open()))
+    assert [(row["category"], row["way"]) for row in rows] == [
+        (category, way)
+        for category in ("overall", "code", "prose")
+        for way in ("plain", "suffix-2", "model-2")
+    ]
+    page = files["html"].read_text()
+    assert page.startswith("<!doctype html>")
+    assert "three.jsonl" in page
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_asked_for_of_a_suite(bench):
+    runs = (
+        outcome_of(bench("-n", 3, "--ways", "model-1", "--rounds", 1, "--per-category", 1, "--json"))
+        .cells[0]
+        .runs
+    )
+    assert [run.prompt for run in runs[::2]] == ["code/1", "prose/1"]
+    process = bench("-n", 3, "--ways", "model-1", "--rounds", 1, "--category", "prose", "--json")
+    assert {run.category for run in outcome_of(process).cells[0].runs} == {"prose"}
+
+
+def test_the_default_suite_and_ways(bench):
+    process = bench("-n", 2, "--rounds", 1, "--per-category", 1, "--json", suite="default")
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    assert outcome.settings["ways"] == "auto"
+    assert len(outcome.suite["prompts"]) == 7
+
+
+def test_a_target_alone(bench, tiny_path):
+    """No draft model is known for it: auto does without one, and suffix needs none."""
+    for ways in ("auto", "suffix"):
+        process = bench("-n", 4, "--rounds", 1, "--ways", ways, "--json", models=["-t", str(tiny_path)])
+        assert process.returncode == 0, process.stderr
+        outcome = outcome_of(process)
+        assert (outcome.cells[0].draft, list(outcome.models)) == (None, ["target"])
+
+
+def test_a_pair_by_name(bench, tiny_path, tiny_draft_path, tmp_path):
+    (tmp_path / "config/edgespec").mkdir(parents=True)
+    names = {"big": tiny_path, "small": tiny_draft_path}
+    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in names.items())
+    pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
+    (tmp_path / "config/edgespec/models.toml").write_text(text + pair)
+    for choice, ways, draft in (("--pair", "model-1", "small"), ("--pair", "suffix", None)):
+        options = ("-n", 3, "--rounds", 1, "--ways", ways, "--json")
+        process = bench(*options, models=[choice, "mine"])
+        assert process.returncode == 0, process.stderr
+        (cell,) = outcome_of(process).cells
+        assert (cell.target, cell.draft) == ("big", draft)
+
+
+def test_two_files_of_one_name_are_told_apart(bench, tiny_path, tiny_draft_path, tmp_path):
+    paths = []
+    for folder, source in (("a", tiny_path), ("b", tiny_draft_path)):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "model.gguf")
+        paths[-1].symlink_to(source)
+    process = bench(*QUICK, "--json", models=["-t", str(paths[0]), "-d", str(paths[1])])
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    (cell,) = outcome.cells
+    assert (cell.target, cell.draft) == tuple(map(str, paths))
+    assert outcome.models[str(paths[0])].size == tiny_path.stat().st_size
+    assert outcome.models[str(paths[1])].size == tiny_draft_path.stat().st_size
+
+
+def test_the_budget_is_said(bench):
+    process = bench("-n", 3, "--ways", "model-1", "--budget", "0.001s")
+    assert process.returncode == 0, process.stderr
+    assert messages(process.stderr)[-2:] == [
+        "edgespec: warning: only 1 of 3 prompts had their turn; give more time (--budget) or take fewer "
+        "(--per-category)",
+        "edgespec: 1 of 3 prompts of round 1; the budget of 0.001 s was spent",
+    ]
+    assert "code" in process.stdout
+    assert "prose" not in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("300", 300), ("90s", 90), ("10m", 600), ("1h", 3600), ("1.5h", 5400), (" 2 m ", 120), ("0.5", 0.5)],
+)
+def test_budgets(text, seconds):
+    assert bench_room._seconds(text) == seconds
+
+
+# ---- energy ----
+
+
+@needs_no_counter
+def test_joules_that_nothing_tells_are_unavailable(bench, tmp_path):
+    files = [tmp_path / "x.csv", tmp_path / "x.html"]
+    process = bench(*QUICK, "--csv", files[0], "--report", files[1])
+    assert process.returncode == 0, process.stderr
+    energy = [line for line in process.stdout.splitlines() if line.startswith("Energy: ")]
+    assert [line.startswith("Energy: unavailable: ") for line in energy] == [True]
+    tables = [line.split() for line in process.stdout.splitlines() if line.endswith(("1/1", "2/2", "3/3"))]
+    assert [row[-2] for row in tables] == ["unavailable"] * 6
+    assert {row["gross_joules_per_token"] for row in csv.DictReader(files[0].open())} == {""}
+    assert "unavailable" in files[1].read_text()
+
+    document = json.loads(bench(*QUICK, "--json").stdout)
+    for run in document["outcome"]["cells"][0]["runs"]:
+        assert run["energy"]["joules"] is None
+        assert run["energy"]["reason"]
+    for way in document["summary"][0][0]["ways"]:
+        assert (way["joules_per_token"], way["joule_seconds"], way["energy_source"]) == (None, None, "")
+
+
+def test_assumed_watts_are_called_estimated_everywhere(bench, tmp_path):
+    files = [tmp_path / "x.csv", tmp_path / "x.html"]
+    process = bench(*QUICK, "--assume-watts", 15, "--csv", files[0], "--report", files[1])
+    assert process.returncode == 0, process.stderr
+    assert "measuring the idle machine" not in process.stderr
+    heading = process.stdout.split("category", 2)[1]
+    assert "estimated" in heading
+    (energy,) = (line for line in process.stdout.splitlines() if line.startswith("Energy: "))
+    assert "estimated" in energy
+    for row in csv.DictReader(files[0].open()):
+        assert float(row["gross_joules_per_token"]) > 0
+        assert (row["energy_source"], row["energy_estimated"]) == ("15 W assumed (estimated)", "yes")
+        assert (row["net_joules_per_token"], row["gross_joules_ratio"]) == ("", "")
+    page = files[1].read_text()
+    assert "15 W assumed" in page
+    assert page.count("estimated") > 1
+
+    for run in outcome_of(bench(*QUICK, "--assume-watts", 15, "--json")).cells[0].runs:
+        assert run.energy
+        assert (run.energy.estimated, run.energy.source) == (True, "15 W assumed")
+        assert run.energy.joules == pytest.approx(15 * run.energy.seconds)
+        assert run.energy.net_joules is None
+
+
+# ---- prompts that do not fit ----
+
+
+def test_prompts_that_are_too_long(bench, tmp_path):
+    prompts = [*PROMPTS, ("long/1", "long", "x" * 600)]
+    process = bench(*QUICK, "--json", suite=suite_file(tmp_path / "long.jsonl", prompts))
+    assert process.returncode == 0, process.stderr
+    line = "long/1 is left out: with 6 tokens of answer it needs a context of "
+    assert [one for one in process.stderr.splitlines() if line in one and "warning: " in one]
+    outcome = outcome_of(process)
+    assert outcome.warnings[0].startswith(line)
+    assert {run.category for run in outcome.cells[0].runs} == {"code", "prose"}
+
+
+def test_prompts_that_are_all_too_long(bench, tmp_path):
+    process = bench(*QUICK, suite=suite_file(tmp_path / "long.jsonl", [("a", "b", "x" * 600)]))
+    refused(process, "a is left out", "512", "no prompt is left", code=1)
+
+
+# ---- ends before its time ----
+
+
+def test_interrupted(environment, models, suite):
+    """What was measured is printed."""
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            *models,
+            "--threads",
+            "1",
+            "--suite",
+            str(suite),
+            "--precision",
+            "0",
+            "-n",
+            "20",
+            "--json",
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr
+    while not process.stderr.readline().startswith("round 3"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "edgespec: interrupted" in stderr.splitlines()
+    assert "Traceback" not in stderr
+    outcome = from_json(Outcome, json.dumps(json.loads(stdout)["outcome"]), "stdout")
+    assert outcome.settings["ended"] == "interrupted"
+    assert len(outcome.cells[0].runs) >= 12, "two rounds, three prompts, two ways"
+
+
+@pytest.fixture
+def in_process(models, suite, monkeypatch, tmp_path):
+    """The same without a process of its own, where something is to go wrong in the midst of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments):
+        options = ["--threads", "1", "--kernels", "off", "--suite", suite, *QUICK, *arguments]
+        return app.main(["bench", *models, *map(str, options)])
+
+    return run
+
+
+def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_room, "measure", interrupted)
+    assert in_process() == 130
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "edgespec: interrupted\n")
+
+
+def damage(monkeypatch, prompt: bytes) -> None:
+    """Logits are no numbers wherever the target reads that prompt."""
+    real = Session.eval
+
+    def damaged(self, tokens, **options):
+        rows = real(self, tokens, **options)
+        read = b"".join(self.model.piece(token) for token in tokens)
+        return np.full_like(rows, np.nan) if prompt in read else rows
+
+    monkeypatch.setattr(Session, "eval", damaged)
+
+
+def test_a_failure_in_mid_bench(in_process, monkeypatch, capsys, tmp_path):
+    damage(monkeypatch, PROMPTS[1][2].encode())
+    assert in_process("--csv", tmp_path / "x.csv") == 1
+    shown = capsys.readouterr()
+    assert [line for line in messages(shown.err) if not line.startswith("round ")][-1].startswith(
+        "edgespec: error: "
+    )
+    assert shown.err.count("may be damaged") == 1, "said once"
+    assert "prose" in shown.out
+    assert len(list(csv.DictReader((tmp_path / "x.csv").open()))) == 9
+
+
+def test_a_failure_before_the_first_run(in_process, monkeypatch, capsys):
+    damage(monkeypatch, max((text for *_, text in PROMPTS), key=len).encode())  # what warms up
+    assert in_process() == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "may be damaged" in shown.err
+
+
+def test_files_are_there_though_nobody_reads_stdout(environment, models, suite, tmp_path):
+    file = tmp_path / "x.csv"
+    process = subprocess.Popen(
+        [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, QUICK), "--csv", str(file)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+    assert stderr.splitlines()[-1].startswith("edgespec: error: the reader of the output went away")
+    assert "Traceback" not in stderr
+    assert len(list(csv.DictReader(file.open()))) == 9
+
+
+def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, capsys, tmp_path):
+    """A folder that goes away meanwhile."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    real = bench_room.measure
+
+    def then_gone(*arguments, **options):
+        folder.rmdir()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(bench_room, "measure", then_gone)
+    assert in_process("--csv", folder / "x.csv", "--report", tmp_path / "x.html") == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("target, drafted by draft\n")
+    assert (tmp_path / "x.html").exists()
+    assert messages(shown.err)[-1].startswith(f"edgespec: error: --csv {folder}/x.csv: cannot be written")
+
+
+def test_a_bar_in_a_terminal(environment, models, suite):
+    command = [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, QUICK), "--rounds", "20"]
+    code, seen, table = messages_in_terminal(command, environment)
+    assert code == 0
+    assert re.search(rb"round \d+, \d of 3 prompts", seen)
+    assert b"\x1b" not in table
+
+
+# ---- peers ----
+
+
+@pytest.fixture
+def programs(tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    fake(folder / PLAIN_PROGRAM, out="Sure.\n", log=PLAIN_LOG)
+    fake(folder / DRAFTED_PROGRAM, out="Sure.\n", log=DRAFTED_LOG)
+    return folder
+
+
+def test_a_peer_in_turns(bench, programs):
+    process = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs, "--json")
+    assert process.returncode == 0, process.stderr
+    runs = outcome_of(process).cells[0].runs
+    assert [run.way for run in runs[3:5]] == ["llama.cpp plain", "llama.cpp model-2"]
+    assert Counter(run.way for run in runs)["llama.cpp model-2"] == 3
+    table = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs).stdout
+    assert "llama.cpp model-2" in table
+
+
+def test_a_peer_that_drafts_as_it_does_by_default(bench, programs):
+    process = bench(*QUICK, "--ways", "auto", "--peer", "llama.cpp", "--bin", programs, "--json")
+    assert {run.way for run in outcome_of(process).cells[0].runs} >= {"llama.cpp plain", "llama.cpp model-3"}
+
+
+def test_a_peer_that_fails_leaves_the_other_runs(bench, programs):
+    fake(programs / DRAFTED_PROGRAM, log="0.00.001.000 E the draft is of no use\n", code=1)
+    process = bench(*QUICK, "--rounds", 2, "--peer", "llama.cpp", "--bin", programs, "--json")
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    found = Counter(run.way for run in outcome.cells[0].runs)
+    assert found == {"plain": 6, "suffix-2": 6, "model-2": 6, "llama.cpp plain": 1}
+    (line,) = (line for line in outcome.warnings if "llama.cpp" in line)
+    assert re.fullmatch(
+        r"llama-speculative-simple ended with code 1: the draft is of no use; "
+        r"llama\.cpp .* is left out from here on",
+        line,
+    )
+    assert f"edgespec: warning: {line}" in process.stderr.splitlines()
+
+
+def test_programs_that_are_not_there(bench, tmp_path):
+    for folder in (tmp_path / "nowhere", tmp_path):
+        process = bench(*QUICK, "--peer", "llama.cpp", "--bin", folder)
+        refused(process, f"--bin {folder}: no executable {PLAIN_PROGRAM} and no {DRAFTED_PROGRAM}")
+
+
+# ---- wrong usage ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ways", "magic"], ["--ways magic", "model-3"]),
+        (["--ways", "model-99"], ["--ways model-99", "1 to 32"]),
+        (["--ways", ""], ["--ways"]),
+        (["--ways", "plain"], ["--ways plain"]),
+        (["--ways", "suffix"], ["--draft", "--ways suffix", "contradict"]),
+        (["--pair", "default"], ["--pair", "--target"]),
+        (["--peer", "llama.cpp"], ["--peer and --bin"]),
+        (["--bin", "."], ["--peer and --bin"]),
+        (["--peer", "vllm", "--bin", "."], ["--peer", "llama.cpp"]),
+        (["--budget", "soon"], ["--budget soon", "10m"]),
+        (["--budget", "0"], ["--budget 0"]),
+        (["--budget", "-5"], ["--budget"]),
+        (["--budget", "5d"], ["--budget 5d"]),
+        (["--precision", "-1"], ["--precision"]),
+        (["--rounds", "0"], ["--rounds"]),
+        (["--threads", "0"], ["--threads"]),
+        (["--kernels", "mine"], ["--kernels"]),
+        (["--rule", "magic"], ["--rule"]),
+        (["--temp", "-1"], ["--temp -1"]),
+        (["--temp", "nan"], ["--temp nan"]),
+        (["--seed", "-1"], ["--seed"]),
+        (["--seed", str(1 << 64)], ["--seed"]),
+        (["-n", "1"], ["--n-predict"]),
+        (["--per-category", "0"], ["--per-category"]),
+        (["--category", "cod"], ["no category is called 'cod' (nearest: code)", "code, prose"]),
+        (["--assume-watts", "-5"], ["--assume-watts"]),
+        (["--assume-watts", "0"], ["--assume-watts"]),
+        (["--assume-watts", "inf"], ["--assume-watts"]),
+        (["--csv", "/no/such/folder/x.csv"], ["--csv /no/such/folder/x.csv", "no folder /no/such/folder"]),
+        (["--report", "/proc/x.html"], ["--report /proc/x.html"]),
+        (["--png", "/"], ["--png /", "a folder is there"]),
+        (["--csv", "/dev/null", "--png", "/dev/../dev/null"], ["--png", "--csv writes that file already"]),
+        (["--nonsense"], ["--nonsense"]),
+        (["surplus"], ["surplus"]),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(bench, arguments, words):
+    refused(bench(*arguments), *words)
+
+
+def test_refused_before_a_model_is_looked_at(bench):
+    """A model that is not there would be the complaint otherwise."""
+    missing = ["-t", "/no/such/model.gguf"]
+    for arguments, word in (
+        (["--temp", "-1"], "--temp"),
+        (["--csv", "/no/such/folder/x"], "--csv"),
+        (["--ways", "x"], "--ways"),
+        (["--budget", "x"], "--budget"),
+        (["--category", "x"], "category"),
+        (["--assume-watts", "0"], "--assume-watts"),
+    ):
+        refused(bench(*arguments, models=missing), word)
+    refused(bench(models=missing), "/no/such/model.gguf", "no such file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+@pytest.mark.parametrize("option", ["--csv", "--report", "--png"])
+def test_a_folder_that_is_read_only(bench, tmp_path, option):
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o555)
+    refused(bench(option, folder / "x"), f"{option} {folder}/x", "cannot be written")
+    assert list(folder.iterdir()) == []
+
+
+def test_drafts_that_are_not_known(bench, tiny_path):
+    for ways in ("model", "auto,staged-3"):
+        refused(bench("--ways", ways, models=["-t", str(tiny_path)]), "no draft is known for", "--draft")
+
+
+def test_models_that_do_not_fit(bench, tiny_path, tmp_path):
+    other = write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
+    refused(bench(models=["-t", str(tiny_path), "-d", str(other)]), "cannot draft for", code=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["there is no such file"]),
+        ("", ["holds no prompts"]),
+        ("not JSON\n", ["line 1: not JSON"]),
+        ('{"question_id": 1, "category": "", "turns": ["x"]}', ["line 1: the category"]),
+        ('{"question_id": 1, "category": "x", "turns": []}', ["line 1"]),
+        ('{"question_id": 1, "category": "x", "turns": [" "]}', ["line 1: the prompt is blank"]),
+        ('{"question_id": 1, "category": "x", "turns": ["x"]}\n' * 2, ["line 2", "that of line 1 already"]),
+    ],
+    ids=range(7),
+)
+def test_bad_suites(bench, tmp_path, content, words):
+    file = tmp_path / "bad.jsonl"
+    if content is not None:
+        file.write_text(content)
+    refused(bench(suite=file), str(file), *words)
+
+
+def test_help(bench):
+    process = bench("--help")
+    assert process.returncode == 0
+    assert "Example: edgespec bench" in process.stdout

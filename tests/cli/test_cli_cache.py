@@ -1,0 +1,269 @@
+"""`edgespec cache`, called as a user does, with the vocabulary of a tiny model."""
+
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from edgespec.cli import cache as cli_cache
+from edgespec.cli.app import main
+from edgespec.drafting.history import MAX_TOKENS, History, history_root, tokenizer_fingerprint
+from edgespec.llama.gguf_header import read_header
+from edgespec.llama.weights import Model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("EDGESPEC_MODELS_DIR", raising=False)
+
+
+@pytest.fixture
+def history(tiny_path):
+    return History(tokenizer_fingerprint(read_header(tiny_path)))
+
+
+@pytest.fixture
+def edgespec(capsys):
+    """Run the command line; returns stdout and stderr of one that ends with `code`."""
+
+    def run(*arguments, code=0):
+        assert main(["cache", *map(str, arguments)]) == code
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.out + captured.err
+        return captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small codebase, and what is not to be imported of it."""
+    root = tmp_path / "project"
+    for name, content in {
+        "a.py": b"print('hello')\n",
+        "sub/b.txt": "Größe\n".encode(),
+        "sub/deeper/c.md": b"# the end\n",
+        "copy.py": b"print('hello')\n",
+        "empty.py": b" \n",
+        "program": b"\x7fELF\0\0",
+        "latin1.txt": b"Gr\xf6\xdfe",
+        "large.json": b"x" * 1_000_001,
+        ".env": b"SECRET=1",
+        ".git/config": b"text",
+        "sub/.hidden/d.py": b"text",
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    os.mkfifo(root / "pipe")  # opening it would wait for ever
+    (root / "loop").symlink_to(root)
+    (root / "dangling").symlink_to("nowhere")
+    return root
+
+
+def texts(history, path):
+    """The stored documents as text."""
+    with Model(path, kernels=False) as model:
+        pieces = [b"\0" if t == -1 else model.piece(t, special=True) for t in history.load().tolist()]
+    return b"".join(pieces).decode().split("\0")[:-1]
+
+
+def test_info_of_nothing(edgespec):
+    assert edgespec("info") == (f"nothing is stored in {history_root()}\n", "")
+    assert json.loads(edgespec("info", "--json")[0]) == {
+        "directory": str(history_root()),
+        "max_tokens": MAX_TOKENS,
+        "histories": [],
+    }
+    assert not history_root().exists()
+
+
+def test_info(edgespec, history):
+    history.extend([[1, 2, 3], [4] * 1000])
+    text, _ = edgespec("info")
+    assert "2          1,003   4 kB" in text
+    assert str(history.path) in text
+    assert "token ids, which whoever can read these files can turn into text" in text
+    assert "--no-cache" in text
+    (described,) = json.loads(edgespec("info", "--json")[0])["histories"]
+    assert described.pop("modified")
+    assert described == {
+        "path": str(history.path),
+        "tokenizer": "gpt-2",
+        "documents": 2,
+        "tokens": 1003,
+        "bytes": history.path.stat().st_size,
+        "problem": None,
+        "set_aside": [],
+    }
+
+
+def test_info_names_what_is_wrong_and_changes_nothing(edgespec, history):
+    history.append([1])
+    history.path.with_name(f"{history.path.name}.set-aside-2").write_bytes(b"x")
+    history.path.write_bytes(b"damaged")
+    text, _ = edgespec("info")
+    assert f"{history.path.name}: damaged: not a history; the next run sets it aside" in text
+    assert "set-aside-2: set aside, not used" in text
+    assert history.path.read_bytes() == b"damaged"
+
+
+def test_clear(edgespec, history):
+    history.append([1])
+    history.path.write_bytes(b"damaged")
+    history.append([2])
+    other = History("other-0123456789abcdef")
+    other.append([3])
+    _, line = edgespec("clear", code=2)
+    assert line.count("\n") == 1
+    assert "2 documents" in line
+    assert "give --yes" in line
+    assert history.path.exists()
+    text, _ = edgespec("clear", "--yes")
+    assert text.splitlines() == [
+        f"{history.path}: deleted, 1 documents",
+        f"{history.path}.set-aside: deleted, not in use",
+        f"{other.path}: deleted, 1 documents",
+    ]
+    assert {path.suffix for path in history_root().iterdir()} == {".lock"}
+    assert edgespec("clear") == (f"nothing is stored in {history_root()}\n", "")
+
+
+def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
+    start = struct.pack("<8sI16s", b"EDGEHIST", 2, history.fingerprint[-16:].encode())
+    history.path.parent.mkdir(parents=True)
+    history.path.write_bytes(start + struct.pack("<I", zlib.crc32(start)) + b"later")
+    assert "written by a later edgespec (format 2)" in edgespec("info")[0]
+    text, _ = edgespec("clear", "--yes")
+    assert text == f"{history.path}: kept, a later edgespec wrote it; delete it by hand\n"
+    assert history.path.exists()
+
+
+@pytest.mark.parametrize(("answer", "deleted"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])
+def test_clear_asks_in_a_terminal(history, child_environment, answer, deleted):
+    history.append([1])
+    terminal, inside = pty.openpty()
+    os.write(terminal, answer)
+    command = [sys.executable, "-m", "edgespec", "cache", "clear"]
+    ended = subprocess.run(
+        command, stdin=inside, capture_output=True, check=False, env=child_environment, timeout=60
+    )
+    os.close(terminal)
+    os.close(inside)
+    assert ended.returncode == 0, ended.stderr
+    assert f"Delete 1 documents in {history_root()}?".encode() in ended.stderr
+    assert history.path.exists() != deleted
+    assert (b"nothing was deleted" in ended.stderr) != deleted
+
+
+def test_import(edgespec, history, tree, tiny_path):
+    text, said = edgespec("import", tree, "--target", tiny_path)
+    assert text.startswith("imported 3 of 10 files, ")
+    assert text.endswith(f" tokens: {history.path}\n")
+    assert said == (
+        "skipped: 1 empty, 3 hidden, 1 not regular files, 2 not text, 1 over 1 MB, 1 unreadable, "
+        "1 stored already\n"
+    )
+    assert texts(history, tiny_path) == ["print('hello')\n", "Größe\n", "# the end\n"]
+    text, said = edgespec("import", tree, "--target", tiny_path)
+    assert text.startswith("imported 0 of 10 files, 0 tokens")
+    assert "4 stored already" in said
+    assert history.info().documents == 3
+
+
+def test_a_hidden_file_may_be_named(edgespec, history, tree, tiny_path):
+    edgespec("import", tree / ".env", tree / "a.py", tree / "sub/.hidden", "--target", tiny_path)
+    assert texts(history, tiny_path) == ["SECRET=1", "print('hello')\n", "text"]
+
+
+def test_control_tokens_in_a_text_are_text(edgespec, history, tmp_path, tiny_path, tiny_target):
+    (tmp_path / "chat.txt").write_text("<|im_start|>user\n<|im_end|>")
+    edgespec("import", tmp_path / "chat.txt", "--target", tiny_path)
+    tokens = history.load().tolist()
+    assert not any(tiny_target.is_control(token) for token in tokens[:-1])
+    assert texts(history, tiny_path) == ["<|im_start|>user\n<|im_end|>"]
+    with Model(tiny_path, kernels=False) as model:
+        plain = model.tokenize("<|im_start|>user\n<|im_end|>", add_special=False, parse_special=False)
+    assert tokens == [*plain, -1]
+
+
+def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch):
+    monkeypatch.setattr(cli_cache, "_BATCH", 100)
+    monkeypatch.setattr(cli_cache, "History", lambda *a, **k: History(*a, max_tokens=200, **k))
+    for i in range(20):
+        (tmp_path / f"{i:02}.txt").write_text(f"{i:02} " * 10)
+    files = [tmp_path / f"{i:02}.txt" for i in range(20)]
+    text, said = edgespec("import", *files, "--target", tiny_path)
+    assert text.startswith("imported 20 of 20 files")
+    assert "the history keeps 200 tokens: of these files, the last ones" in said
+    kept = texts(history, tiny_path)
+    assert kept == [file.read_text() for file in files[-len(kept) :]]
+
+
+@pytest.mark.parametrize("batch", [1, 10_000])
+def test_ctrl_c_keeps_what_was_read(edgespec, history, tmp_path, tiny_path, monkeypatch, batch):
+    monkeypatch.setattr(cli_cache, "_BATCH", batch)
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text(f"text {i}")
+    real = cli_cache._read
+
+    def read(file, skipped):
+        if file.name == "3.txt":
+            signal.raise_signal(signal.SIGINT)
+        return real(file, skipped)
+
+    monkeypatch.setattr(cli_cache, "_read", read)
+    files = [tmp_path / f"{i}.txt" for i in range(5)]
+    text, said = edgespec("import", *files, "--target", tiny_path, code=130)
+    assert text.startswith("imported 3 of 5 files")
+    assert said == "edgespec: error: interrupted\n"
+    assert texts(history, tiny_path) == ["text 0", "text 1", "text 2"]
+
+
+def test_long_imports_say_how_far_they_are(edgespec, tree, tiny_path, monkeypatch):
+    monkeypatch.setattr(cli_cache, "_LINE_EVERY", 0)
+    _, said = edgespec("import", tree, "--target", tiny_path)
+    assert "importing: 2 of 10 files\n" in said
+
+
+def test_import_refuses_in_one_line(edgespec, tree, tmp_path, tiny_path):
+    def refused(*arguments, code):
+        _, said = edgespec("import", *arguments, code=code)
+        return said.splitlines()[-1]
+
+    assert f"{tmp_path / 'no'}: no such file" in refused(tmp_path / "no", "-t", tiny_path, code=2)
+    assert "pipe: not a regular file" in refused(tree / "pipe", "-t", tiny_path, code=2)
+    assert "no such file" in refused(tree, "-t", "no.gguf", code=2)
+    assert "not a GGUF" in refused(tree, "-t", tree / "a.py", code=1)
+    assert "no text file was found" in refused(tree / "program", "-t", tiny_path, code=1)
+    assert "edgespec models pull" in refused(tree, code=1)  # nothing is pulled for this
+    assert not history_root().exists()
+
+
+def test_import_into_a_history_that_cannot_be_written(edgespec, history, tree, tiny_path):
+    history.path.parent.parent.mkdir(parents=True)
+    history.path.parent.write_text("a file in the place of the directory")
+    text, said = edgespec("import", tree, "-t", tiny_path, code=1)
+    assert text.startswith("imported 0 of 10 files, 0 tokens")
+    assert said.splitlines()[-1].startswith("edgespec: error: the history cannot be written")
+
+
+def test_import_after_damage(edgespec, history, tree, tiny_path):
+    history.append([1])
+    history.path.write_bytes(b"damaged")
+    _, said = edgespec("import", tree, "-t", tiny_path)
+    assert said.startswith(f"edgespec: {history.path}: not a history; it was set aside as ")
+    assert history.info().documents == 3
+
+
+@pytest.mark.parametrize("command", ["info", "clear", "import"])
+def test_every_command_shows_an_example(edgespec, command):
+    assert f"edgespec cache {command}" in edgespec(command, "--help")[0]

@@ -1,0 +1,194 @@
+"""`edgespec calibrate`, and the lossy modes of `edgespec run`, as a user types them: with tiny models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tiny_gguf import write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec"]
+
+
+@pytest.fixture
+def suite(tmp_path):
+    prompts = ["abc abc", "the thing and the", "1 2 3 4"]
+    lines = [
+        json.dumps({"question_id": i, "category": "x", "turns": [text]}) for i, text in enumerate(prompts)
+    ]
+    file = tmp_path / "three.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A pair that is not so certain of what follows."""
+    target, draft = (
+        write_tiny_gguf(tmp_path / f"{name}.gguf", seed=seed, peak=0.7, chat_template=None)
+        for seed, name in enumerate(("big", "small"))
+    )
+    return ("--target", target, "--draft", draft)
+
+
+@pytest.fixture
+def edgespec(child_environment, tmp_path, models):
+    environment = {
+        **child_environment,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
+    }
+
+    def edgespec(command, *arguments, models=models):
+        return subprocess.run(
+            [*COMMAND, command, *map(str, (*models, *arguments))],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=180,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return edgespec
+
+
+def failed(process, code, *words):
+    assert process.returncode == code, process.stderr
+    assert process.stdout == ""
+    assert process.stderr.count("\n") == 1, process.stderr
+    for word in ("edgespec: error: ", *words):
+        assert word in process.stderr
+
+
+def test_calibrating_lets_a_cascade_run(edgespec, suite, tmp_path):
+    failed(
+        edgespec("run", "abc", "--mode", "cascade"), 2, "no threshold is known", "run `edgespec calibrate`"
+    )
+    quick = ("--suite", suite, "-n", 24, "--threads", 1, "--loss", 0.3)
+    process = edgespec("calibrate", *quick)
+    assert process.returncode == 0, process.stderr
+    for word in (
+        "margin",
+        "entropy",
+        "<- chosen",
+        "the target writes",
+        "30.0% allowed",
+        "3 prompts, 72 tokens",
+    ):
+        assert word in process.stdout
+    (file,) = (tmp_path / "cache").rglob("*.calibration.json")
+    assert process.stdout.splitlines()[-1] == str(file)
+    assert "\x1b[" not in process.stdout + process.stderr
+
+    kept = json.loads(file.read_text())["choices"]
+    assert sorted(kept) == ["entropy 16", "margin 16"]
+    for signal in ("margin", "entropy"):
+        process = edgespec(
+            "run", "abc", "--mode", "cascade", "--signal", signal, "-n", 20, "--seed", 1, "--json"
+        )
+        result = json.loads(process.stdout)
+        assert (result["mode"], result["exact"], result["seed"]) == ("cascade", False, 1)
+        assert 0.0 <= result["target_share"] <= 1.0
+        assert f"{kept[f'{signal} 16']['point']['threshold']:g}" in result["note"]
+    failed(edgespec("run", "abc", "--mode", "cascade", "--span", "rest"), 2, "edgespec calibrate --span rest")
+
+    again = edgespec("calibrate", *quick, "--span", "rest", "--json")
+    printed = json.loads(again.stdout)
+    assert printed["file"] == str(file)
+    assert [choice["span"] for choice in printed["choices"]] == ["rest", "rest"]
+    assert printed["choices"][0]["curve"][0]["target_share"] == 0.0
+    assert len(json.loads(file.read_text())["choices"]) == 4, "the others are kept"
+    assert edgespec("run", "abc", "--mode", "cascade", "--span", "rest", "-n", 5).returncode == 0
+
+
+def test_what_is_not_exact_says_so(edgespec):
+    options = ("abc", "-n", 20, "--seed", 1)
+    process = edgespec("run", *options, "--mode", "cascade", "--threshold", 0)
+    assert "not exact: the target saw 0 % of the tokens" in process.stderr
+    assert "the small model wrote alone" in process.stderr
+    process = edgespec("run", *options, "--mode", "cascade", "--threshold", 1, "--span", 3)
+    assert "not exact: the target saw 100 % of the tokens" in process.stderr
+    always = process.stdout
+    process = edgespec("run", *options)
+    assert "not exact" not in process.stderr
+    assert process.stdout == always
+    process = edgespec("run", *options, "--lenience", 0.5, "--temp", 0)
+    assert "not exact: the target saw 100 % of the tokens" in process.stderr
+    result = json.loads(edgespec("run", *options, "--lenience", 0.5, "--temp", 0, "--json").stdout)
+    assert (result["mode"], result["exact"], result["target_share"], result["seed"]) == (
+        "lenient",
+        False,
+        1.0,
+        None,
+    )
+    result = json.loads(edgespec("run", *options, "--json").stdout)
+    assert (result["mode"], result["exact"], result["target_share"]) == ("exact", True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--threshold", 0.5), ("--mode cascade",)),
+        (("--signal", "entropy"), ("--mode cascade",)),
+        (("--span", "rest"), ("--mode cascade",)),
+        (("--mode", "cascade", "--threshold", 2), ("--threshold 2", "0 to 1")),
+        (("--mode", "cascade", "--threshold", "nan"), ("--threshold nan",)),
+        (("--mode", "cascade", "--signal", "entropy", "--threshold", -1), ("--threshold -1",)),
+        (("--mode", "cascade", "--span", "0"), ("--span 0",)),
+        (("--mode", "cascade", "--span", "all"), ("--span all",)),
+        (("--mode", "cascade", "--threshold", 0.5, "--rule", "block"), ("--rule block",)),
+        (("--mode", "cascade", "--lenience", 0.5), ("--lenience", "contradict")),
+        (("--mode", "casc"), ("casc",)),
+        (("--lenience", 0), ("--lenience 0",)),
+        (("--lenience", 1.5), ("--lenience 1.5",)),
+        (("--lenience", "nan"), ("--lenience nan",)),
+        (("--lenience", 0.5, "--rule", "match"), ("--rule match",)),
+    ],
+    ids=str,
+)
+def test_run_is_told_what_it_cannot_do(edgespec, arguments, words):
+    failed(edgespec("run", "abc", *arguments), 2, *words)
+
+
+def test_a_cascade_needs_a_draft_of_the_same_vocabulary(edgespec, tmp_path, models):
+    process = edgespec("run", "abc", "--mode", "cascade", "--drafter", "none", models=models[:2])
+    failed(process, 2, "--drafter none", "--mode cascade", "contradict")
+    other = write_tiny_gguf(tmp_path / "other.gguf", texts={270: "elsewhere"}, chat_template=None)
+    for command in (("run", "abc", "--mode", "cascade", "--threshold", 0.5), ("calibrate",)):
+        process = edgespec(*command, models=(*models[:2], "--draft", other))
+        assert process.returncode in (1, 2)
+        last = process.stderr.splitlines()[-1]
+        assert "vocabular" in last or "cannot draft" in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--loss", 1), ("--loss 1",)),
+        (("--loss", "nan"), ("--loss nan",)),
+        (("--loss", -0.1), ("--loss -0.1",)),
+        (("--pair", "default"), ("--pair", "contradict")),
+        (("--problems", 3), ("--problems", "--humaneval")),
+        (("--humaneval", "--per-category", 1), ("--per-category", "--humaneval")),
+        (("--humaneval", "--humaneval-file", "nowhere.jsonl"), ("nowhere.jsonl",)),
+        (("--suite", "nowhere.jsonl"), ("nowhere.jsonl",)),
+        (("--span", "x"), ("--span x",)),
+    ],
+    ids=str,
+)
+def test_calibrate_is_told_what_it_cannot_do(edgespec, arguments, words):
+    failed(edgespec("calibrate", *arguments), 2, *words)
+
+
+def test_a_loss_that_only_the_target_keeps_is_warned_of(edgespec, suite):
+    process = edgespec("calibrate", "--suite", suite, "-n", 8, "--threads", 1, "--loss", 0)
+    assert process.returncode == 0
+    if "writes 100%" in process.stdout:
+        assert "only the target alone keeps the loss within 0.0%" in process.stderr

@@ -1,0 +1,450 @@
+"""`edgespec chat` as a user meets it: the real program over tiny models, in a terminal and in pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from edgespec.cli import app
+from edgespec.cli.line_editor import LineEditor
+from edgespec.conversation import Answer, Conversation, Exchange
+from edgespec.engine import Engine
+from edgespec.platform.signals import SignalPipe
+from edgespec.sampling import SamplingParams
+from terminals import Terminal
+from tiny_gguf import EOS, IM_END, write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec"]
+RANDOM = ("--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0)
+CHAIN = ("--drafter", "model", "--gamma", 3)
+ENDLESS = ("--logit-bias", f"{EOS}=-inf", "--logit-bias", f"{IM_END}=-inf", "-c", 1 << 15)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def environment(child_environment, cache, tmp_path):
+    return {
+        **child_environment,
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.fixture
+def models(tiny_path, tiny_draft_path):
+    return ("--target", str(tiny_path), "--draft", str(tiny_draft_path))
+
+
+@pytest.fixture(scope="module")
+def long_path(tmp_path_factory):
+    """A model whose answers can take long enough to be ended."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("long") / "long.gguf", seed=1, n_ctx=1 << 15)
+
+
+@pytest.fixture
+def pipe(environment, models):
+    """Run `edgespec chat` with these lines; `command` may be another one."""
+
+    def pipe(lines, *arguments, models=models, command="chat"):
+        return subprocess.run(
+            [*COMMAND, command, *models, *map(str, arguments)],
+            input=lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode(),
+            capture_output=True,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+
+    return pipe
+
+
+@pytest.fixture
+def type_in(environment, models):
+    """Run `edgespec chat` in a terminal."""
+
+    def type_in(*arguments, models=models, **options):
+        return Terminal([*COMMAND, "chat", *map(str, (*models, *arguments))], environment, **options)
+
+    return type_in
+
+
+def answers(process):
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def lines_of(process):
+    return process.stderr.decode().splitlines()
+
+
+# ---- what is written ----
+
+
+def test_turns_are_what_a_fresh_engine_writes_and_only_the_new_part_is_read(pipe, tiny_path):
+    """With many random draws: a tiny model's likeliest tokens hardly depend on the prompt."""
+    options = ("--json", "-n", 150, "--seed", 7, "--system", "be brief", *RANDOM, *CHAIN)
+    turns = answers(pipe(["abc", "", "  ", "the other"], *options))
+    (first,) = answers(pipe([], *options, "abc", command="run"))
+    assert len(turns) == 2
+    assert turns[0]["token_ids"] == first["token_ids"]
+    with Engine(tiny_path, drafter="none") as engine:
+        model = engine.target
+        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "abc"}]
+        between = "<|im_end|>\n<|im_start|>user\nthe other<|im_end|>\n<|im_start|>assistant\n"
+        tokens = [
+            *model.tokenize_chat(messages),
+            *turns[0]["token_ids"],
+            *model.tokenize(between, add_special=False, parse_special=True),
+        ]
+        params = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+
+        def alone(tokens):
+            return list(engine.generate(tokens, params=params, seed=8, n_predict=150).token_ids)
+
+        assert turns[1]["token_ids"] == alone(tokens) != alone([*tokens[:-9], *tokens[-8:]])
+    assert (turns[0]["seed"], turns[1]["seed"]) == (7, 8)
+    assert turns[1]["prompt_tokens"] == len(tokens)
+    # All of the first turn but its last token, which nothing came after.
+    n_cached = first["prompt_tokens"] + first["tokens"] - 1
+    assert (turns[0]["cached_tokens"], turns[1]["cached_tokens"]) == (0, n_cached)
+
+
+@pytest.mark.parametrize("sampling", [("--temp", 0), (*RANDOM, "--seed", 4)], ids=["greedy", "random"])
+def test_answers_are_those_of_run_with_the_same_messages(pipe, tiny_target, tmp_path, sampling):
+    file, rendered = tmp_path / "chat.json", tmp_path / "rendered.txt"
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "abc"},
+        {"role": "assistant", "content": "on the other"},
+    ]
+    file.write_text(json.dumps({"messages": messages}))
+    rendered.write_text(tiny_target.render_chat([*messages, {"role": "user", "content": "and?"}]))
+    options = (*sampling, "-n", 150, "--json")
+    (chatted,) = answers(pipe(["and?"], "--load", file, *options))
+    (ran,) = answers(pipe([], "--raw", "--file", rendered, *options, command="run"))
+    assert chatted["prompt_tokens"] == ran["prompt_tokens"]
+    assert chatted["token_ids"] == ran["token_ids"]
+
+
+def test_piped_lines_are_answered_as_plain_text(pipe):
+    process = pipe(["abc", "//abc", "/system", "/exit", "abc"], "-n", 8, "--temp", 0, "--show-draft")
+    (alone,) = answers(pipe(["abc"], "-n", 8, "--temp", 0, "--json", command="run"))
+    assert process.returncode == 0
+    assert b"\x1b[" not in process.stdout + process.stderr
+    text = alone["text"].encode()
+    assert process.stdout.startswith(text + b"\n")
+    assert process.stdout.count(text) == 2, "what comes after /exit is not read"
+    assert "edgespec: no system message" in lines_of(process)
+
+
+def test_a_line_that_cannot_be_done_costs_nothing_but_the_exit_code(pipe, tmp_path):
+    file = tmp_path / "chat.json"
+    process = pipe(
+        [
+            "abc",
+            "/nope",
+            "/undo now",
+            "/save a\0b",
+            "/load",
+            "/load /no/such",
+            "x" * 600,
+            "abc",
+            f"/save {file}",
+        ],
+        "-n",
+        5,
+    )
+    assert process.returncode == 1
+    errors = [line for line in lines_of(process) if line.startswith("edgespec: error: ")]
+    for line, word in zip(
+        errors,
+        ["no command /nope", "/undo takes nothing", "not saved", "/load FILE", "/no/such", "--ctx"],
+        strict=True,
+    ):
+        assert word in line
+    assert len(Conversation.load(file).exchanges) == 2
+
+
+def test_what_leaves_the_prompt_is_said_and_stays_in_the_file(pipe, tmp_path):
+    file = tmp_path / "chat.json"
+    process = pipe([*["abc " * 20] * 8, "/stats", f"/save {file}"], "-n", 10, "-c", 300)
+    assert process.returncode == 0
+    said = [line for line in lines_of(process) if "left out of the prompt" in line]
+    numbers = [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in said]
+    assert len(numbers) > 1
+    assert numbers[0][0] == 1
+    assert all(after[0] == before[-1] + 1 for before, after in pairwise(numbers))
+    assert all("300 tokens" in line for line in said)
+    assert any(line.startswith("left out     the first ") for line in lines_of(process))
+    assert len(Conversation.load(file).exchanges) == 8
+
+
+def test_stats(pipe):
+    process = pipe(["/stats", "abc", "abc", "/stats"], "-n", 12, "--drafter", "model", "--gamma", 3)
+    assert process.returncode == 1, "nothing was answered yet"
+    lines = lines_of(process)
+    shown = lines[[line.startswith("last answer") for line in lines].index(True) :]
+    for line, pattern in zip(
+        shown,
+        [
+            r"last answer  12 tokens, [\d.]+ tokens/s",
+            r" +\d+ of \d+ drafted accepted",
+            r" +prompt: \d+ tokens read, \d\d found in the cache, which saved about \d+\.\d s",
+            r"2 answers    24 tokens, [\d.]+ tokens/s",
+            r" +\d+ of \d+ drafted accepted",
+            r" +prompt: \d+ tokens read, \d\d found in the cache, which saved about \d+\.\d s",
+            r" +estimated by the longest prompt read, \d+ tokens at [\d.]+ tokens/s",
+        ],
+        strict=True,
+    ):
+        assert re.fullmatch(pattern, line), line
+
+
+# ---- in a terminal ----
+
+
+def test_a_conversation_in_a_terminal(type_in, tmp_path):
+    file = tmp_path / "chat.json"
+
+    def saved():
+        """What /save writes now."""
+        file.unlink(missing_ok=True)
+        terminal.type(f"/save {file}\r")
+        terminal.expect("saved to ")
+        terminal.expect(">")
+        return Conversation.load(file)
+
+    with type_in("-n", 8, *RANDOM, "--seed", 3) as terminal:
+        terminal.expect("/help lists the commands")
+        terminal.expect(">")
+        terminal.type("abc\r")
+        terminal.expect("cut after 8 tokens")
+        terminal.expect(">")  # before it is there, keys are the terminal's
+        terminal.type("two\x1b\rlines\r")  # Alt+Enter
+        terminal.expect("cut after 8 tokens")
+        before = saved()
+        assert [exchange.question for exchange in before.exchanges] == ["abc", "two\nlines"]
+
+        terminal.type("/retry\r")
+        terminal.expect("cut after 8 tokens")
+        retried = saved()
+        assert retried.exchanges[0] == before.exchanges[0]
+        assert retried.exchanges[1].question == "two\nlines"
+        assert retried.exchanges[1].answer != before.exchanges[1].answer, "another seed"
+
+        terminal.type("/system be brief\r")
+        terminal.expect("system message: be brief")
+        terminal.type("/undo\r")
+        terminal.expect("1 exchange left")
+        assert (saved().system, saved().exchanges) == ("be brief", before.exchanges[:1])
+
+        terminal.type("/nope\r")
+        terminal.expect("there is no command /nope")
+        terminal.expect("> /nope")
+        terminal.type("\x15/he\t")  # what could not be done stands there to be edited; Tab completes
+        terminal.expect("help")  # the slash of /nope stands there already
+        terminal.type("\r")
+        terminal.expect("Begin a new line")
+        terminal.expect(">")
+        terminal.type("not sent\x03")  # Ctrl-C clears the line
+        terminal.expect(">")
+        terminal.type("abc\r")
+        terminal.expect("cut after 8 tokens")
+        assert [exchange.question for exchange in saved().exchanges] == ["abc", "abc"]
+
+        terminal.type(f"/system -\r/load {file}\r")
+        terminal.expect("2 exchanges and a system message loaded")
+        terminal.expect(">")
+        terminal.type("\x04")  # Ctrl-D
+        assert terminal.wait() == 0
+
+
+def test_lines_are_kept_for_the_next_chat_unless_nothing_is_to_be(type_in, tmp_path, environment):
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "own cache")
+    environment["EDGESPEC_KERNELS"] = "off"
+    kept = tmp_path / "own cache" / "edgespec" / "chat-lines"
+    with type_in("-n", 4, "--no-cache") as terminal:
+        terminal.type("secret\r")
+        terminal.expect("cut after 4 tokens")
+        terminal.type("/exit\r")
+        assert terminal.wait() == 0
+    assert not kept.exists()
+    with type_in("-n", 4) as terminal:
+        terminal.type("remember me\r")
+        terminal.expect("cut after 4 tokens")
+        terminal.expect(">")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert "remember me" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+    file = tmp_path / "chat.json"
+    with type_in("-n", 4) as terminal:
+        terminal.expect(">")
+        terminal.type("\x1b[A\r")  # up
+        terminal.expect("cut after 4 tokens")
+        terminal.type(f"/save {file}\r")
+        terminal.expect("saved to ")
+    assert Conversation.load(file).exchanges[0].question == "remember me"
+
+
+@pytest.mark.parametrize("drafting", [("--drafter", "none"), ("--drafter", "suffix", "--show-draft")])
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(type_in, long_path, tmp_path, drafting):
+    """Also in the second answer: the line editor must give the signals back."""
+    file = tmp_path / "chat.json"
+    with type_in(*ENDLESS, *RANDOM, models=("-t", long_path, *drafting)) as terminal:
+        for question in ("abc", "the other"):
+            terminal.expect(">")
+            terminal.type(f"{question}\r")
+            terminal.expect(re.escape(question))
+            terminal.expect(r"[^\x00-\x1f]{40}")  # some of the answer
+            terminal.type("\x03")
+            terminal.expect("cut by Ctrl-C")
+        terminal.type(f"/save {file}\r")
+        terminal.expect("saved to ")
+        terminal.expect(">")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    exchanges = Conversation.load(file).exchanges
+    assert [exchange.question for exchange in exchanges] == ["abc", "the other"]
+    for exchange in exchanges:
+        assert exchange.answer.cut
+        assert len(exchange.answer.text) > 20
+
+
+def test_ctrl_c_while_the_prompt_is_read(environment, long_path, tmp_path):
+    file = tmp_path / "chat.json"
+    Conversation(exchanges=[Exchange("a" * 28_000, Answer("b"))]).save(file)  # takes long to read
+    process = subprocess.Popen(
+        [*COMMAND, "chat", *map(str, ("-t", long_path, "--drafter", "none", "--load", file, *ENDLESS))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    process.stdin.write(b"/system\nabc\n")
+    process.stdin.flush()
+    assert process.stderr.readline() == b"edgespec: no system message\n"
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == b""
+    assert re.fullmatch(rb"(edgespec: [^\n]*\n){1,2}", errors), errors  # two: it came before the reading
+
+
+def test_ctrl_c_in_a_pipe_ends_all_and_keeps_what_was_written(environment, long_path):
+    arguments = ("--target", long_path, "--drafter", "none", *ENDLESS)
+    process = subprocess.Popen(
+        [*COMMAND, "chat", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    process.stdin.write(b"abc\nabc\n")
+    process.stdin.flush()
+    written = os.read(process.stdout.fileno(), 10)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (written + out).endswith(b"\n")
+    assert b"cut by Ctrl-C" in errors
+    assert b"Traceback" not in errors
+
+
+def test_the_line_editor_gives_the_signals_back():
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        editor = LineEditor({"/exit": ""}, None)
+        with SignalPipe():
+            descriptor = signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(descriptor)
+            keys.send_text("abc\r")
+            assert editor.read() == "abc"
+            assert signal.set_wakeup_fd(descriptor) == descriptor >= 0
+
+
+def test_the_line_that_could_not_be_done_is_there_to_be_edited():
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("d\r")
+        assert LineEditor({"/exit": ""}, None).read("abc") == "abcd"
+
+
+# ---- bad input ----
+
+
+def failed(process, code, *words):
+    line = process.stderr.decode()
+    assert process.returncode == code, line
+    assert process.stdout == b""
+    assert line.count("\n") == 1, line
+    assert line.startswith("edgespec: error: ")
+    for word in words:
+        assert word in line
+
+
+def test_a_model_without_a_chat_template(pipe, tmp_path):
+    file = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
+    failed(pipe(["abc"], models=("--target", file, "--drafter", "none")), 1, "chat template", "edgespec run")
+
+
+def test_stdin_that_is_not_utf8(pipe):
+    process = pipe(b"abc\nab\xff\nabc\n", "-n", 3)
+    assert process.returncode == 1
+    assert "stdin is not UTF-8 text: byte 0xff in line 2" in lines_of(process)[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--load", "/no/such.json"], ["/no/such.json", "no such file"]),
+        (["--load", "x", "--system", "y"], ["--system", "--load"]),
+        (["--pair", "default"], ["--pair", "--target"]),
+        (["--json", "--show-draft"], ["--json", "--show-draft"]),
+        (["--drafter", "none"], ["--draft", "--drafter none"]),
+        (["-n", "0"], ["--n-predict"]),
+        (["-c", "99999999"], ["--ctx"]),
+        (["--gamma", "99"], ["--gamma"]),
+    ],
+    ids=" ".join,
+)
+def test_bad_options(capsys, models, options, words):
+    assert app.main(["chat", *models, *options]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(r"edgespec: error: [^\n]*\n", shown.err)
+    for word in words:
+        assert word in shown.err
+
+
+def test_a_system_message_that_is_not_utf8(environment, models):
+    process = subprocess.run(
+        [*map(os.fsencode, (*COMMAND, "chat", *models)), b"--system", b"a\xff"],
+        input=b"abc\n",
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    failed(process, 2, "not valid Unicode at character 1")
+
+
+def test_help_shows_an_example(environment):
+    process = subprocess.run(
+        [*COMMAND, "chat", "--help"], capture_output=True, env=environment, check=False, timeout=60
+    )
+    assert "Example: edgespec chat" in process.stdout.decode()

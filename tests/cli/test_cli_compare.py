@@ -1,0 +1,564 @@
+"""`edgespec compare` as a user types it: in a process of its own, with tiny models."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.benchmark import compare as room
+from edgespec.benchmark.runs import Outcome, from_json
+from edgespec.cli.app import main
+from edgespec.llama.kernels import plugin_path
+from terminals import messages_in_terminal
+from tiny_gguf import N_WORDS, write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec", "compare"]
+
+TEXT = "the cat and the other dog ran in the rain; on and on it went, as the sun was out. " * 20
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_path, tiny_draft_path, packable_path) -> Path:
+    """Two models, a draft of theirs and one of another family; prompts, a text, problems."""
+    folder = tmp_path_factory.mktemp("compare")
+    (folder / "target.gguf").write_bytes(tiny_path.read_bytes())
+    (folder / "packable-q4_k_m.gguf").write_bytes(packable_path.read_bytes())
+    (folder / "draft.gguf").write_bytes(tiny_draft_path.read_bytes())
+    write_tiny_gguf(folder / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
+    prompts = {"a": "the cat and the other dog", "b": "on and on it went"}
+    (folder / "suite.jsonl").write_text(
+        "".join(
+            json.dumps({"question_id": name, "category": f"about {name}", "turns": [text]}) + "\n"
+            for name, text in prompts.items()
+        )
+    )
+    (folder / "text.txt").write_text(TEXT)
+    problem = {"prompt": "def f() -> int:\n", "entry_point": "f", "test": "def check(f):\n    assert f()\n"}
+    (folder / "problems.jsonl").write_text(
+        "".join(json.dumps({"task_id": f"Own/{i}", **problem}) + "\n" for i in range(3))
+    )
+    return folder
+
+
+def environment_in(folder: Path, child_environment: dict[str, str]) -> dict[str, str]:
+    return {
+        **child_environment,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "EDGESPEC_MODELS_DIR": str(folder / "store"),
+        "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
+        "MARK_OF_THE_TEST": uuid.uuid4().hex,
+    }
+
+
+@pytest.fixture
+def environment(child_environment, tmp_path):
+    return environment_in(tmp_path, child_environment)
+
+
+def arguments_of(arguments: tuple[object, ...]) -> list[str]:
+    """The command, short and the same on every machine: where energy is counted, idling would be timed."""
+    common = ("--suite", "suite.jsonl", "-n", 12, "--threads", 1, "--assume-watts", 5)
+    return [*COMMAND, *map(str, (*common, *arguments))]
+
+
+@pytest.fixture
+def compare(environment, folder) -> Run:
+    def compare(*arguments, **more):
+        return subprocess.run(
+            arguments_of(arguments),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            env={**environment, **more},
+            timeout=300,
+            check=False,
+        )
+
+    return compare
+
+
+@pytest.fixture
+def started(environment, folder):
+    """Start the command, wait for a line on stderr, and return the process."""
+    processes = []
+
+    def started(*arguments, until: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            arguments_of(arguments),
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stderr
+        while not process.stderr.readline().startswith(until):
+            assert process.poll() is None
+        return process
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def left_over(mark: str) -> list[str]:
+    """The processes that were started with this mark, after giving them a while to end."""
+    for _ in range(100):
+        found = list(_marked(mark.encode()))
+        if not found:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def _marked(mark: bytes) -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark in (process / "environ").read_bytes():
+                yield (process / "cmdline").read_text()
+        except OSError:  # it has ended, or is another user's
+            continue
+
+
+def outcome_of(process: subprocess.CompletedProcess[str]) -> Outcome:
+    return from_json(Outcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+
+
+def texts(outcome: Outcome) -> list[tuple[object, ...]]:
+    return sorted(
+        (cell.target, str(cell.draft), cell.kernels, run.prompt, run.way, run.round, run.text_sha256)
+        for cell in outcome.cells
+        for run in cell.runs
+    )
+
+
+def contents(out: Path) -> dict[str, tuple[bytes, int]]:
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in (out / "runs").iterdir()}
+
+
+def errors(process: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a command that was refused."""
+    assert (process.returncode, process.stdout) == (2, ""), process.stderr
+    assert process.stderr.count("\n") == 1, process.stderr
+    assert process.stderr.startswith("edgespec: error: ")
+    return process.stderr
+
+
+# ---- the matrix ----
+
+
+@pytest.fixture(scope="module")
+def matrix(child_environment_of_module, folder):
+    """The whole of it, once: what it wrote and said."""
+    names = ("--targets", "target.gguf,packable-q4_k_m.gguf", "--drafts", "draft.gguf,suffix,none,other.gguf")
+    files = ("--csv", "table.csv", "--report", "page.html", "--text", "text.txt", "--text-tokens", 600)
+    return subprocess.run(
+        arguments_of((*names, "--kernels", "auto,off", "--rounds", 1, *files, "-o", "matrix", "--json")),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=child_environment_of_module,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def child_environment_of_module(tmp_path_factory):
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = environment_in(tmp_path_factory.mktemp("home"), environment)
+    if plugin_path().exists():
+        del environment["EDGESPEC_KERNELS"]
+    return environment
+
+
+def test_the_matrix(matrix, folder):
+    assert matrix.returncode == 0, matrix.stderr
+    outcome = outcome_of(matrix)
+    assert outcome.kind == "compare"
+    assert [(cell.target, cell.draft) for cell in outcome.cells] == [
+        (target, draft)
+        for _ in ("auto", "off")
+        for target in ("target", "packable-q4_k_m")
+        for draft in ("draft", "suffix", None, "other")
+    ]
+    measured = [cell for cell in outcome.cells if not cell.skipped]
+    skipped = [cell for cell in outcome.cells if cell.skipped]
+    assert len(measured) == 12
+    assert {cell.draft for cell in skipped} == {"other"}
+    assert [cell.kernels for cell in skipped] == ["auto", "auto", "off", "off"]
+    assert all("other cannot draft for " in cell.skipped for cell in skipped)
+    assert {len(cell.runs) for cell in measured if cell.draft} == {4}
+    assert {len(cell.runs) for cell in measured if not cell.draft} == {2}
+    assert {cell.kernels for cell in measured[6:]} == {"stock"}
+    if plugin_path().exists() and "kernels" not in matrix.stderr.replace("+kernels-", ""):
+        assert [cell.kernels != "stock" for cell in measured[:6]] == [False] * 3 + [True] * 3
+    assert all(run.energy and run.energy.estimated for cell in measured for run in cell.runs)
+    # At temperature 0 drafts change no text.
+    prompts = {(*line[:1], *line[2:4]) for line in texts(outcome)}
+    assert len({(*line[:1], *line[2:4], line[-1]) for line in texts(outcome)}) == len(prompts)
+    assert sorted(contents(folder / "matrix")) == sorted(
+        f"{target}+{draft}+kernels-{kernels}.0.json"
+        for target in ("target", "packable-q4_k_m")
+        for draft in ("draft", "suffix", "none")
+        for kernels in ("auto", "off")
+    )
+
+
+def test_the_matrix_tells_where_it_is(matrix):
+    lines = [line for line in matrix.stderr.splitlines() if line.startswith("round 1: ")]
+    assert len(lines) == 16
+    assert lines[0] == "round 1: target+draft+kernels-auto"
+    assert "\x1b[" not in matrix.stdout + matrix.stderr
+
+
+def test_the_matrix_has_accuracies(matrix, folder):
+    accuracy = {one.target: one for one in outcome_of(matrix).accuracy}
+    assert accuracy.keys() == {"target", "packable-q4_k_m"}
+    assert {name: (one.reference, one.kl, one.passed) for name, one in accuracy.items()} == {
+        name: (name, None, None) for name in accuracy
+    }
+    assert sorted(path.name for path in (folder / "matrix").glob("*.json")) == [
+        "accuracy-packable-q4_k_m+kernels-auto.json",
+        "accuracy-packable-q4_k_m+kernels-off.json",
+        "accuracy-target+kernels-auto.json",
+        "accuracy-target+kernels-off.json",
+        "comparison.json",
+    ]
+
+
+def test_the_matrix_is_written_in_files(matrix, folder):
+    assert matrix.returncode == 0
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["target"] for row in rows} == {"target", "packable-q4_k_m"}
+    page = (folder / "page.html").read_text()
+    for word in ("packable-q4_k_m", "suffix", "other cannot draft for"):
+        assert word in page
+
+
+def test_the_table(compare, folder, tmp_path):
+    process = compare(
+        "--targets",
+        "target.gguf",
+        "--drafts",
+        "draft.gguf,none,other.gguf",
+        "--rounds",
+        1,
+        "--no-accuracy",
+        "-o",
+        tmp_path / "out",
+    )
+    assert process.returncode == 0, process.stderr
+    for word in ("speed-up", "target", "draft", "other cannot draft for target", "identical"):
+        assert word in process.stdout
+    assert "perplexity" not in process.stdout
+    assert not list((tmp_path / "out").glob("accuracy-*"))
+
+
+# ---- stopped and taken up again ----
+
+PAIR = ("--targets", "target.gguf", "--drafts", "draft.gguf,none,suffix", "--rounds", 2, "--no-accuracy")
+
+
+def test_killed_and_taken_up_again(compare, started, environment, folder, tmp_path):
+    out = tmp_path / "out"
+    process = started(*PAIR, "-o", out, until="round 2: target+suffix")  # second of round 2
+    process.kill()
+    process.communicate()
+    assert left_over(environment["MARK_OF_THE_TEST"]) == []
+    before = contents(out)
+    assert len(before) == 4
+
+    resumed = compare(*PAIR, "-o", out, "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    after = contents(out)
+    assert after.items() > before.items(), "what was there is the same, and was not written again"
+    assert len(after) == 6
+    whole = compare(*PAIR, "-o", tmp_path / "whole", "--json")
+    assert texts(outcome_of(resumed)) == texts(outcome_of(whole))
+    assert len(texts(outcome_of(whole))) == 2 * 2 * (2 + 1 + 2)
+
+    more = compare(*PAIR, "-o", out, "--rounds", 3, "--kernels", "off,auto", "--json")
+    assert contents(out).items() > after.items()
+    assert len(texts(outcome_of(more))) == 2 * 3 * 2 * (2 + 1 + 2)
+
+
+def test_interrupted(started, environment, folder, tmp_path):
+    out = tmp_path / "out"
+    process = started(*PAIR, "-o", out, until="round 2: target+suffix")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert f"edgespec: stopped; the same command goes on with what is in {out}" in stderr.splitlines()
+    assert "Traceback" not in stderr
+    for word in ("plain", "auto", "suffix", "identical"):
+        assert word in stdout, "the table so far"
+    assert left_over(environment["MARK_OF_THE_TEST"]) == []
+    assert len(contents(out)) == 4
+
+
+def test_interrupted_in_the_first_cell(started, environment, tmp_path):
+    process = started(*PAIR, "-o", tmp_path / "out", "--fresh", until="round 1")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "not measured yet" in stdout
+    assert "the same command without --fresh goes on" in stderr
+    assert left_over(environment["MARK_OF_THE_TEST"]) == []
+
+
+def test_interrupted_while_it_judges(started, environment, folder, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--targets", "target.gguf", "--drafts", "none", "--rounds", 1, "-o", out)
+    process = started(*arguments, until="accuracy of target")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "plain" in stdout
+    assert left_over(environment["MARK_OF_THE_TEST"]) == []
+
+
+def test_another_comparison_is_refused_or_replaced(compare, folder, tmp_path):
+    out = tmp_path / "out"
+    common = ("--targets", "target.gguf", "--drafts", "none", "--rounds", 1, "--no-accuracy", "-o", out)
+    assert compare(*common).returncode == 0
+    before = contents(out)
+    (folder / "suite2.jsonl").write_text((folder / "suite.jsonl").read_text().replace("dog", "cow"))
+    for change, word in (
+        (("-n", 13), "other settings"),
+        (("--suite", "suite2.jsonl"), "other prompts"),
+        (("--category", "about a"), "other prompts"),
+        (("--threads", 2), "other threads"),
+        (("--temp", 0.5), "other settings"),
+    ):
+        line = errors(compare(*common, *change))
+        assert word in line
+        assert "--fresh" in line
+    assert contents(out) == before
+
+    (out / "runs" / "mine.json").write_text("mine")
+    process = compare(*common, "-n", 13, "--fresh", "--json")
+    assert process.returncode == 0, process.stderr
+    assert {run.tokens for cell in outcome_of(process).cells for run in cell.runs} == {13}
+    assert (out / "runs" / "mine.json").read_text() == "mine"
+    assert len(contents(out)) == 2
+
+
+def test_a_full_disk(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_CONFIG_HOME", "config")):
+        monkeypatch.setenv(name, str(tmp_path / value))
+    write = room.write_atomically
+
+    def full(file: Path, text: str) -> None:
+        if "suffix" in file.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+        write(file, text)
+
+    monkeypatch.setattr(room, "write_atomically", full)
+    out = tmp_path / "out"
+    code = main(arguments_of((*PAIR, "-o", out))[3:])
+    captured = capsys.readouterr()
+    assert code == 1
+    (line,) = [line for line in captured.err.splitlines() if line.startswith("edgespec: stopped")]
+    assert "No space left on device; the same command goes on with what is in" in line
+    assert "plain" in captured.out
+    assert sorted(contents(out)) == ["target+draft+kernels-auto.0.json", "target+none+kernels-auto.0.json"]
+
+
+# ---- quantizations and accuracy ----
+
+
+def test_quantizations_and_human_eval(compare, folder, tmp_path):
+    out = tmp_path / "out"
+    arguments = (
+        "--targets",
+        "target.gguf",
+        "--quants",
+        "q8_0,q4_0",
+        "--drafts",
+        "none",
+        "--rounds",
+        1,
+        "-o",
+        out,
+        "--text",
+        "text.txt",
+        "--text-tokens",
+        600,
+        "--humaneval",
+        "--humaneval-file",
+        "problems.jsonl",
+        "--problems",
+        2,
+        "--json",
+    )
+    process = compare(*arguments)
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    assert {name: (model.quantization, model.made_from) for name, model in outcome.models.items()} == {
+        "target-q8_0": ("Q8_0", "target"),
+        "target-q4_0": ("Q4_0", "target"),
+    }
+    assert [(cell.target, len(cell.runs)) for cell in outcome.cells] == [
+        ("target-q8_0", 2),
+        ("target-q4_0", 2),
+    ]
+    scores = {one.target: one for one in outcome.accuracy}
+    fine, coarse = scores["target-q8_0"], scores["target-q4_0"]
+    assert (fine.kl, coarse.reference) == (None, "target-q8_0")
+    assert coarse.kl > 0
+    made = {file: file.stat().st_mtime_ns for file in (out / "models").iterdir()}
+    assert len(made) == 2
+    if sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64"):
+        assert [(one.passed, one.n_problems) for one in (fine, coarse)] == [(0, 2), (0, 2)]
+        assert (
+            json.loads((out / "humaneval-target-q8_0+kernels-auto.json").read_text())[1][0]["task_id"]
+            == "Own/0"
+        )
+
+    again = compare(*arguments)
+    assert outcome_of(again).accuracy == outcome.accuracy
+    assert not [
+        line for line in again.stderr.splitlines() if line.startswith(("accuracy", "HumanEval", "quant"))
+    ]
+    assert {file: file.stat().st_mtime_ns for file in (out / "models").iterdir()} == made
+
+
+def test_a_target_that_is_damaged(compare, folder, tmp_path):
+    (folder / "cut.gguf").write_bytes((folder / "target.gguf").read_bytes()[:-500])
+    process = compare(
+        "--targets",
+        "cut.gguf,target.gguf",
+        "--drafts",
+        "none",
+        "--rounds",
+        1,
+        "-o",
+        tmp_path / "out",
+        "--text",
+        "text.txt",
+        "--json",
+    )
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    assert [bool(cell.skipped) for cell in outcome.cells] == [True, False]
+    assert [one.target for one in outcome.accuracy] == ["target"]
+    assert any(line.startswith("accuracy of cut: ") for line in outcome.warnings)
+    assert "Traceback" not in process.stderr
+
+
+# ---- wrong usage ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--targets", "target.gguf,target.gguf"], "--targets: target.gguf is named twice"),
+        (["--drafts", "none,suffix,none"], "--drafts: none is named twice"),
+        (["--kernels", "auto,auto"], "--kernels: auto is named twice"),
+        (["--targets", "target.gguf,same/target.gguf"], "two models are called target: "),
+        (["--drafts", "same/target.gguf"], "two models are called target: "),
+        (["--drafts", "same/none.gguf"], "a draft model cannot be called none"),
+        (["--targets", ","], "--targets: name at least one"),
+        (["--drafts", ""], "--drafts: name at least one"),
+        (["--kernels", " "], "--kernels: name at least one"),
+        (["--targets", "nobody"], "no model is called 'nobody'"),
+        (["--targets", "missing.gguf"], "missing.gguf: no such file"),
+        (["--targets", "none"], "no model is called 'none'"),
+        (["--drafts", "nobody"], "no model is called 'nobody'"),
+        (["--kernels", "auto,mine"], "--kernels mine: must be one of auto, off"),
+        (["--quants", "q4_0,q4_k"], "--quants: no quantization is called 'q4_k'"),
+        (["--quants", ","], "--quants: name at least one"),
+        (["--quants", ""], "--quants: name at least one"),
+        (["--ways", "none"], "--ways none: must be one of"),
+        (["--problems", "2"], "--humaneval"),
+        (["--humaneval-file", "problems.jsonl"], "--humaneval"),
+        (["--humaneval", "--no-accuracy"], "--humaneval with --no-accuracy: contradictory"),
+        (["--humaneval", "--humaneval-file", "missing.jsonl"], "missing.jsonl: "),
+        (["--text", "missing.txt"], "--text missing.txt: No such file"),
+        (["--text", "target.gguf"], "--text target.gguf: not UTF-8"),
+        (["--suite", "missing.jsonl"], "missing.jsonl: there is no such file"),
+        (["--category", "of nothing"], "no category is called 'of nothing'"),
+        (["--rounds", "0"], "--rounds"),
+        (["--csv", "no/such/folder/file.csv"], "--csv"),
+        (["--report", "target.gguf/page.html"], "--report"),
+        (["-o", "target.gguf"], "--out target.gguf: "),
+        (["-o", "/proc/no/such"], "--out /proc/no/such: "),
+        (["-o", "target.gguf", "--quants", "q8_0"], "target.gguf/models: cannot be made: "),
+        (["surplus"], "surplus"),
+    ],
+)
+def test_wrong_usage(folder, tmp_path, arguments, words, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "EDGESPEC_MODELS_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (folder / "same").mkdir(exist_ok=True)
+    for name in ("target", "none"):
+        (folder / "same" / f"{name}.gguf").write_bytes((folder / "draft.gguf").read_bytes())
+    defaults = ("--targets", "target.gguf", "--drafts", "none", "-o", "refused")
+    code = main(arguments_of((*defaults, *arguments))[3:])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, ""), captured.err
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("edgespec: error: ")
+    assert words in captured.err
+    assert not (folder / "refused").exists()
+
+
+def test_two_spellings_of_one_file_are_one(compare, tmp_path):
+    process = compare(
+        "--targets",
+        "target.gguf,./target.gguf",
+        "--drafts",
+        "draft.gguf,./draft.gguf",
+        "--rounds",
+        1,
+        "--no-accuracy",
+        "--json",
+        "-o",
+        tmp_path / "out",
+    )
+    assert process.returncode == 0, process.stderr
+    assert len(outcome_of(process).cells) == 1
+
+
+def test_targets_and_drafts_are_needed(environment, folder):
+    process = subprocess.run(
+        [*COMMAND], cwd=folder, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert "--targets" in errors(process)
+
+
+def test_a_bar_in_a_terminal(environment, folder, tmp_path):
+    command = arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out"))
+    code, seen, _ = messages_in_terminal(command, environment, folder)
+    assert code == 0
+    assert b"round 1: target+none+kernels-auto" in seen
+    assert b"100%" in seen
+
+
+def test_help(compare):
+    process = compare("--help")
+    assert process.returncode == 0
+    assert "Example: edgespec compare" in process.stdout

@@ -1,0 +1,213 @@
+"""Shell completion as people meet it: installed, and asked for with Tab in a shell of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from edgespec.cli import app
+from terminals import Terminal
+
+ANSWER = "called with"
+REGISTRY = f"""
+[models.mine]
+path = "/mine.gguf"
+sha256 = "{"0" * 64}"
+
+[pairs.ours]
+target = "mine"
+draft = "smollm2-135m-q4_1"
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """The user's models.toml, with a model and a pair of theirs."""
+    file = tmp_path / "home" / ".config" / "edgespec" / "models.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(REGISTRY)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(file.parent.parent))
+    return file
+
+
+def asking(*words):
+    """What bash has in the environment when Tab is pressed after the last of `words`."""
+    line = ("edgespec", *words)
+    return {
+        "_EDGESPEC_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(line),
+        "COMP_CWORD": str(len(words)),
+    }
+
+
+@pytest.fixture
+def complete(config, monkeypatch, capsys):
+    """Return what `edgespec` answers bash for these words."""
+
+    def complete(*words):
+        for name, value in asking(*words).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            app.main([])
+        assert ended.value.code == 0
+        return capsys.readouterr().out.split()
+
+    return complete
+
+
+# ---- in the shells ----
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_tab_in_a_shell(shell, config, child_environment, tmp_path):
+    """The line is entered: what `edgespec` is called with is what was completed."""
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not on this machine: apt install {shell}")
+    program, home = tmp_path / "bin" / "edgespec", tmp_path / "home"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$_EDGESPEC_COMPLETE$1" in complete_*|--install-completion)\n'
+        f'    exec {sys.executable} -m edgespec "$@";;\n'
+        "esac\n"
+        f'printf "{ANSWER} <%s>\\n" "$*"\n'
+    )
+    program.chmod(0o755)
+    (home / "my-model.gguf").touch()
+    (home / "notes").mkdir()
+    (home / "notes" / "prompt.txt").touch()
+    environment = {
+        **child_environment,
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(home),
+        "ZDOTDIR": str(home),
+    }
+    # `; true`: a shell may give its process to its only command, and would not be found.
+    install = [shell, "-c", "edgespec --install-completion; true"]
+    installed = subprocess.run(install, env=environment, capture_output=True, timeout=60, check=True)
+    assert installed.stdout.startswith(f"{shell} completion installed in {home}".encode())
+    with Terminal([shell], environment, cwd=home) as terminal:
+        for typed, called in [
+            ("mod\tpu\tour\tmin\t", "models pull ours mine"),
+            ("run --te\t0 --drafter suf\t", "run --temp 0 --drafter suffix"),
+            ("run -t min\t--draft smollm2-135m\t", "run -t mine --draft smollm2-135m-q4_1"),
+            ("compare --targets mine,smollm2-36\t", "compare --targets mine,smollm2-360m-q8_0"),
+            ("run -t my\t", "run -t my-model.gguf"),
+            ("run -t ./my\t", "run -t ./my-model.gguf"),
+            ("run --file not\tpro\t", "run --file notes/prompt.txt"),
+        ]:
+            terminal.type(f"edgespec {typed}\r")
+            terminal.expect(f"{ANSWER} <{called} ?>")
+
+
+# ---- what is completed ----
+
+
+def test_commands_and_options(complete):
+    assert set(complete("")) > {"run", "models", "draft", "cache"}
+    assert complete("mo") == ["models"]
+    assert complete("models", "p") == ["pull", "path", "pair"]
+    assert complete("run", "--te") == ["--temp"]
+    assert complete("run", "--drafter", "su") == ["suffix"]
+    assert complete("--inst") == ["--install-completion"]
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "profile", "calibrate", "bench", "serve"])
+def test_models_and_pairs_of_a_command(complete, command):
+    for option in ("--target", "-t", "--draft", "-d"):
+        assert complete(command, option, "mi") == ["mine"]
+    for option in ("--pair", "-p"):
+        assert complete(command, option, "o") == ["ours"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models", "pull"],
+        ["models", "pull", "default"],
+        ["models", "path"],
+        ["models", "verify"],
+        ["models", "remove"],
+        ["models", "pair"],
+        ["models", "pair", "smollm2-135m-q4_1"],
+        ["quantize"],
+        ["quantize", "--type", "q4_0"],
+        ["doctor"],
+        ["doctor", "--retest", "smollm2-135m-q4_1"],
+        ["draft", "make"],
+        ["draft", "make", "smollm2-135m-q4_1", "--target"],
+        ["cache", "import", "notes", "--target"],
+        ["compare", "--targets"],
+        ["compare", "--drafts"],
+    ],
+    ids=" ".join,
+)
+def test_models_elsewhere(complete, words):
+    assert complete(*words, "mi") == ["mine"]
+
+
+def test_pairs_are_pulled_by_name_too(complete):
+    for command in ("pull", "verify", "remove"):
+        assert complete("models", command, "our") == ["ours"]
+
+
+def test_files(complete, tmp_path, monkeypatch):
+    """Models of this directory are named beside the registry's; anything else the shell completes itself."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.gguf", "mi casa.gguf", "mine.txt"):
+        (tmp_path / name).touch()
+    assert complete("run", "--target", "mi") == ["mine", "mine.gguf"]
+    assert complete("run", "--target", "./mi") == []
+    assert complete("run", "--file", "mi") == []
+
+
+# ---- what it must not do ----
+
+
+def test_what_a_shell_shows_is_never_an_error(config, child_environment, tmp_path):
+    """Neither where models.toml is damaged nor where edgespec cannot be loaded."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "llama_cpp.py").write_text("raise RuntimeError('broken')")
+
+    def asked(environment):
+        return subprocess.run(
+            [sys.executable, "-m", "edgespec"],
+            env={**child_environment, **asking("run", "--target", ""), **environment},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert b"\nmine\n" in asked({}).stdout
+    path = os.pathsep.join([str(broken), child_environment["PYTHONPATH"]])
+    unloadable = asked({"PYTHONPATH": path})
+    assert (unloadable.stdout, unloadable.stderr, unloadable.returncode) == (b"", b"", 1)
+    config.write_text("[models")
+    damaged = asked({})
+    assert (damaged.stdout.strip(), damaged.stderr, damaged.returncode) == (b"", b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"), [(["mo"], set()), (["models"], set()), (["energy", "--js"], {"energy"})]
+)
+def test_only_what_is_completed_is_loaded(child_environment, words, loaded):
+    code = (
+        "import sys\nfrom edgespec.cli import main\ntry:\n    main([])\nfinally:\n    print(*sys.modules)\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**child_environment, **asking(*words)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    modules = process.stdout.split()
+    commands = ("run", "chat", "bench", "energy", "models", "draft", "cache")
+    assert {name for name in commands if f"edgespec.cli.{name}" in modules} == loaded
+    assert loaded or "llama_cpp" not in modules

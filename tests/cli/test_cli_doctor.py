@@ -1,0 +1,296 @@
+"""`edgespec doctor` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgespec.llama import selftest_child
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.gguf_tensors import read_tensors
+from edgespec.platform.cpu import read_cpu
+from energy_trees import laptop, write
+from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
+
+DRIVER = """\
+import sys
+from pathlib import Path
+from edgespec.cli import doctor, main
+
+doctor.ROOT = Path(sys.argv.pop(1))
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def doctor(child_environment, cache, tmp_path):
+    environment = {
+        **child_environment,
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def doctor(*arguments, root=None, **more):
+        program = ["-m", "edgespec"] if root is None else ["-c", DRIVER, str(root)]
+        return subprocess.run(
+            [sys.executable, *program, "doctor", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**environment, **more},
+            timeout=120,
+            check=False,
+        )
+
+    return doctor
+
+
+def test_text(doctor, packable_path):
+    process = doctor(packable_path)
+    assert (process.returncode, process.stderr) == (0, "")
+    for word in (
+        read_cpu().model,
+        "physical",
+        "available",
+        "llama-cpp-python 0.3",
+        "kernels",
+        "q4_K",
+        "q6_K",
+    ):
+        assert word in process.stdout
+    assert "\x1b[" not in process.stdout, "piped output is plain"
+
+
+def test_json(doctor, packable_path):
+    report = json.loads(doctor("--json", packable_path).stdout)
+    assert set(report) == {
+        *(
+            "edgespec",
+            "cpu",
+            "machine",
+            "libraries",
+            "threads",
+            "memory",
+            "energy",
+            "pairs",
+            "kernels",
+            "models",
+        )
+    }
+    for name, has in report["cpu"]["features"].items():
+        assert has == (name in read_cpu().flags)
+    assert report["libraries"]["built_for"] is None
+    assert report["threads"]["logical"] >= report["threads"]["physical"] >= 1
+    memory = report["memory"]
+    assert memory["total"] > memory["available"] > 0 < memory["peak_rss"] < memory["total"]
+    (model,) = report["models"]
+    assert (model["path"], model["error"]) == (str(packable_path), None)
+    matrices = [tensor for tensor in read_tensors(check_model_file(packable_path)) if tensor.is_matrix]
+    counts = [row["packed"] + row["not_packed"] for row in model["types"]]
+    assert sum(counts) == len(matrices) == 2 + 2 * 7
+    assert sum(row["not_packed"] for row in model["types"]) == len(model["unpacked"])
+
+
+# ---- machines ----
+
+
+def test_a_pi_4_of_2_gb(doctor, tmp_path):
+    process = doctor(root=plant(tmp_path / "root", PI_4_2GB, throttled=0x50005))
+    assert (process.returncode, process.stderr) == (0, "")
+    lines = [line.rstrip() for line in process.stdout.splitlines()]
+    assert lines[:6] == [
+        "cpu      Cortex-A72",
+        "         asimd; not asimdhp asimddp i8mm sve bf16",
+        "board    Raspberry Pi 4 Model B Rev 1.4, revision b03114, 4 processors",
+        "clock    600 to 1800 MHz, now 600, governor ondemand",
+        "heat     58 degrees (cpu-thermal)",
+        "firmware now under-voltage, throttled; since the start under-voltage, throttled",
+    ]
+    assert "memory   1.94 GB, 1.62 GB of it available" in process.stdout
+    assert "energy   unavailable: Raspberry Pi 5 PMIC: a Raspberry Pi 4 Model B Rev 1.4 has no sensor" in (
+        process.stdout
+    )
+    table = {line.split()[0]: line for line in lines if line.endswith(("fits", "best", "too large"))}
+    assert len(table) >= 13
+    assert table["pi-2gb"].split() == ["pi-2gb", "smollm2-360m-q8_0", "871", "MB", "fits,", "best"]
+    assert table["pi-4gb"].endswith("2.08 GB  too large")
+    assert process.stdout.count("best") == 1
+
+
+def test_a_pi_4_of_4_gb(doctor, tmp_path):
+    process = doctor("--json", root=plant(tmp_path / "root", PI_4_4GB, throttled=0x80000))
+    assert (process.returncode, process.stderr) == (0, "")
+    report = json.loads(process.stdout)
+    assert report["cpu"]["model"] == "Cortex-A72"
+    assert report["machine"] == {
+        "model": "Raspberry Pi 4 Model B Rev 1.4",
+        "revision": "c03114",
+        "processors": 4,
+        "clock_mhz": {"governors": ["ondemand"], "least": 600.0, "most": 1800.0, "now": 600.0},
+        "degrees": {"cpu-thermal": 58.426},
+        "firmware": {"now": [], "since_start": ["soft temperature limit"]},
+    }
+    assert report["memory"]["total"] == 3_885_396 * 1024
+    assert report["energy"]["source"] is None
+    assert "no sensor of its current" in report["energy"]["reason"]
+    by_name = {row["pair"]: row for row in report["pairs"]}
+    assert [name for name, row in by_name.items() if row["best"]] == ["pi-4gb"]
+    assert by_name["pi-4gb"].keys() == {"pair", "target", "draft", "needed", "fits", "best"}
+    assert by_name["pi-4gb"]["draft"] == "qwen2.5-0.5b-q4_0"
+    assert not by_name["llama-3.1-8b"]["fits"]
+
+
+def test_a_pi_5(doctor, tmp_path):
+    process = doctor(root=plant(tmp_path / "root", PI_5_8GB))
+    assert (process.returncode, process.stderr) == (0, "")
+    for line in (
+        "cpu      Cortex-A76",
+        "         asimd asimdhp asimddp; not i8mm sve bf16",
+        "board    Raspberry Pi 5 Model B Rev 1.0, revision d04170, 4 processors",
+        "clock    1500 to 2400 MHz, now 1500, governor ondemand",
+        "firmware now all is well; since the start all is well",
+        "energy   Raspberry Pi 5 PMIC",
+    ):
+        assert line in process.stdout.splitlines()
+    assert "too large" not in process.stdout
+
+
+def test_a_laptop_shows_nothing_of_a_board(doctor, tmp_path):
+    root = tmp_path / "root"
+    laptop(root)
+    write(root / "proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable: 12000000 kB")
+    process = doctor(root=root)
+    assert (process.returncode, process.stderr) == (0, "")
+    labels = [line.split()[0] for line in process.stdout.splitlines() if line[:1].strip()]
+    assert labels[:5] == ["cpu", "threads", "memory", "energy", "version"]
+    assert not {"board", "clock", "heat", "firmware"} & set(labels)
+    assert "energy   RAPL\n" in process.stdout
+    machine = json.loads(doctor("--json", root=root).stdout)["machine"]
+    assert machine.pop("processors") == 1
+    assert machine.pop("degrees") == {}
+    assert set(machine.values()) == {None}
+
+
+def test_a_machine_that_says_nothing(doctor, tmp_path):
+    process = doctor(root=tmp_path / "nothing")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "memory   unknown, unknown of it available" in process.stdout
+    assert "best" not in process.stdout
+    report = json.loads(doctor("--json", root=tmp_path / "nothing").stdout)
+    assert {row["fits"] for row in report["pairs"]} == {None}
+    assert all(row["needed"] for row in report["pairs"])
+
+
+# ---- kernels and models ----
+
+
+def test_stock_kernels_are_no_failure(doctor, packable_path):
+    process = doctor("--json", packable_path, EDGESPEC_KERNELS="off")
+    assert process.returncode == 0
+    report = json.loads(process.stdout)
+    assert (report["kernels"]["in_use"], report["kernels"]["reason"]) == ("stock", "EDGESPEC_KERNELS=off")
+    assert report["kernels"]["self_test"] is None
+    assert {tensor["why"] for tensor in report["models"][0]["unpacked"]} == {"stock kernels"}
+    assert all(row["packed"] == 0 for row in report["models"][0]["types"])
+    assert "EDGESPEC_KERNELS=off" in doctor(packable_path, EDGESPEC_KERNELS="off").stdout
+
+
+def test_nothing_is_pulled(doctor, tmp_path):
+    process = doctor()
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "the default pair is not here" in process.stdout
+    assert not (tmp_path / "models").exists()
+    assert json.loads(doctor("--json").stdout)["models"] == []
+    process = doctor("qwen2.5-coder-0.5b-q4_k_m")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "edgespec models pull" in process.stderr
+
+
+def test_a_model_that_cannot_be_loaded(doctor, packable_path, tmp_path):
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(packable_path.read_bytes()[:-5000])
+    process = doctor("--json", damaged, packable_path)
+    assert process.returncode == 1
+    first, second = json.loads(process.stdout)["models"]
+    assert "truncated" in first["error"]
+    assert second["error"] is None
+    assert "cannot be loaded: " in doctor(damaged).stdout
+
+
+@pytest.mark.parametrize("arguments", [["no-such-model"], ["./no-such-file.gguf"], ["--nonsense"]])
+def test_wrong_usage(doctor, arguments):
+    process = doctor(*arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.count("\n") == 1
+
+
+def test_the_real_kernels(kernels, doctor, packable_path):
+    report = json.loads(doctor("--json", packable_path).stdout)
+    assert report["kernels"]["in_use"] == kernels.name
+    assert report["kernels"]["self_test"]["passed"]
+    (model,) = report["models"]
+    assert {row["type"] for row in model["types"] if row["packed"]} >= {"q4_K", "q6_K"}
+    assert {tensor["name"]: tensor["why"] for tensor in model["unpacked"]}["token_embd.weight"] == (
+        "rows are looked up, not multiplied"
+    )
+    first = doctor("--json", packable_path)
+    again = doctor("--json", "--retest", packable_path)
+    when = [json.loads(process.stdout)["kernels"]["self_test"]["when"] for process in (first, again)]
+    assert when[0] < when[1]
+    text = doctor(packable_path).stdout
+    assert f"self-test passed ({kernels.name}" in text
+    assert "weights fetched " in text
+
+
+def test_the_prefetch_is_told_and_why(kernels, doctor, cache):
+    told = json.loads(doctor("--json").stdout)["kernels"]["prefetch"]
+    assert told["measured"] == (told["reason"] == "")
+    (file,) = (cache / "edgespec").glob("selftest-*.json")
+    answer = json.loads(file.read_text())
+    for level, ahead, gain, reason, words in (
+        (2, 16384, 1.25, "", "(measured: 1.25 times as fast as the default)"),
+        (1, 8192, 1.0, "", "(measured: the default is as fast as any)"),
+        (1, 8192, 1.0, "too busy", "(the default; not measured: too busy)"),
+    ):
+        prefetch = {"level": level, "bytes": ahead}
+        answer["choice"] = {"prefetch": prefetch, "gain": gain, "reason": reason, "when": time.time()}
+        file.write_text(json.dumps(answer))
+        text = " ".join(doctor().stdout.split())
+        assert f"weights fetched {ahead} bytes ahead into cache level {level} {words}" in text
+    file.unlink()
+
+
+def test_tensors_of_a_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    selftest_child.write_model(path)
+    tensors = {tensor.name: tensor for tensor in read_tensors(selftest_child.read_header(path))}
+    assert len(tensors) == 16 + 5
+    for name, (rows, columns, type_, _) in selftest_child.MATRICES.items():
+        tensor = tensors[f"{name}.weight"]
+        assert (tensor.rows, tensor.columns, tensor.type, tensor.n_matrices) == (rows, columns, type_, 1)
+        assert tensor.is_matrix
+    assert not tensors["output_norm.weight"].is_matrix
+    assert tensors["output_norm.weight"].bytes == 4 * 512
+
+
+def test_processors(tmp_path: Path) -> None:
+    intel, arm = tmp_path / "intel", tmp_path / "arm"
+    intel.write_text(
+        "processor\t: 0\nmodel name\t: A CPU @ 3 GHz: fast\nflags\t\t: fma avx2\n\nprocessor\t: 1\n"
+    )
+    arm.write_text("processor\t: 0\nFeatures\t: asimd asimddp\n\nprocessor\t: 1\n")
+    assert (read_cpu(intel).model, read_cpu(intel).flags) == ("A CPU @ 3 GHz: fast", {"fma", "avx2"})
+    assert read_cpu(arm).flags == {"asimd", "asimddp"}
+    assert read_cpu(arm).model == read_cpu(tmp_path / "none").model
+    assert read_cpu(tmp_path / "none").flags == set()

@@ -1,0 +1,280 @@
+"""`edgespec energy` as a user types it, on this machine and on made-up ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energy_trees import (
+    AMD,
+    Powercap,
+    answering,
+    battery,
+    laptop,
+    orin_nano,
+    raspberry_pi,
+    write,
+)
+
+DRIVER = """\
+import os
+import sys
+from pathlib import Path
+from edgespec.cli import energy, main
+from edgespec.energy import idle
+
+energy.ROOT = Path(sys.argv.pop(1))
+idle.MOST_OTHER_LOAD = float(sys.argv.pop(1))  # tests run beside other tests
+if sys.argv.pop(1) == "root only":
+    really_open = os.open
+
+    def refuse(path, *arguments, **options):
+        if Path(path).name == "energy_uj":
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_open(path, *arguments, **options)
+
+    os.open = refuse
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def environment(child_environment, cache, tmp_path):
+    return {
+        **child_environment,
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+
+
+def command(root: Path, *arguments: object, busy: bool = False, root_only: bool = False) -> list[str]:
+    driver = [
+        sys.executable,
+        "-c",
+        DRIVER,
+        str(root),
+        "-1" if busy else "1e9",
+        "root only" if root_only else "",
+    ]
+    return [*driver, "energy", *map(str, arguments)]
+
+
+@pytest.fixture
+def energy(environment, tmp_path):
+    """Run the command on the machine in tmp_path/root; with here=True on this one."""
+
+    def energy(*arguments, here=False, **more):
+        plain = [sys.executable, "-m", "edgespec", "energy", *map(str, arguments)]
+        return subprocess.run(
+            plain if here else command(tmp_path / "root", *arguments, **more),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+
+    return energy
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+KEYS = {"sources", "chosen", "estimated", "reason", "resolution", "reading_s", "idle_w", "kept"}
+
+
+def test_this_machine(energy):
+    process = energy("--no-idle", here=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "\x1b[" not in process.stdout, "piped output is plain"
+    report = json.loads(energy("--no-idle", "--json", here=True).stdout)
+    assert set(report) == KEYS
+    assert len(report["sources"]) == 4
+    for source in report["sources"]:
+        assert set(source) == {"name", "available", "reason", "fix"}
+        assert source["available"] == (source["reason"] == "")
+    assert (report["chosen"] is None) == (not any(source["available"] for source in report["sources"]))
+
+
+def test_nothing_there(energy, root):
+    write(root / "proc/cpuinfo", AMD.replace("avx2", "hypervisor"))
+    process = energy()
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.count("unavailable") == 5
+    assert "a virtual machine" in process.stdout
+    assert "--assume-watts" in process.stdout
+    assert " 0" not in process.stdout
+    report = json.loads(energy("--json").stdout)
+    assert [report[name] for name in ("chosen", "reading_s", "idle_w", "kept")] == [None] * 4
+    assert "virtual machine" in report["reason"]
+    assert set(report["resolution"].values()) == {None}
+
+
+def test_a_pi_4(energy, root):
+    raspberry_pi(root, answering(), "Raspberry Pi 4 Model B Rev 1.4")
+    process = energy()
+    assert process.returncode == 0
+    assert "chosen   unavailable: Raspberry Pi 5 PMIC: a Raspberry Pi 4 Model B Rev 1.4 has no sensor" in (
+        process.stdout
+    )
+    assert "--assume-watts" in process.stdout
+
+
+def test_readable_by_root_only(energy, root):
+    laptop(root)
+    process = energy(root_only=True)
+    assert process.returncode == 0
+    assert "energy_uj: readable by root only" in process.stdout
+    for word in (
+        "groupadd",
+        "usermod --append --groups powercap",
+        "/etc/udev/rules.d/60-edgespec-powercap.rules",
+        "chgrp powercap",
+        "udevadm control --reload",
+        "udevadm trigger",
+        "log out and in again",
+    ):
+        assert word in process.stdout
+    assert "sudo edgespec" not in process.stdout
+    (fix,) = [source["fix"] for source in json.loads(energy("--json", root_only=True).stdout)["sources"][:1]]
+    assert all(line in process.stdout for line in fix)
+
+
+def test_counters(energy, root):
+    laptop(root)
+    process = energy("--seconds", 1)
+    assert process.returncode == 0
+    assert "RAPL                 available" in process.stdout
+    assert "chosen   RAPL\n" in process.stdout
+    assert "stood still" in process.stdout
+    assert "at every mark" in process.stdout
+    assert "idle     unavailable" in process.stdout
+    assert process.stderr.splitlines()[0] == "measuring the idle machine for 1 s"
+    assert "the idle power is unavailable: RAPL stood still" in process.stderr
+
+
+def test_the_idle_power_is_kept(energy, root, cache):
+    battery(root, power_now=9_500_000)
+    process = energy("--seconds", 1)
+    assert process.returncode == 0
+    assert process.stderr == "measuring the idle machine for 1 s\n"
+    file = cache / "edgespec/energy.json"
+    assert f"idle     9.50 W, kept in {file}" in process.stdout
+    assert "a sample every 1 s" in process.stdout
+    assert "of one processor" in process.stdout
+    assert json.loads(file.read_text())["idle"]["battery BAT0"]["watts"] == 9.5
+    report = json.loads(energy("--json", "--no-idle").stdout)
+    assert (report["chosen"], report["idle_w"], report["kept"]) == ("battery BAT0", 9.5, str(file))
+    assert report["resolution"] == {"step_j": None, "step_s": None, "interval_s": 1.0}
+    assert report["reading_s"] > 0
+
+
+def test_a_busy_machine(energy, root, cache):
+    battery(root, power_now=9_500_000)
+    process = energy("--seconds", 2, "--json", busy=True)
+    assert process.returncode == 0
+    report = json.loads(process.stdout)
+    assert (report["idle_w"], report["kept"]) == (9.5, None)
+    assert "the machine was busy" in process.stderr
+    assert not cache.exists()
+
+
+def test_it_cannot_be_kept(energy, root, cache):
+    orin_nano(root)
+    write(cache, "a file")
+    process = energy("--seconds", 1, "--json")
+    assert process.returncode == 0
+    report = json.loads(process.stdout)
+    assert (report["idle_w"], report["kept"]) == (pytest.approx(6), None)
+    assert "could not be kept" in process.stderr
+
+
+def test_an_assumption(energy, root):
+    process = energy("--assume-watts", 15)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "chosen   15 W assumed (estimated)" in process.stdout
+    report = json.loads(energy("--assume-watts", 15, "--json").stdout)
+    assert (report["chosen"], report["estimated"], report["idle_w"]) == ("15 W assumed", True, None)
+    assert report["sources"][0] == {"name": "15 W assumed", "available": True, "reason": "", "fix": []}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--assume-watts", "0"],
+        ["--assume-watts", "nan"],
+        ["--assume-watts", "much"],
+        ["--seconds", "0"],
+        ["--nonsense"],
+        ["surplus"],
+    ],
+)
+def test_wrong_usage(energy, root, arguments):
+    process = energy(*arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.count("\n") == 1
+    assert arguments[0].lstrip("-") in process.stderr
+
+
+def test_interrupted(environment, root, cache):
+    battery(root, power_now=9_500_000)
+    with subprocess.Popen(
+        command(root, "--seconds", 600),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stderr.readline().startswith("measuring")
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr.endswith("edgespec: error: interrupted\n")
+    assert "Traceback" not in stderr
+    assert not cache.exists()
+
+
+def test_a_terminal_gets_a_bar(environment, root):
+    battery(root, power_now=9_500_000)
+    leader, follower = pty.openpty()
+    try:
+        process = subprocess.run(
+            command(root, "--seconds", 1, "--json"),
+            stdout=subprocess.PIPE,
+            stderr=follower,
+            text=True,
+            env={**environment, "TERM": "xterm", "COLUMNS": "100"},
+            timeout=120,
+            check=False,
+        )
+        shown = os.read(leader, 1 << 16).decode()
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert process.returncode == 0
+    assert "measuring the idle machine for 1 s" in shown
+    assert "━" in shown
+    assert json.loads(process.stdout)["idle_w"] == 9.5
+
+
+def test_two_sockets_are_one_source(energy, root):
+    tree = Powercap(root)
+    for socket in range(2):
+        tree.zone(f"intel-rapl:{socket}", f"package-{socket}")
+    report = json.loads(energy("--no-idle", "--json").stdout)
+    assert (report["chosen"], report["idle_w"], report["kept"]) == ("RAPL", None, None)

@@ -1,0 +1,277 @@
+"""`edgespec models` and `edgespec quantize`, called as a user does, with a local hub."""
+
+import hashlib
+import json
+import os
+import re
+import sys
+
+import gguf
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from edgespec.cli.models import models_app
+from edgespec.cli.quantize import quantize_command
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.backend import QUANT_TYPES
+from edgespec.models import pull
+from edgespec.models.quantizations import BITS
+from edgespec.models.registry import load_registry, user_models_file
+from hub_server import FakeServer
+from terminals import messages_in_terminal, plain
+from tiny_gguf import write_tiny_gguf
+
+CONTENT = b"GGUF" + bytes(range(256)) * 40
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A hub with one model, `m`, and a pair of it with itself in the user's models.toml."""
+    server = FakeServer()
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy") or name.startswith("HF_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
+    server.hub["me/repo/m.gguf"] = CONTENT
+    user_models_file().parent.mkdir(parents=True)
+    user_models_file().write_text(
+        f"""
+        [models.m]
+        size = {len(CONTENT)}
+        sha256 = "{hashlib.sha256(CONTENT).hexdigest()}"
+        sources = [{{ kind = "hub", repo = "me/repo", file = "m.gguf", revision = "v1" }}]
+        [models.u]
+        sources = [{{ kind = "hub", repo = "me/repo", file = "m.gguf" }}]
+        [pairs.mm]
+        target = "m"
+        draft = "u"
+        """
+    )
+    yield server
+    server.close()
+
+
+def run(app, *arguments):
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=True)
+
+
+def ok(app, *arguments):
+    result = run(app, *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def error(app, *arguments):
+    result = run(app, *arguments)
+    assert isinstance(result.exception, EdgespecError), (result.output, result.exception)
+    assert "\n" not in str(result.exception)
+    return result.exception
+
+
+def test_list(server):
+    text = ok(models_app, "list")
+    assert "qwen2.5-coder-1.5b-q4_k_m  1.5B    Q4_K_M  Apache-2.0     1.12 GB  absent" in text
+    assert "absent, derived" in text
+    assert "absent, unverified" in text
+    assert "default           qwen2.5-coder-1.5b-q4_k_m  qwen2.5-coder-0.5b-q4_0" in text
+    assert "\x1b" not in text
+
+
+def test_list_json(server):
+    ok(models_app, "pull", "m")
+    data = json.loads(ok(models_app, "list", "--json"))
+    entries = {entry["name"]: entry for entry in data["models"]}
+    assert entries["m"]["present"]
+    assert not entries["u"]["present"]
+    assert not entries["u"]["verified"]
+    assert entries["qwen2.5-coder-0.5b-q4_0"]["derived_from"] == "qwen2.5-coder-0.5b-q4_k_m"
+    assert data["pairs"]["mm"] == {"target": "m", "draft": "u"}
+
+
+def test_pull_prints_paths_on_stdout_and_the_rest_on_stderr(server, tmp_path):
+    result = run(models_app, "pull", "mm", "m")
+    assert result.stdout.splitlines() == [str(tmp_path / "models" / f"{name}.gguf") for name in ("m", "u")]
+    assert "pulling m (10 kB)" in result.stderr
+    assert "u: unverified; its SHA-256" in result.stderr
+    again = run(models_app, "pull", "m")
+    assert again.stderr == ""
+    described = json.loads(ok(models_app, "pull", "m", "--json"))["models"]
+    assert [entry["name"] for entry in described] == ["m"]
+
+
+def test_pull_of_several_is_refused_before_the_first_byte_when_the_disk_is_too_small(server, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1}))
+    assert "no disk space for qwen3-8b-q4_k_m, qwen3-0.6b-q8_0, qwen3-0.6b-q4_0: it needs 6.37 GB" in str(
+        error(models_app, "pull", "qwen3-8b")
+    )
+
+
+def test_path(server, tmp_path):
+    assert "edgespec models pull m" in str(error(models_app, "path", "m"))
+    ok(models_app, "pull", "m")
+    assert ok(models_app, "path", "m").strip() == str(tmp_path / "models" / "m.gguf")
+    assert json.loads(ok(models_app, "path", "m", "--json"))["path"].endswith("m.gguf")
+    assert error(models_app, "path", "mmm").exit_code == 2
+
+
+def test_verify(server, tmp_path):
+    assert ok(models_app, "verify") == ""
+    assert "not on this machine" in str(error(models_app, "verify", "m"))
+    ok(models_app, "pull", "m")
+    assert ok(models_app, "verify") == "m: ok\n"
+    (tmp_path / "models" / "m.gguf").write_bytes(CONTENT[:-1] + b"x")
+    result = run(models_app, "verify", "m")
+    assert result.stdout.startswith("m: DIFFERS")
+    assert isinstance(result.exception, EdgespecError)
+    assert result.exception.exit_code == 1
+    assert "edgespec models remove m" in str(result.exception)
+    rows = json.loads(run(models_app, "verify", "--json").stdout)["models"]
+    assert [row["ok"] for row in rows] == [False]
+
+
+def test_remove(server, tmp_path):
+    ok(models_app, "pull", "m")
+    assert "removed" in ok(models_app, "remove", "m")
+    assert [p.name for p in (tmp_path / "models").iterdir()] == [".m.lock"]
+    assert "nothing to remove" in str(error(models_app, "remove", "m"))
+
+
+def test_add_and_remove_a_file_of_ones_own(server, tmp_path):
+    path = write_tiny_gguf(tmp_path / "own.gguf")
+    assert ok(models_app, "add", str(path)) == "own\n"
+    assert load_registry().get("own").path == path
+    assert pull.resolve("own") == path
+    assert "present, yours" in ok(models_app, "list")
+    assert ok(models_app, "verify", "own") == "own: ok\n"
+    assert "exists already" in str(error(models_app, "add", str(path)))
+    assert ok(models_app, "add", str(path), "--name", "own2") == "own2\n"
+    assert f"{path} is untouched" in ok(models_app, "remove", "own", "own2")
+    assert path.exists()
+    assert "own" not in load_registry().entries
+
+
+def test_add_refuses_what_is_not_a_model(server, tmp_path):
+    (tmp_path / "text.gguf").write_text("hello")
+    for file in ("text.gguf", "missing.gguf", "."):
+        assert str(tmp_path) in str(error(models_app, "add", str(tmp_path / file)))
+
+
+@pytest.mark.parametrize("command", ["list", "pull", "path", "verify", "add", "remove", "pair"])
+def test_every_command_shows_an_example(server, command):
+    assert f"edgespec models {command}" in ok(models_app, command, "--help")
+
+
+# --- quantize -----------------------------------------------------------------------------------
+
+app = typer.Typer()
+app.command("quantize")(quantize_command)
+
+
+def test_quantize_a_file(server, tmp_path):
+    source = write_tiny_gguf(tmp_path / "tiny.gguf")
+    made = ok(app, str(source), "--type", "q8_0,q4_0", "--pure").split()
+    assert made == [str(tmp_path / "tiny-q8_0.gguf"), str(tmp_path / "tiny-q4_0.gguf")]
+    q8, q4 = (gguf.GGUFReader(path) for path in made)
+    assert {t.tensor_type.name for t in q4.tensors if len(t.shape) > 1} == {"Q4_0"}
+    assert {t.tensor_type.name for t in q8.tensors if len(t.shape) > 1} == {"Q8_0"}
+    assert sorted(p.name for p in tmp_path.glob("*.gguf*")) == [
+        "tiny-q4_0.gguf",
+        "tiny-q8_0.gguf",
+        "tiny.gguf",
+    ]
+    refused = error(app, str(source), "--type", "q8_0")
+    assert "exists already; replace with --force" in str(refused)
+    assert refused.exit_code == 2
+    ok(app, str(source), "--type", "q8_0", "--force")
+
+
+def test_quantize_a_registry_model_into_a_directory(server, tmp_path):
+    path = write_tiny_gguf(tmp_path / "own.gguf")
+    ok(models_app, "add", str(path))
+    data = json.loads(ok(app, "own", "--type", "Q4_1", "-o", str(tmp_path / "new" / "dir"), "--json"))
+    assert data["files"][0]["path"] == str(tmp_path / "new" / "dir" / "own-q4_1.gguf")
+    assert data["files"][0]["size"] > 0
+
+
+def test_derived_with_the_real_quantizer(server, tmp_path):
+    server.hub["me/repo/m.gguf"] = write_tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
+    with user_models_file().open("a") as file:
+        file.write('[models.d]\nderived = { from = "u", type = "q4_0", pure = true }\n')
+    told = []
+    path = pull.resolve("d", on_progress=told.append)
+    assert path == tmp_path / "models" / "d.gguf"
+    made = [(step.done, step.total) for step in told if step.phase == "quantize"]
+    n_tensors = len(gguf.GGUFReader(path).tensors)
+    assert made == [(0, None), *((done, n_tensors) for done in range(1, n_tensors + 1))]
+    assert {t.tensor_type.name for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1} == {"Q4_0"}
+    assert pull.resolve("d", pull_missing=False) == path
+
+
+def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
+    source = str(write_tiny_gguf(tmp_path / "tiny.gguf"))
+    assert "no quantization is called 'q4_k' (nearest: q4_k_" in str(error(app, source, "--type", "q4_k"))
+    assert "known: q4_0" in str(error(app, source, "--type", "zzz"))
+    assert "at least one" in str(error(app, source, "--type", ","))
+    assert "not a directory" in str(error(app, source, "--type", "q4_0", "-o", source))
+    assert "no such file" in str(error(app, "nothing.gguf", "--type", "q4_0"))
+    (tmp_path / "text.gguf").write_text("hello")
+    assert "not a GGUF" in str(error(app, str(tmp_path / "text.gguf"), "--type", "q4_0"))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1}))
+    assert "no disk space for q4_0, q8_0" in str(error(app, source, "--type", "q4_0,q8_0"))
+    assert isinstance(error(app, "nobody", "--type", "q4_0"), UsageError)
+
+
+def test_quantize_knows_the_size_of_every_type():
+    assert BITS.keys() == QUANT_TYPES.keys()
+
+
+def test_quantize_imports_nothing_from_the_current_directory(tmp_path, monkeypatch, tiny_path):
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('imported from here')")
+    monkeypatch.chdir(tmp_path)
+    from edgespec.llama.backend import quantize
+
+    quantize(tiny_path, tmp_path / "out.gguf", "q8_0")
+    assert (tmp_path / "out.gguf").read_bytes().startswith(b"GGUF")
+    assert [file.name for file in tmp_path.glob("out.gguf*")] == ["out.gguf"]
+
+
+def test_quantize_takes_any_path_and_leaves_nothing_of_what_is_stopped(tmp_path, tiny_path):
+    from edgespec.llama.backend import quantize
+
+    out = tmp_path / os.fsdecode(b"\xff.gguf")  # not UTF-8
+    quantize(tiny_path, out, "q8_0")
+    out.unlink()
+
+    def stop(done, total):
+        if done > 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(tiny_path, out, "q8_0", on_progress=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_a_pull_in_a_terminal():
+    program = """if True:
+        import time
+        from edgespec.cli.progress import PullDisplay
+        from edgespec.models.pull import Progress
+        with PullDisplay([1000, 3000]) as display:
+            display.on_progress(Progress("a", "download", 1000, 1000))
+            display.on_progress(Progress("b", "download", 2000, 3000))
+            time.sleep(0.3)
+            display.on_progress(Progress("a", "hash", 1000, 1000))
+            display.on_progress(Progress("b", "download", 3000, 3000))
+            display.on_progress(Progress("b", "hash", 3000, 3000))
+            display.on_progress(Progress("d", "quantize", 0, None))
+            display.on_progress(Progress("d", "quantize", 7, 9))
+            time.sleep(0.3)
+    """
+    _, seen, _ = messages_in_terminal([sys.executable, "-c", program], os.environ)
+    shown = plain(seen.decode())
+    assert re.search(r"all files +\S+ +3\.0/4\.0 kB .*\r\n. pulling a .* 1\.0/1\.0 kB", shown)
+    last = [frame for frame in re.split(r"\r(?!\n)", shown) if "7/9 tensors" in frame][-1]
+    assert re.match(r". quantizing d [^\n]* left\s*$", last)  # the only row: what is done has gone

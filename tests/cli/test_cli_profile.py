@@ -1,0 +1,198 @@
+"""`edgespec profile` as a user types it: in a process of its own, with tiny models."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terminals import messages_in_terminal
+from tiny_gguf import N_WORDS, write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec", "profile"]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def environment(child_environment, cache, tmp_path):
+    return {
+        **child_environment,
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
+    }
+
+
+@pytest.fixture
+def profile(environment):
+    def profile(*arguments, **more):
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**environment, **more},
+            timeout=180,
+            check=False,
+        )
+
+    return profile
+
+
+def stored(cache: Path) -> list[Path]:
+    return sorted(cache.glob("edgespec/profiles/*.json"))
+
+
+def progress_lines(text: str) -> list[str]:
+    """What is on stderr beside the lines of a machine that is busy with other tests."""
+    return [line for line in text.splitlines() if not line.startswith("edgespec: the machine was busy")]
+
+
+def test_a_pair(profile, tiny_path, tiny_draft_path, cache):
+    process = profile("--target", tiny_path, "--draft", tiny_draft_path, "--threads", 1)
+    assert process.returncode == 0, process.stderr
+    assert progress_lines(process.stderr) == [
+        "reading 128 tokens",
+        "reading 479 tokens",
+        "timing passes",
+    ]
+    (file,) = stored(cache)
+    lines = process.stdout.splitlines()
+    assert lines[0] == "target, drafted by draft"
+    assert lines[1].startswith("stock, 1 threads")
+    assert lines[-1] == str(file)
+    assert [line.split()[0] for line in lines if line.strip()[:1].isdigit() and "repeats" not in line] == [
+        *map(str, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+    ]
+    for word in ("target 128", "target 2048", "draft 2048", "tokens/s", "repeats"):
+        assert word in process.stdout
+    assert "\x1b[" not in process.stdout + process.stderr, "piped output is plain"
+    assert file.name.startswith("target+draft-")
+    document = json.loads(file.read_text())
+    assert (document["format"], document["version"]) == ("edgespec profile", 1)
+    assert document["key"]["kernels"] == "stock"
+    assert document["measured"]
+    assert document["draft"]["passes"]
+
+
+def test_json_and_a_second_time(profile, tiny_path, cache):
+    first = profile("-t", tiny_path, "--threads", 1, "--json")
+    assert first.returncode == 0, first.stderr
+    (file,) = stored(cache)
+    assert first.stdout == file.read_text()
+    document = json.loads(first.stdout)
+    assert (document["draft"], document["key"]["draft"]) == (None, None)
+
+    document |= {"acceptance": {"learnt": [1, 2]}, "runs": 7, "answer_tokens": 55.0}
+    file.write_text(json.dumps(document))
+    second = json.loads(profile("-t", tiny_path, "--threads", 1, "--json").stdout)
+    assert (second["acceptance"], second["runs"], second["answer_tokens"]) == ({"learnt": [1, 2]}, 7, 55.0)
+    assert stored(cache) == [file]
+    assert "draft" not in profile("-t", tiny_path, "--threads", 1).stdout
+
+
+def test_a_pair_by_name(profile, tiny_path, tiny_draft_path, tmp_path, cache):
+    (tmp_path / "config/edgespec").mkdir(parents=True)
+    names = {"big": tiny_path, "small": tiny_draft_path}
+    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in names.items())
+    pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
+    (tmp_path / "config/edgespec/models.toml").write_text(text + pair)
+    for choice in (("--pair", "mine"), ("--target", "big")):
+        process = profile(*choice, "--threads", 1, "--kernels", "off", "--json")
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["key"]["draft_name"] == "draft"
+    assert len(stored(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--pair", "x", "--target", "y"], "--pair and --target"),
+        (["--pair", "no-such-pair"], "no pair is called"),
+        (["--target", "no-such-model"], "no model is called"),
+        (["--target", "./no-such-file.gguf"], "no such file"),
+        (["--threads", "0"], "threads"),
+        (["--kernels", "mine"], "kernels"),
+        (["--nonsense"], "nonsense"),
+        (["surplus"], "surplus"),
+    ],
+)
+def test_wrong_usage(profile, arguments, words, cache):
+    process = profile(*arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.count("\n") == 1
+    assert words in process.stderr
+    assert stored(cache) == []
+
+
+def test_models_that_do_not_fit(profile, tiny_path, tmp_path):
+    other = write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
+    short = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=50)
+    for arguments, words in (
+        (("-t", tiny_path, "-d", other), "cannot draft for"),
+        (("-t", short), "too few for a profile"),
+    ):
+        process = profile(*arguments)
+        assert (process.returncode, process.stdout) == (1, "")
+        assert process.stderr.count("\n") == 1
+        assert words in process.stderr
+
+
+def test_what_cannot_be_kept_is_printed_all_the_same(profile, tiny_path, tmp_path):
+    (tmp_path / "file").write_text("")
+    process = profile("-t", tiny_path, "--threads", 1, "--json", XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert process.returncode == 1
+    assert json.loads(process.stdout)["target"]
+    assert "could not be kept" in process.stderr.splitlines()[-1]
+
+
+def test_a_newer_file_is_not_replaced(profile, tiny_path, cache):
+    profile("-t", tiny_path, "--threads", 1)
+    (file,) = stored(cache)
+    file.write_text('{"format": "edgespec profile", "version": 9}')
+    process = profile("-t", tiny_path, "--threads", 1)
+    assert process.returncode == 1
+    assert "newer edgespec (version 9)" in process.stderr
+    assert file.read_text() == '{"format": "edgespec profile", "version": 9}'
+    assert str(file) not in process.stdout
+
+
+def test_interrupted(environment, tiny_path, cache):
+    process = subprocess.Popen(
+        [*COMMAND, "--target", str(tiny_path), "--threads", "1"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr
+    while process.stderr.readline().strip() != "timing passes":
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr.splitlines()[-1] == "edgespec: error: interrupted"
+    assert list(cache.rglob("*profiles/*")) == []
+
+
+def test_a_bar_in_a_terminal(environment, tiny_path):
+    command = [*COMMAND, "--target", str(tiny_path), "--threads", "1"]
+    code, seen, _ = messages_in_terminal(command, environment)
+    assert code == 0
+    assert b"timing passes" in seen
+    assert b"%" in seen
+
+
+def test_help(profile):
+    process = profile("--help")
+    assert process.returncode == 0
+    assert "Example: edgespec profile" in process.stdout

@@ -1,0 +1,782 @@
+"""`edgespec run` as a user types it: in a process of its own, with real (tiny) models."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.energy import EnergyMeter
+from terminals import Terminal
+from tiny_gguf import write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One cache for all runs: the kernels' self-test runs once, as it does for a user."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(tiny_path, tiny_draft_path, child_environment, cache, tmp_path):
+    """Run `edgespec run` on the tiny pair unless `models` are given; returns the finished process."""
+    environment = {
+        **child_environment,
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def run(
+        *arguments, models=("--target", str(tiny_path), "--draft", str(tiny_draft_path)), stdin=b"", **options
+    ):
+        return subprocess.run(
+            [*COMMAND, "run", *models, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env={**environment, **options.pop("env", {})},
+            timeout=120,
+            check=False,
+            **options,
+        )
+
+    return run
+
+
+def failed(process, code, *words):
+    """Exit code, nothing on stdout, and one line on stderr with these words."""
+    line = process.stderr.decode()
+    assert process.returncode == code, line
+    assert process.stdout == b""
+    assert line.count("\n") == 1, line
+    assert line.startswith("edgespec: error: ")
+    for word in words:
+        assert word in line
+    return line
+
+
+# ---- what it prints ----
+
+
+MODEL = ("--drafter", "model", "--gamma", 3)
+"""Drafts whatever a pass costs; tiny models are so quick that the scheduler may draft nothing."""
+
+
+def test_text_on_stdout_and_statistics_on_stderr(run):
+    process = run("abc", "-n", 20, "--seed", 1, *MODEL)
+    assert process.returncode == 0
+    assert process.stdout.endswith(b"\n")
+    for word in (
+        "tokens/s",
+        "tau",
+        "alpha",
+        "drafted accepted",
+        "by position",
+        "why",
+        "verify",
+        "began after",
+        "GiB",
+        "seed 1",
+    ):
+        assert word in process.stderr.decode()
+    assert b"\x1b[" not in process.stdout + process.stderr, "piped output is plain"
+
+
+def test_statistics_say_why_nothing_was_drafted(run, tiny_path):
+    process = run("abc", "-n", 20, models=("--target", tiny_path, "--drafter", "none"))
+    assert "why      nothing was drafted" in process.stderr.decode()
+    assert "drafting " not in process.stderr.decode()
+
+
+def test_no_stats(run):
+    process = run("abc", "-n", 5, "--no-stats")
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
+def test_json(run, tiny_path):
+    process = run("abc", "-n", 20, "--seed", 5, "--json")
+    result = json.loads(process.stdout)
+    assert process.stderr == b""
+    assert set(result) >= {
+        "text",
+        "tokens",
+        "prompt_tokens",
+        "stop_reason",
+        "seed",
+        "target",
+        "draft",
+        "stats",
+    }
+    assert set(result["stats"]) >= {
+        "prompt_tokens_per_s",
+        "generation_tokens_per_s",
+        "ttft_s",
+        "steps",
+        "tau",
+        "alpha",
+        "draft_acceptance_rate",
+        "peak_rss_bytes",
+    }
+    assert result["seed"] == 5
+    assert result["tokens"] == len(result["token_ids"])
+    assert result["target"] == str(tiny_path)
+    again = json.loads(run("abc", "-n", 20, "--seed", 5, "--json").stdout)
+    assert again["text"] == result["text"]
+
+
+def test_plain_and_speculative_greedy_text_is_the_same(run, tiny_path):
+    options = ("abc", "--temp", 0, "-n", 50, "--no-stats")
+    texts = {
+        run(*options, *more).stdout for more in ([], ["--gamma", 1], ["--gamma", 0], ["--rule", "chain"])
+    }
+    texts.add(run(*options, models=("--target", tiny_path, "--drafter", "none")).stdout)
+    assert len(texts) == 1
+
+
+def test_prompts_from_everywhere(run, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("abc")
+    options = ("--temp", 0, "-n", 20, "--no-stats")
+    outputs = [
+        run("abc", *options),
+        run("-f", file, *options),
+        run("-", *options, stdin=b"abc"),
+        run(*options, stdin=b"abc"),
+        run(*options, "--", "abc"),
+    ]
+    assert len({process.stdout for process in outputs}) == 1
+    assert outputs[0].stdout.strip()
+
+
+def in_terminal(environment, *options):
+    """Return what `run` shows in a terminal."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "run", *map(str, options)],
+        stdout=terminal,
+        stderr=terminal,
+        stdin=subprocess.DEVNULL,
+        env={**environment, "TERM": "xterm-256color"},
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(controller, 4096)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(controller)
+    assert process.wait(timeout=60) == 0
+    return shown
+
+
+def test_show_draft_colours_only_in_a_terminal(run, tiny_path, tiny_draft_path, child_environment):
+    plain = run("abc", "-n", 30, "--seed", 2, "--show-draft", "--no-stats")
+    assert b"\x1b[" not in plain.stdout
+    options = ("-n", 30, "--seed", 2, "--show-draft", "--drafter", "model", "--gamma", 3)
+    shown = in_terminal(child_environment, "-t", tiny_path, "-d", tiny_draft_path, "abc", *options)
+    assert b"\x1b[32m" in shown
+    assert b"\x1b[31m" in shown
+
+
+def test_explain_does_not_cut_the_text_into_pieces(tiny_path, child_environment):
+    """In a terminal, where both are seen, the text comes after the lines about the steps."""
+    options = ("--drafter", "suffix", "--gamma", 3, "-n", 30, "--seed", 2, "--explain", "steps", "--no-stats")
+    shown = in_terminal(child_environment, "-t", tiny_path, "abc", *options)
+    last_line = shown.rindex(b"emitted, draft")
+    assert shown.count(b"emitted, draft") > 5
+    assert len(shown[last_line:]) > len("emitted, draft 0.0 ms, verify 0.0 ms") + 30
+
+
+@pytest.mark.parametrize("options", [(), ("--show-draft", "--drafter", "suffix", "--gamma", 3)])
+def test_words_are_on_the_screen_before_the_last_token_exists(tmp_path, child_environment, options):
+    """Ctrl-C after the first words: what comes after them was not yet written."""
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1 << 15)
+    n_asked = 30_000
+    command = (*COMMAND, "run", "-t", model, "abc", "-n", n_asked, *options)
+    only_a = ("--logit-bias", f"{ord('a')}=1000")
+    with Terminal([*map(str, (*command, *only_a))], child_environment) as terminal:
+        terminal.expect("a{20}")
+        terminal.type("\x03")
+        shown = terminal.expect("ended +interrupted")
+        assert terminal.wait() == 130
+    assert 20 <= int(re.search(r"(\d+) tokens in", shown)[1]) < n_asked
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    from edgespec.cli.render import printable
+
+    assert "\x1b" not in printable("a\x1b[31mb\x07\r")
+    assert printable("a\n\tb€") == "a\n\tb€"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["models"], ["models", "pull"], ["quantize"], ["profile"], ["cache"], ["cache", "import"]],
+)
+def test_every_help_shows_an_example(command, child_environment):
+    process = subprocess.run(
+        [*COMMAND, *command, "--help"], capture_output=True, env=child_environment, check=False, timeout=60
+    )
+    assert process.returncode == 0
+    shown = process.stdout.decode()
+    assert "Example: edgespec" in shown
+    assert ("--install-completion" in shown) == (not command), "of edgespec itself, and of it alone"
+
+
+def test_help_names_every_command_at_the_start_of_its_row(child_environment):
+    with Terminal([*COMMAND, "--help"], child_environment) as terminal:
+        shown = terminal.expect("Example: edgespec")
+    rows = dict(re.findall(r"│ (\w+) +(\w[^│]*)", shown[shown.index(" Commands ") :]))
+    assert {"run", "quantize", "models", "draft", "cache"} <= set(rows)
+    assert rows["models"].startswith("List, pull, check and remove models.")
+    assert rows["draft"].startswith("Make drafts: ")
+    assert rows["cache"].startswith("Show, clear and fill the history")
+
+
+@pytest.mark.parametrize("command", [[], ["models"]])
+def test_a_command_that_needs_another_one_shows_its_help_and_no_error(command, child_environment):
+    process = subprocess.run(
+        [*COMMAND, *command], capture_output=True, env=child_environment, check=False, timeout=60
+    )
+    assert (process.returncode, process.stderr) == (2, b"")
+    assert b"Commands" in process.stdout
+
+
+@pytest.mark.parametrize("module", ["rich.console", "typer", "llama_cpp"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(child_environment, module):
+    code = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Interrupted(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from edgespec.cli import main
+sys.exit(main(["run", "hello"]))
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=child_environment,
+        check=False,
+        timeout=60,
+    )
+    assert (process.returncode, process.stderr) == (130, "edgespec: error: interrupted\n")
+
+
+def test_only_the_command_that_is_called_is_loaded(child_environment):
+    code = (
+        "import sys; from edgespec.cli import main; main(sys.argv[1:]); "
+        "sys.exit(sum(name in sys.modules for name in ('llama_cpp', 'edgespec.cli.bench')))"
+    )
+    for arguments, n_loaded in ((["--version"], 0), (["energy"], 0), (["cache", "info"], 1), (["--help"], 2)):
+        process = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            env=child_environment,
+            check=False,
+            timeout=60,
+        )
+        assert process.returncode == n_loaded, (arguments, process.stderr)
+
+
+# ---- drafting ----
+
+
+RANDOM = ("--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0)
+
+
+@pytest.fixture
+def own_cache(tmp_path):
+    """The environment of a user who never ran edgespec."""
+    return {"XDG_CACHE_HOME": str(tmp_path / "own cache"), "EDGESPEC_KERNELS": "off"}
+
+
+def documents(environment):
+    """The number of documents in the histories of that environment's cache."""
+    from edgespec.drafting.history import find_histories
+
+    root = Path(environment["XDG_CACHE_HOME"]) / "edgespec" / "history"
+    return sum(history.info().documents for history in find_histories(root))
+
+
+def test_explain_prints_a_line_a_step_to_stderr(run):
+    options = ("abc", "-n", 20, "--seed", 1, "--no-stats", *MODEL)
+    process = run(*options, "--explain", "steps")
+    lines = process.stderr.decode().splitlines()
+    assert process.stdout == run(*options).stdout
+    assert [line.split(":")[0] for line in lines] == [f"step {i}" for i in range(1, len(lines) + 1)]
+    for line in lines:
+        assert re.fullmatch(
+            r"step \d+: [\d.]+ tokens/s; draft model has \d+ unread -> .* -> "
+            r"\d+ of \d+ accepted, \d+ emitted, draft [\d.]+ ms, verify [\d.]+ ms",
+            line,
+        ), line
+    emitted = sum(int(re.search(r"(\d+) emitted", line)[1]) for line in lines)
+    assert emitted == 19, "all but the first token, which the prompt gives"
+
+
+def test_explain_beside_json(run):
+    process = run("abc", "-n", 20, "--json", "--explain", "steps", *MODEL)
+    assert len(process.stderr.splitlines()) == json.loads(process.stdout)["stats"]["steps"]
+    assert all(line.startswith(b"step ") for line in process.stderr.splitlines())
+
+
+def test_explain_says_what_the_suffix_store_offered(run, tiny_path):
+    options = ("--drafter", "suffix", "--gamma", 4, "--temp", 0, "-n", 60, "--no-stats", "--explain", "steps")
+    shown = run("abc " * 20, *options, models=("--target", tiny_path)).stderr.decode()
+    assert re.search(r"; suffix offers 0\.\d\d.* -> suffix 0\.\d\d", shown), shown
+
+
+def test_the_suffix_store_needs_no_draft_model(run, tiny_path):
+    options = ("--drafter", "suffix", "--gamma", 4, "--temp", 0, "-n", 60, "--json", "--no-cache")
+    process = run("abc " * 20, *options, models=("--target", tiny_path))
+    result = json.loads(process.stdout)
+    assert process.returncode == 0, process.stderr
+    assert result["draft"] is None
+    assert set(result["sources"]) == {"suffix"}
+    assert result["sources"]["suffix"]["drafted"] == result["stats"]["n_drafted"] > 0
+    assert result["sources"]["suffix"]["accepted"] == result["stats"]["n_accepted"]
+
+
+def test_energy_without_measured_joules_is_one_line(run, own_cache):
+    process = run("abc", "--objective", "energy", env=own_cache)
+    failed(process, 2, "--objective energy", "edgespec profile")
+
+
+# ---- energy ----
+
+
+def test_energy_is_told_only_when_asked_for(run):
+    process = run("abc", "-n", 5)
+    assert "energy" not in process.stderr.decode()
+    assert json.loads(run("abc", "-n", 5, "--json").stdout)["energy"] is None
+
+
+def test_assumed_watts_are_called_estimated(run):
+    energy = json.loads(run("abc", "-n", 20, "--assume-watts", 15, "--json", *MODEL).stdout)["energy"]
+    assert (energy["estimated"], energy["source"], energy["reason"]) == (True, "15 W assumed", "")
+    assert energy["joules"] == pytest.approx(15 * energy["seconds"])
+    assert energy["joules_per_token"] == pytest.approx(energy["joules"] / 20)
+    assert energy["joule_seconds"] == pytest.approx(energy["joules"] * energy["seconds"])
+    assert set(energy["phases"]) == {"prefill", "draft", "verify", "rest"}
+    assert sum(energy["phases"].values()) == pytest.approx(energy["joules"])
+    assert (energy["idle_w"], energy["net_joules"], energy["net_joules_per_token"]) == (None, None, None)
+
+    lines = run("abc", "-n", 20, "--assume-watts", 15, *MODEL).stderr.decode().splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("energy"))
+    assert re.fullmatch(
+        r"energy   estimated: \S+ J, \S+ J a token; idle power not known; \S+ J s; 15 W assumed", lines[at]
+    ), lines[at]
+    assert re.fullmatch(r" {9}estimated: .*prefill [\d.]+%.*", lines[at + 1]), lines[at + 1]
+    assert "verify" in lines[at + 1]
+
+
+@pytest.mark.skipif(EnergyMeter.choose().available, reason="this machine tells joules")
+def test_joules_that_nothing_tells_are_unavailable_and_not_0(run):
+    process = run("abc", "-n", 5, "--energy")
+    assert process.returncode == 0
+    (line,) = (line for line in process.stderr.decode().splitlines() if line.startswith("energy"))
+    assert re.fullmatch(r"energy   unavailable: .+ \(see `edgespec energy`\)", line), line
+
+    energy = json.loads(run("abc", "-n", 5, "--energy", "--json").stdout)["energy"]
+    assert energy["reason"]
+    assert energy["seconds"] > 0
+    for name in ("joules", "joules_per_token", "net_joules", "net_joules_per_token", "joule_seconds"):
+        assert energy[name] is None
+    assert (energy["phases"], energy["domains"], energy["source"]) == ({}, {}, "")
+
+
+@pytest.mark.parametrize("watts", ["0", "-5", "nan", "inf", "many"])
+def test_watts_that_are_none(run, watts):
+    failed(run("abc", "--assume-watts", watts), 2, "--assume-watts")
+
+
+def test_a_seed_gives_one_text_whatever_is_drafted(run, tiny_path):
+    """The match rule: also where coins decide, and where the clock decides what is drafted."""
+    options = ("abc", "-n", 60, "--seed", 11, "--no-stats", *RANDOM)
+    drafted = [
+        [],
+        ["--gamma", 1],
+        ["--gamma", 8],
+        ["--drafter", "model"],
+        ["--drafter", "model", "--gamma", 3],
+        ["--drafter", "staged", "--gamma", 4],
+    ]
+    texts = {run(*options, *more).stdout for more in drafted}
+    for more in (["--drafter", "suffix"], ["--drafter", "suffix", "--gamma", 4], ["--drafter", "none"]):
+        texts.add(run(*options, *more, models=("--target", tiny_path)).stdout)
+    assert len(texts) == 1
+    other = run("abc", "-n", 60, "--seed", 12, "--no-stats", *RANDOM).stdout
+    assert other not in texts, "the seed decides nothing here: this test would prove nothing"
+
+
+def test_json_says_what_was_drafted_and_why(run):
+    result = json.loads(run("abc", "-n", 30, "--json", "--seed", 3, *MODEL).stdout)
+    assert result["seed"] == 3
+    assert result["note"].startswith("drafting 3 tokens a step was asked for (")
+    assert "\n" not in result["note"]
+    stats = result["stats"]
+    assert result["sources"] == {"model": {"drafted": stats["n_drafted"], "accepted": stats["n_accepted"]}}
+    plain = json.loads(run("abc", "-n", 5, "--json", "--gamma", 0).stdout)
+    assert plain["sources"] == {}
+    assert "nothing was drafted" in plain["note"]
+
+
+def test_a_seed_is_named_only_where_it_gives_the_text_again(run):
+    """Drafting that follows the clock leaves a trace in the text, unless the match rule takes it away."""
+
+    def seed(*options):
+        return json.loads(run("abc", "-n", 10, "--json", *options).stdout)["seed"]
+
+    assert seed("--temp", 1) is None
+    assert seed("--temp", 1, "--seed", 4) == 4
+    assert seed("--temp", 1, "--rule", "block", "--seed", 4) is None
+    assert isinstance(seed("--temp", 1, "--rule", "match"), int)
+    assert isinstance(seed("--temp", 1, "--gamma", 0), int)
+    assert isinstance(seed("--temp", 0), int)
+    told = run("abc", "-n", 10, "--temp", 1).stderr.decode()
+    assert "no seed: another run may write another text" in told
+
+
+# ---- what is kept between runs ----
+
+
+def test_a_history_is_written_unless_no_cache(run, own_cache):
+    options = ("abc", "-n", 10, "--temp", 0, "--no-stats")
+    first = run(*options, "--no-cache", env=own_cache)
+    assert (first.returncode, first.stderr, documents(own_cache)) == (0, b"", 0)
+    assert run(*options, env=own_cache).stdout == first.stdout
+    assert documents(own_cache) == 1
+    assert run(*options, "--no-cache", env=own_cache).stdout == first.stdout
+    assert documents(own_cache) == 1
+
+
+def test_a_second_run_drafts_from_the_first(run, own_cache, tiny_path):
+    options = ("abc", "-n", 40, "--temp", 0, "--drafter", "suffix", "--gamma", 4, "--json")
+    first, second, alone = (
+        json.loads(run(*options, *more, models=("--target", tiny_path), env=own_cache).stdout)
+        for more in ([], [], ["--no-cache"])
+    )
+    assert first["text"] == second["text"] == alone["text"]
+    assert second["sources"]["suffix"]["drafted"] > 0
+    # The whole answer is there to be copied: 5 tokens a step.
+    assert second["stats"]["steps"] <= 10
+    assert alone["stats"]["steps"] == first["stats"]["steps"] > 10
+
+
+def test_plain_decoding_keeps_nothing(run, own_cache, tiny_path):
+    run("abc", "-n", 10, models=("--target", tiny_path, "--drafter", "none"), env=own_cache)
+    assert documents(own_cache) == 0
+
+
+# ---- bad input ----
+
+
+def test_no_such_model_file(run):
+    failed(run("x", models=("--target", "/no/such.gguf")), 2, "/no/such.gguf", "no such file")
+
+
+def test_a_directory(run, tmp_path):
+    failed(run("x", models=("--target", tmp_path)), 2, "directory")
+
+
+def test_not_a_gguf(run, tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"<!DOCTYPE html>" * 100)
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, str(file), "not a GGUF")
+
+
+def test_a_truncated_gguf(run, tiny_path, tmp_path):
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(tiny_path.read_bytes()[:-5000])
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, str(file), "bytes")
+
+
+def test_a_bit_flipped_gguf(run, tiny_path, tmp_path):
+    data = bytearray(tiny_path.read_bytes())
+    data[8] ^= 0x40  # the number of tensors
+    file = tmp_path / "flipped.gguf"
+    file.write_bytes(data)
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, str(file))
+
+
+def test_a_projector(run, tmp_path):
+    file = write_tiny_gguf(tmp_path / "mmproj.gguf", architecture="clip")
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, "projector")
+
+
+def test_an_embedding_model(run, tmp_path):
+    file = write_tiny_gguf(tmp_path / "bert.gguf", architecture="bert")
+    failed(run("x", models=("--target", file, "--drafter", "none")), 1, "embedding")
+
+
+def test_another_vocabulary(run, tiny_path, tmp_path):
+    other = tmp_path / "other.gguf"
+    data = tiny_path.read_bytes()
+    other.write_bytes(
+        data.replace(b"\x01\0\0\0\0\0\0\0A\x01\0\0\0\0\0\0\0B", b"\x01\0\0\0\0\0\0\0B\x01\0\0\0\0\0\0\0A")
+    )
+    assert other.read_bytes() != data
+    process = run("x", "-n", 8, "--json", *MODEL, models=("--target", tiny_path, "--draft", other))
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["stats"]["n_drafted"] > 0
+    (line,) = [line for line in process.stderr.decode().splitlines() if "vocabulary" in line]
+    assert "tokens are the same" in line
+
+
+def test_an_unknown_name_offers_the_nearest(run):
+    line = failed(run("x", models=("--target", "qwen2.5-coder-1.5b")), 2, "qwen2.5-coder-1.5b-q4_k_m")
+    assert "edgespec models list" in line
+
+
+def test_an_unknown_pair(run):
+    failed(run("x", models=("--pair", "qwen3")), 2, "qwen3-8b")
+
+
+@pytest.mark.parametrize("drafter", ["model", "staged"])
+def test_a_target_without_a_known_draft(run, tiny_path, drafter):
+    failed(run("x", models=("--target", tiny_path, "--drafter", drafter)), 2, "--draft")
+
+
+def test_a_target_without_a_known_draft_can_still_repeat_text(run, tiny_path):
+    process = run("abc", "-n", 5, "--json", models=("--target", tiny_path))
+    assert process.returncode == 0
+    assert json.loads(process.stdout)["draft"] is None
+
+
+def test_a_prompt_longer_than_the_context(run):
+    failed(run("a" * 300, "-c", 64), 1, "64", "context")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--temp", "-1"], ["--temp"]),
+        (["--temp", "hot"], ["--temp"]),
+        (["--temp", "1e-40"], ["--temp"]),
+        (["--temp", "nan"], ["--temp"]),
+        (["--top-k", "99999999999"], ["--top-k"]),
+        (["--repeat-last-n", "99999999999"], ["--repeat-last-n"]),
+        (["--repeat-penalty", "1e-40"], ["--repeat-penalty"]),
+        (["--logit-bias", "5=1e39"], ["--logit-bias"]),
+        (["--top-p", "1.5"], ["--top-p"]),
+        (["--min-p", "-0.1"], ["--min-p"]),
+        (["--typical", "0"], ["--typical"]),
+        (["--repeat-penalty", "0"], ["--repeat-penalty"]),
+        (["--gamma", "-1"], ["--gamma"]),
+        (["--gamma", "1000"], ["--gamma"]),
+        (["-n", "0"], ["--n-predict"]),
+        (["-n", "-2"], ["--n-predict"]),
+        (["-c", "0"], ["--ctx"]),
+        (["-c", "99999999"], ["--ctx"]),
+        (["--threads", "0"], ["--threads"]),
+        (["--stop", ""], ["--stop"]),
+        (["--seed", "-5"], ["--seed"]),
+        (["--logit-bias", "x"], ["--logit-bias"]),
+        (["--logit-bias", "123456789=1"], ["--logit-bias"]),
+        (["--drafter", "magic"], ["--drafter", "auto", "model", "suffix", "staged", "none"]),
+        (["--objective", "speed"], ["--objective", "latency", "energy"]),
+        (["--rule", "magic"], ["--rule"]),
+        (["--no-such-option"], ["--no-such-option"]),
+        (["--chat", "--raw"], ["--chat", "--raw"]),
+        (["--raw", "--system", "x"], ["--system", "--raw"]),
+        (["--drafter", "none"], ["--draft", "--drafter none"]),
+        (["--drafter", "suffix"], ["--draft", "--drafter suffix"]),
+        (["--json", "--show-draft"], ["--json", "--show-draft"]),
+        (["--pair", "default"], ["--pair", "--target"]),
+        (["-f", "file"], ["PROMPT", "--file"]),
+        (["a second prompt"], ["unexpected"]),
+    ],
+    ids=" ".join,
+)
+def test_bad_options(run, options, words):
+    failed(run("abc", *options), 2, *words)
+
+
+def test_bad_options_are_refused_before_anything_is_pulled(run):
+    for options in (["--gamma", "99"], ["--seed", "-1"], ["--stop", ""], ["-n", "0"]):
+        failed(run("abc", *options, models=()), 2, options[0] if options[0] != "-n" else "--n-predict")
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x.gguf", "word " * 80, "x" * 5000 + ".gguf", "a\nb"])
+def test_strange_model_names(run, name):
+    process = run("x", models=("--target", name, "--drafter", "none"))
+    assert process.returncode in (1, 2)
+    assert process.stderr.decode().count("\n") == 1
+    assert b"Traceback" not in process.stderr
+
+
+def test_an_empty_prompt_argument(run):
+    failed(run(""), 2, "empty")
+
+
+def test_gamma_0_needs_no_draft(run, tiny_path):
+    assert run("abc", "--gamma", 0, "-n", 5, models=("--target", tiny_path)).returncode == 0
+
+
+def test_a_missing_prompt_file(run):
+    failed(run("-f", "/no/such/prompt.txt"), 2, "/no/such/prompt.txt", "No such file")
+
+
+def test_an_empty_prompt(run):
+    failed(run(stdin=b"  \n"), 2, "empty")
+
+
+def test_stdin_that_is_not_utf8(run):
+    failed(run(stdin=b"abc\xff"), 1, "stdin", "UTF-8", "0xff", "3")
+
+
+def test_a_chat_template_is_insisted_on_where_there_is_none(run, tmp_path):
+    file = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
+    failed(run("abc", "--chat", models=("--target", file, "--drafter", "none")), 1, "chat template", "--raw")
+
+
+def test_models_that_do_not_fit_in_memory(run, child_environment, tiny_path, tiny_draft_path):
+    """A context so large that its cache cannot fit, with the figures; nothing is loaded before."""
+    file = tiny_path.parent / "long.gguf"
+    write_tiny_gguf(file, n_ctx=1 << 30)
+    failed(
+        run("x", "-c", 1 << 30, models=("--target", file, "--drafter", "none")), 1, "memory", "GiB", "--ctx"
+    )
+
+
+def test_no_network_and_no_disk_space_are_one_line(run, tmp_path):
+    process = run(
+        "x",
+        models=("--target", "smollm2-135m-q4_1", "--drafter", "none"),
+        env={
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+            "PIP_RETRIES": "0",
+        },
+    )
+    assert process.returncode == 1
+    assert process.stdout == b""
+    lines = process.stderr.decode().splitlines()
+    assert lines[-1].startswith("edgespec: error: ")
+    assert "smollm2-135m-q4_1" in lines[-1]
+    assert "Traceback" not in process.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "abc", "-n", "400", "--raw"],
+        ["run", "--json", "abc", "-n", "5"],
+        ["models", "list"],
+        ["models", "list", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_a_closed_pipe_is_one_line_everywhere(command, tiny_path, tiny_draft_path, child_environment):
+    models = ["-t", str(tiny_path), "-d", str(tiny_draft_path)] if command[0] == "run" else []
+    process = subprocess.Popen(
+        [*COMMAND, *command, *models],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=child_environment,
+    )
+    process.stdout.close()
+    stderr = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+    assert re.fullmatch(r"edgespec: error: the reader of the output went away[^\n]*\n", stderr), stderr
+
+
+def test_ctrl_c_before_the_first_token_is_one_line(monkeypatch, capsys, tiny_path):
+    from edgespec.cli import app, run
+
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "Engine", interrupted)
+    assert app.main(["run", "-t", str(tiny_path), "--drafter", "none", "abc"]) == 130
+    assert capsys.readouterr().err == "edgespec: error: interrupted\n"
+
+
+def test_text_held_for_a_stop_string_is_written_when_interrupted(tiny_path, capsys, monkeypatch):
+    from edgespec import SamplingParams
+    from edgespec.cli import app
+    from edgespec.engine import Engine
+    from edgespec.stream import Stream
+
+    with Engine(tiny_path, drafter="none") as engine:
+        text = engine.generate("abc", params=SamplingParams(temperature=0), n_predict=20).text
+    held = text[2:5] + "never"
+    real = Stream.__next__
+
+    def until_held(self):
+        if self._text.holds or len(self.result.token_ids) > 15:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Stream, "__next__", until_held)
+    code = app.main(
+        ["run", "-t", str(tiny_path), "--drafter", "none", "--temp", "0", "abc", "--stop", held, "--no-stats"]
+    )
+    shown = capsys.readouterr().out
+    assert code == 130
+    assert text.startswith(shown[:-1])
+    assert len(shown) > 2
+
+
+@pytest.mark.parametrize(("closed", "words"), [("<&-", "no prompt"), (">&-", "output is closed")])
+def test_closed_standard_streams(run, tiny_path, tiny_draft_path, child_environment, closed, words):
+    command = shlex.join([*COMMAND, "run", "-t", str(tiny_path), "-d", str(tiny_draft_path)])
+    process = subprocess.run(
+        ["sh", "-c", f"exec {command} {closed}"],
+        stderr=subprocess.PIPE,
+        env=child_environment,
+        check=False,
+        timeout=60,
+    )
+    assert process.returncode == 2
+    assert process.stderr.decode().count("\n") == 1
+    assert words in process.stderr.decode()
+
+
+def test_a_full_disk_behind_stdout(run, tiny_path, tiny_draft_path, child_environment):
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            [*COMMAND, "run", "-t", tiny_path, "-d", tiny_draft_path, "abc", "-n", "20", "--no-stats"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env=child_environment,
+            check=False,
+            timeout=60,
+        )
+    assert process.returncode == 1
+    assert process.stderr.decode().count("\n") == 1
+    assert "No space left" in process.stderr.decode()
+
+
+def test_the_installed_command_is_on_the_path(child_environment):
+    command = shutil.which("edgespec", path=str(Path(sys.executable).parent)) or shutil.which("edgespec")
+    assert command, "the package is not installed"
+    process = subprocess.run([command, "--version"], capture_output=True, env=child_environment, check=False)
+    assert re.fullmatch(r"edgespec \d+\.\d+\.\d+\n", process.stdout.decode())

@@ -1,0 +1,287 @@
+"""`edgespec serve` as a user runs it: a process of its own, real (tiny) models, real sockets and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+from edgespec.cli import main
+from tiny_gguf import write_tiny_gguf
+
+COMMAND = [sys.executable, "-m", "edgespec", "serve"]
+KEY = "EDGESPEC_API_KEY"
+
+
+@pytest.fixture(scope="module")
+def slow_path(tmp_path_factory):
+    """A model whose longest answer takes some seconds."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("slow") / "slow.gguf", n_layer=4, n_embd=256, n_ctx=8192)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("serve")
+    return {
+        **{name: value for name, value in os.environ.items() if name != KEY},
+        "XDG_CACHE_HOME": str(directory / "cache"),
+        "XDG_CONFIG_HOME": str(directory / "config"),
+        "EDGESPEC_MODELS_DIR": str(directory / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+class Running:
+    """A server's process; `address` is what it said when it was ready."""
+
+    def __init__(self, process):
+        self.process = process
+        self.ready = json.loads(process.stdout.readline())
+        self.address = self.ready["address"]
+
+    def ask(self, n=10, **options):
+        options = {"model": "edgespec", "prompt": "abc", "temperature": 0, "max_tokens": n, **options}
+        return httpx.post(f"{self.address}/v1/completions", json=options, timeout=60)
+
+    @contextlib.contextmanager
+    def streaming(self, n=8000):
+        """An answer of which the first event has come; yields the iterator of its lines."""
+        options = {"model": "edgespec", "prompt": "abc", "temperature": 0, "max_tokens": n, "stream": True}
+        with httpx.stream("POST", f"{self.address}/v1/completions", json=options, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            assert next(lines).startswith("data: ")
+            yield lines
+
+    def ends(self, code):
+        """Wait for the end; return what it said on stderr."""
+        _, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == code, said
+        return said.decode()
+
+
+@pytest.fixture
+def serve(environment, slow_path):
+    """Start `edgespec serve` on a free port; what still runs at the end is killed."""
+    started = []
+
+    def serve(*options, port=0, **variables):
+        models = ["--target", str(slow_path), "--drafter", "none", "--threads", "1", "--kernels", "off"]
+        process = subprocess.Popen(
+            [*COMMAND, *models, "--port", str(port), "--json", *map(str, options)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, **variables},
+        )
+        started.append(process)
+        return Running(process)
+
+    yield serve
+    for process in started:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def refused(capfd, monkeypatch, tiny_path):
+    """Return the one line of a server that does not start; in this process, which loads nothing for it."""
+
+    def refused(code, *options, models=("--target", tiny_path, "--drafter", "none"), key=None):
+        monkeypatch.delenv(KEY, raising=False)
+        if key is not None:
+            monkeypatch.setenv(KEY, key)
+        assert main(["serve", *map(str, models), *map(str, options)]) == code
+        said, line = capfd.readouterr()
+        assert (said, line.count("\n")) == ("", 1), line
+        assert line.startswith("edgespec: error: ")
+        return line
+
+    return refused
+
+
+# ---- what is refused before anything is loaded ----
+
+
+def test_another_address_needs_a_key(refused):
+    for host in ("0.0.0.0", "::"):
+        assert "--api-key-file" in refused(2, "--host", host, "--port", 0)
+    assert "--host 192.0.2.1" in refused(1, "--host", "192.0.2.1", "--port", 0)
+
+
+def test_ports_that_cannot_be_had(refused):
+    assert "--port" in refused(2, "--port", 70000)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = refused(1, "--port", port)
+    assert f"--port {port}" in line
+    assert "in use" in line
+
+
+def test_key_files_that_hold_no_key(refused, tmp_path):
+    file = tmp_path / "key"
+    assert str(file) in refused(2, "--api-key-file", file)
+    for content, word in (("", "empty"), (" \n", "empty"), ("two words", "one word"), ("schlüssel", "ASCII")):
+        file.write_text(content)
+        assert word in refused(2, "--api-key-file", file)
+    assert KEY in refused(2, key="")
+
+
+def test_contradictions_and_models_that_are_not_there(refused, tmp_path):
+    assert "contradict" in refused(2, "--pair", "default")
+    assert "contradict" in refused(2, "--draft", "x.gguf")
+    assert "missing.gguf" in refused(2, models=("--target", tmp_path / "missing.gguf", "--drafter", "none"))
+    assert "--max-queue" in refused(2, "--max-queue", -1)
+
+
+def test_without_the_extra_one_line_says_what_to_install(refused, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
+    assert "needs uvicorn: pip install 'edgespec[serve]'" in refused(1)
+
+
+def test_help_shows_an_example(environment):
+    process = subprocess.run(
+        [*COMMAND, "--help"], capture_output=True, env=environment, check=True, timeout=60
+    )
+    assert "Example: edgespec serve" in process.stdout.decode()
+
+
+# ---- serving ----
+
+
+def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_path):
+    process = subprocess.Popen(
+        [*COMMAND, "--target", tiny_path, "--draft", tiny_draft_path, "--port", "0", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        line = process.stdout.readline().decode()
+        assert line.startswith(f"serving {tiny_path}, drafted by {tiny_draft_path} at http://127.0.0.1:")
+        address = line.split(" at ")[1].split()[0]
+        body = {"model": "edgespec", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 5}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 5
+        assert "<html" in httpx.get(address).text
+        metrics = httpx.get(f"{address}/metrics").text
+        assert 'edgespec_generations_total{outcome="finished"} 1.0' in metrics
+        assert "edgespec_generated_tokens_total 5.0" in metrics
+        assert 'route="/v1/chat/completions",status="200"} 1.0' in metrics
+        assert "edgespec_joules" not in metrics or "edgespec_joules_total 0.0" not in metrics
+        other_host = httpx.get(f"{address}/health", headers={"Host": "evil.example"})
+        assert other_host.status_code == 403
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, b"")
+
+
+def test_limits_and_a_key_of_a_file_that_others_can_read(serve, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a-secret-key\n")
+    key.chmod(0o644)
+    running = serve("--api-key-file", key, "--host", "0.0.0.0", "--max-prompt", 50, "--max-body", 1)
+    running.address = running.address.replace("0.0.0.0", "127.0.0.1")
+    assert running.ask().status_code == 401
+    headers = {"Authorization": "Bearer a-secret-key"}
+    client = httpx.Client(base_url=f"{running.address}/v1", headers=headers, timeout=60)
+    with client:
+        body = {"model": "edgespec", "max_tokens": 3}
+        assert client.post("/completions", json={**body, "prompt": "abc"}).status_code == 200
+        assert client.post("/completions", json={**body, "prompt": "x " * 60}).status_code == 400
+        assert client.post("/completions", json={**body, "prompt": "x" * 1_100_000}).status_code == 413
+    running.process.send_signal(signal.SIGTERM)
+    assert running.ends(0) == f"edgespec: {key} can be read by other users: chmod 600 {key}\n"
+
+
+# ---- the end ----
+
+
+def test_sigterm_completes_the_answer_and_refuses_others(serve):
+    running = serve()
+    with running.streaming(1500) as lines:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.stderr.readline().startswith(b"edgespec: ending: the answer under way has ")
+        assert running.ask().status_code == 503
+        assert httpx.get(f"{running.address}/health").status_code == 503
+        *_, last, done = lines
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert done == "data: [DONE]"
+    assert running.ends(0) == ""
+
+
+def test_a_second_signal_ends_the_answer(serve):
+    running = serve()
+    with running.streaming() as lines:
+        running.process.send_signal(signal.SIGINT)
+        running.process.stderr.readline()
+        running.process.send_signal(signal.SIGINT)
+        told = list(lines)
+    assert "error" in json.loads(told[-1].removeprefix("data: "))
+    assert len(told) < 8000
+    assert running.ends(130) == ""
+
+
+def test_a_client_that_goes_away_ends_its_generation(serve):
+    running = serve()
+    with running.streaming():
+        pass
+    answer = running.ask()  # would wait for all of the other answer
+    metrics = httpx.get(f"{running.address}/metrics").text
+    assert answer.status_code == 200
+    assert 'edgespec_generations_total{outcome="cancelled"} 1.0' in metrics
+    written = next(
+        line for line in metrics.splitlines() if line.startswith("edgespec_generated_tokens_total")
+    )
+    assert float(written.split()[1]) < 8000
+
+
+def test_killed_and_started_again_on_the_same_port(serve):
+    running = serve()
+    text = running.ask().json()["choices"][0]["text"]
+    with contextlib.suppress(httpx.HTTPError), running.streaming() as lines:
+        running.process.kill()
+        list(lines)
+    running.process.wait(timeout=60)
+    again = serve(port=running.address.rpartition(":")[2])
+    assert again.address == running.address
+    assert again.ask().json()["choices"][0]["text"] == text
+
+
+def test_malformed_requests_and_many_of_them_leave_it_serving(serve):
+    running = serve()
+    host, port = running.address.removeprefix("http://").split(":")
+
+    def spoil(data):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, int(port)), timeout=10) as connection,
+        ):
+            connection.sendall(data)
+            connection.recv(1000)
+
+    bodies = [b"", b"{", b"[]", b'{"prompt":', b"\xff\xfe", b"null", b'{"prompt": "' + b"x" * 5_000_000]
+    requests = [
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+        for body in bodies
+    ]
+    requests += [b"\0" * 100, b"GET / HTTP/9.9\r\n\r\n", b"x" * 100_000]
+    threads = [threading.Thread(target=spoil, args=(request,)) for request in requests * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert running.ask().status_code == 200
+    running.process.send_signal(signal.SIGTERM)
+    assert running.ends(0) == ""

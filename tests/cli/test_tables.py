@@ -1,0 +1,129 @@
+"""The tables in the terminal: what a pipe reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from edgespec.benchmark.exports import summarise
+from edgespec.benchmark.report.rows import headline, read_outcome
+from edgespec.benchmark.runs import Cell
+from edgespec.cli.tables import print_outcome
+from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outcome
+
+
+@pytest.fixture
+def printed(capsys):
+    def printed(outcome):
+        print_outcome(outcome)
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        assert "\x1b[" not in captured.out, "piped output is plain"
+        return captured.out
+
+    return printed
+
+
+def test_a_cell_by_category_with_overall_last(printed):
+    text = printed(toy_outcome(source="RAPL"))
+    lines = text.splitlines()
+    assert lines[0] == "qwen2.5-coder-1.5b-q4_k_m, drafted by qwen2.5-coder-0.5b-q4_0"
+    first = [line.split()[0] for line in lines if line]
+    start = first.index("category") + 1
+    assert first[start : start + 5] == [*CATEGORIES, "overall"]
+    code = next(line for line in lines if line.startswith("code"))
+    assert code.endswith("/4")
+    assert " [1." in code
+    assert "J/token" in text
+    assert "net" in text
+    assert max(map(len, map(str.rstrip, lines[: lines.index("")] + lines[2:10]))) <= 100
+
+
+@pytest.mark.parametrize("source", ["RAPL", "assumed", "unavailable"])
+def test_the_table_of_a_cell_fits_100_columns(printed, source):
+    lines = printed(toy_outcome(source=source, ways=("auto", "model-4"))).splitlines()
+    heads = [i for i, line in enumerate(lines) if line.startswith("category")]
+    assert len(heads) == 2, "a table for each way"
+    for head in heads:
+        assert max(len(line.rstrip()) for line in lines[head - 3 : head + 6]) <= 100
+
+
+def test_estimated_and_unavailable_joules_are_called_so(printed):
+    text = printed(toy_outcome(source="assumed"))
+    assert "(estimated)" in text.partition("overall")[0]
+    assert "from 15 W assumed (estimated)." in text
+    text = printed(toy_outcome(source="unavailable"))
+    assert text.count("unavailable") == 6, "five lines of a table and the reason"
+    assert f"Energy: unavailable: {UNREADABLE}\n" in text
+
+
+def test_several_cells_in_numbered_rows(printed):
+    outcome = toy_outcome("compare", source="RAPL", accuracy=True)
+    text = printed(outcome)
+    title, *lines = text.splitlines()
+    assert title == "19 combinations of 4 targets, 1 skipped"
+    rows = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit()]
+    assert [row[0] for row in rows] == [str(i) for i in range(1, 37)]
+    for row, there in zip(rows, read_outcome(outcome).rows, strict=True):
+        assert row[1:5] == [there.cell.target, there.draft, there.kernels, there.way.way]
+    assert "phi-3-mini-q4_k_m" in text
+    assert "their vocabularies differ" in text
+    assert text.count("reference") == 4, "the best quantization, with two kernels, is compared with nothing"
+    assert "70/164 (43 %)" in text
+
+
+def test_no_name_is_markup_or_shortened(printed):
+    name, draft = "[red]a[/red] [not repeated] [/]", "d" * 90
+    text = printed(toy_outcome(names=(name, draft)))
+    assert text.startswith(f"{name}, drafted by {draft}\n")
+    whole = toy_outcome(names=(name, draft))
+    text = printed(replace(whole, cells=(*whole.cells, Cell(name, draft, "auto", skipped="[b]because[/b]"))))
+    assert text.count(name) >= 3
+    assert "[b]because[/b]" in text
+    assert text.count(draft) >= 2, "plain decoding has none"
+
+
+def test_nothing_repeated(printed):
+    whole = toy_outcome()
+    run, other = (next(r for r in whole.cells[0].runs if r.way == way) for way in ("plain", "auto"))
+    text = printed(replace(whole, cells=(replace(whole.cells[0], runs=(run, other)),)))
+    assert "[too few]" in text
+    assert "too few for an interval; 1 prompt)" in text
+
+
+def test_only_skipped(printed):
+    text = printed(replace(toy_outcome(), cells=(Cell("a", "b", "auto", skipped="too large"),)))
+    assert "too large" in text
+    assert "tokens/s" not in text
+
+
+def test_summaries_may_be_given(capsys):
+    outcome = toy_outcome()
+    print_outcome(outcome)
+    alone = capsys.readouterr().out
+    print_outcome(outcome, summarise(outcome))
+    assert capsys.readouterr().out == alone
+
+
+def test_ways_that_are_not_exact_are_marked_as_such(printed):
+    text = printed(lossy_outcome())
+    assert text.count("(not exact)") == 2, "a table each"
+    line = "cascade@0.4 is not exact: the target saw 25 % of the tokens; 91.0 % are those that it likes best"
+    assert f"{line}; KL 0.0625 nats a token; pass@1 50/164 (30 %)." in text
+    assert "lenience-0.5 is not exact: the target saw 100 % of the tokens; 98.0 %" in text
+    assert "auto is 1." in text, "the headline is of an exact way"
+
+    rows = printed(lossy_outcome("compare"))
+    for way in LOSSY:
+        n = sum(way in line and "(not" in line for line in rows.splitlines())
+        assert n >= 12, "each row is marked"
+    outcome = lossy_outcome("compare")
+    assert "not exact" not in headline(read_outcome(outcome))
+
+
+def test_identical_texts_are_counted_of_exact_ways_only(printed):
+    exact, lossy = printed(toy_outcome(ways=("auto",))), printed(lossy_outcome())
+    (n,) = re.findall(r"Outputs: .*?(\d+) identical", exact)
+    assert f"{n} identical" in lossy

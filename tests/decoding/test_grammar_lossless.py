@@ -1,0 +1,279 @@
+"""With a grammar every drafter and rule is exact: the real loop over toy models, sequences counted.
+
+The grammar is an automaton over characters, and a token has one or two of them; so the target's distribution
+over sequences is known exactly, and characters are forced that can be written in more than one way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.generate import Generation
+from edgespec.drafting.model import DraftModel
+from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.trees import TreeDrafter
+from edgespec.grammar.grammar import Constraint
+from edgespec.sampling import Coins, SamplingParams, filtered_probs
+from toy_models import chi_square_p_value
+from toy_schedulers import POLICIES, RandomScheduler, curves
+from toy_sessions import ToySession
+
+PIECES = ("a", "b", "c", "ab", "bc")
+END = len(PIECES)
+V, LENGTH = END + 1, 5
+N_RUNS = 800
+PROMPT = (0, 1, 2, 3, 1, 2, 0, 4)
+NEXT = {  # a state: what may follow, and the state after it; "" ends
+    0: {"a": 1, "c": 0, "b": 4},
+    1: {"b": 2},
+    2: {"c": 6},
+    6: {"a": 3},
+    3: {"a": 1, "b": 0, "": 3},
+    4: {"a": 5, "": 4},
+    5: {"b": 2},
+}
+PARAMS = {
+    "warm": SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
+    "filtered": SamplingParams(temperature=0.9, top_k=2, top_p=0.9, min_p=0.1),
+    "penalties": SamplingParams(
+        temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalty=1.4, logit_bias={1: -1.0, 3: 1.5}
+    ),
+}
+
+
+class Automaton:
+    """A State over NEXT."""
+
+    def __init__(self, state=0):
+        self.state = state
+
+    def after(self, token):
+        state = self.state
+        for char in PIECES[token] if token < END else ("",):
+            state = NEXT[state].get(char) if state is not None else None
+        return state
+
+    def judge(self, ids):
+        return np.array([self.after(int(token)) is not None for token in ids], np.bool_)
+
+    def accept(self, token):
+        self.state = self.after(token)
+        assert self.state is not None, "the library would end the process"
+
+    def copy(self):
+        return Automaton(self.state)
+
+
+class ToySpelling:
+    """Single characters, written with the longest tokens."""
+
+    probes = np.array([0, 1, 2, END], np.int32)
+
+    def piece(self, token):
+        return PIECES[token].encode()
+
+    def write(self, text):
+        tokens, text = [], text.decode()
+        while text:
+            token = max((t for t in range(END) if text.startswith(PIECES[t])), key=lambda t: len(PIECES[t]))
+            tokens.append(token)
+            text = text[len(PIECES[token]) :]
+        return tokens
+
+
+class Forgetful(Constraint):
+    """The mistake: the row after the first node is not masked."""
+
+    def masked(self, rows, paths, sampler, recent):
+        out = super().masked(rows, paths, sampler, recent)
+        if len(out) > 1:
+            out[1] = rows[1]
+        return out
+
+
+def toy_logits(seed):
+    @cache
+    def logits(prefix):
+        return np.random.default_rng([seed, len(prefix), *prefix]).normal(0, 1.2, V).astype(np.float32)
+
+    return logits
+
+
+def constrain(params, kind=Constraint):
+    return kind(Automaton(), params, V, is_eog=lambda t: t == END, spelling=ToySpelling())
+
+
+class Runs:
+    """Generations of one drafter, one after the other."""
+
+    def __init__(
+        self, clock, params, policy, rule, *, scheduler=Scheduler, kind=Constraint, masks_draft=True
+    ):
+        self.clock = clock
+        self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
+        self.clocks = curves()
+        self.scheduler = scheduler(*self.clocks, Predictor())
+        if policy:
+            self.scheduler.policy = policy
+        self.policy = policy
+        self.suffix = SuffixDrafts(1024)
+        self.totals = Counter()
+
+    def run(self, seed, n_predict=LENGTH):
+        constraint = constrain(self.params, self.kind)
+        drafter = None
+        if self.policy:
+            drafter = TreeDrafter(
+                self.scheduler,
+                suffix=self.suffix,
+                model=DraftModel(
+                    ToySession(toy_logits(102), V, clock=self.clock, cost=lambda n: 0.001), n_vocab=V
+                ),
+                is_eog=lambda t: t == END,
+                clocks=self.clocks,
+                constraint=constraint if self.masks_draft else None,
+            )
+        generation = Generation(
+            ToySession(toy_logits(2), V, is_eog=lambda t: t == END, clock=self.clock, cost=lambda n: 0.05),
+            drafter,
+            PROMPT,
+            params=self.params,
+            coins=Coins(seed),
+            rule=self.rule,
+            n_predict=n_predict,
+            constraint=constraint,
+        )
+        list(generation.events())
+        if drafter:
+            self.totals.update({source: accepted for source, (_, accepted) in drafter._totals.items()})
+        return tuple(generation.tokens[len(PROMPT) :])
+
+
+def expected(params):
+    """Every sequence that may be emitted, with its probability."""
+
+    def spread(sequence, state, chance):
+        if len(sequence) == LENGTH or sequence[-1:] == (END,):
+            yield sequence, chance
+            return
+        row = toy_logits(2)((*PROMPT, *sequence)).copy()
+        row[~state.judge(np.arange(V))] = -np.inf
+        for token, p in enumerate(filtered_probs(row, params, (*PROMPT, *sequence))):
+            if p > 0:
+                yield from spread((*sequence, token), Automaton(state.after(token)), chance * p)
+
+    return dict(spread((), Automaton(), 1.0))
+
+
+def p_value(runs, n):
+    counts = Counter(runs.run(seed) for seed in range(n))
+    wanted = expected(runs.params)
+    keys = list(dict.fromkeys(chain(wanted, counts)))
+    return chi_square_p_value(
+        np.array([counts[key] for key in keys], float), n * np.array([wanted.get(key, 0.0) for key in keys])
+    )
+
+
+def test_the_expected_sequences_are_all_there_are():
+    for params in PARAMS.values():
+        assert sum(expected(params).values()) == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain", "match"])
+@pytest.mark.parametrize("name", [*POLICIES, "random"])
+def test_every_policy_is_exact(clock, name, rule):
+    scheduler = RandomScheduler if name == "random" else Scheduler
+    runs = Runs(clock, PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
+    assert p_value(runs, N_RUNS) > 1e-4
+    assert sum(runs.totals.values()) > N_RUNS / 10, "little was accepted: it proves little"
+    assert runs.totals["forced"] > N_RUNS / 20
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("name", ["filtered", "penalties"])
+def test_judging_only_the_likeliest_is_exact(clock, monkeypatch, name, rule):
+    monkeypatch.setattr("edgespec.grammar.grammar._JUDGED", (1, 3))
+    runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
+    assert p_value(runs, N_RUNS) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
+    runs = Runs(clock, PARAMS["warm"], Policy(suffix=False, staged=False, gamma=3), rule, masks_draft=False)
+    assert p_value(runs, N_RUNS) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_a_row_that_is_not_masked_is_caught(clock, rule):
+    policy = Policy(suffix=False, staged=False, gamma=3)
+    runs = Runs(clock, PARAMS["warm"], policy, rule, kind=Forgetful, masks_draft=False)
+    try:
+        assert p_value(runs, N_RUNS) < 1e-6
+    except AssertionError as error:
+        assert "impossible" in str(error)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
+    params = PARAMS[name]
+    plain = Runs(clock, params, None, "match")
+    others = [Runs(clock, params, policy, "match") for policy in POLICIES.values()]
+    others.append(Runs(clock, params, Policy(), "match", scheduler=RandomScheduler))
+    texts = set()
+    for seed in range(25):
+        text = plain.run(seed, 24)
+        texts.add(text)
+        assert [runs.run(seed, 24) for runs in others] == [text] * len(others)
+    assert len(texts) > 10
+    assert all(runs.totals["forced"] for runs in others)
+
+
+def test_forced_text_is_written_with_the_longest_tokens_but_for_the_last():
+    constraint = constrain(PARAMS["warm"])
+    assert constraint.forced_run(()) == []
+    assert constraint.forced_run((0,)) == [4], "bca must follow, and the a may become another token"
+    assert constraint.forced((0, 1)) == 2
+    assert constraint.forced((0, 4)) is None
+    assert constraint.fitting((), (3, 2, 3, 2)) == 4
+    assert constraint.fitting((), (3, 2, 1, 2)) == 2
+    assert constraint.fitting((0,), (1, 4)) == 1
+    assert constraint.allows((0, 1), 2)
+    assert not constraint.allows((0, 1), 1)
+    constraint.advance([0, 4])
+    assert constraint.forced(()) is None
+    constraint.advance([0])
+    assert constraint.allows((), END)
+    assert constraint.fitting((), (END, 0)) == 1, "nothing follows the end"
+
+
+def test_the_draft_model_does_not_run_where_the_text_is_forced():
+    """All of a text but its end is forced."""
+    steps = []
+    clocks = curves()
+    scheduler = Scheduler(*clocks, Predictor())
+    scheduler.policy = Policy(suffix=False, staged=False)
+    model = ToySession(toy_logits(102), V)
+    constraint = constrain(PARAMS["warm"])
+    constraint.advance([2, 0])
+    drafter = TreeDrafter(
+        scheduler,
+        suffix=None,
+        model=DraftModel(model, n_vocab=V),
+        is_eog=lambda t: t == END,
+        clocks=clocks,
+        on_step=steps.append,
+        constraint=constraint,
+    )
+    drafter.begin((*PROMPT, 2, 0), sampled=True, n_predict=None)
+    sampler = PARAMS["warm"].sampler(V, drafter.n_max)
+    tree = drafter.draft((*PROMPT, 2, 0), 1, sampler, lambda _: np.zeros(0, np.int32), lambda n: [0.5] * n)
+    assert [(node.token, node.source) for node in tree] == [(4, "forced")]
+    assert not any(drafter._now.passes)

@@ -1,0 +1,444 @@
+"""The scheduler against processes whose optimum is known, on a clock that only passes move.
+
+The real loop runs over toy sessions: the target writes a fixed random text, the draft model names the
+next token with a given probability. The oracle is the best fixed length, from the formula
+(1 - a^(k+1)) / (1 - a) / (k T_draft + T(k+1)), and plain decoding where that is better.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.generate import Generation
+from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
+from edgespec.drafting.lengths import AnswerLengths
+from edgespec.drafting.model import DraftModel
+from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
+from edgespec.drafting.scheduler import MAX_GAMMA, Policy, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.trees import TreeDrafter
+from edgespec.sampling import Coins, SamplingParams
+from toy_sessions import ToySession
+
+V = 512
+GREEDY = SamplingParams(temperature=0.0)
+OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]
+STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]
+FLAT = [0.0, *[0.02] * N_MAX]
+COSTS = {"ours": OURS, "stock": STOCK, "flat": FLAT}
+
+
+def curve_of(costs, read=0.0005):
+    return Curve((tuple(costs[1:]), tuple(costs[1:])), read)
+
+
+class World:
+    """A text, a draft model that agrees with it at chosen positions, and what passes cost."""
+
+    def __init__(
+        self,
+        clock,
+        acceptance,
+        costs,
+        *,
+        draft_s=0.008,
+        draft_costs=None,
+        reads=(0.0005, 0.0005),
+        believed=1.0,
+        informative=False,
+        policy,
+        n=30_000,
+    ):
+        rng = np.random.default_rng(5)
+        self.truth = rng.integers(0, V, n)
+        shares = np.concatenate([np.full(n // len(acceptance) + 1, a) for a in acceptance])[:n]
+        self.agrees = rng.random(n) < shares
+        self.clock = clock
+        # A confident model is right more often; the mean is what `acceptance` says.
+        self.confidence = np.where(self.agrees, 0.97, 0.3) if informative else np.full(n, 0.75)
+        self.target_clock = OnlineCurve(curve_of(costs, reads[0]))
+        draft_costs = draft_costs or [0.0, *[draft_s] * N_MAX]
+        self.draft_clock = OnlineCurve(curve_of([believed * seconds for seconds in draft_costs], reads[1]))
+        scheduler = self.scheduler = Scheduler(self.target_clock, self.draft_clock, Predictor())
+        scheduler.policy = policy
+        self.session = ToySession(self.target_logits, V, clock=clock, cost=costs.__getitem__)
+        self.draft_session = ToySession(
+            self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)]
+        )
+        self.model = DraftModel(self.draft_session, n_vocab=V)
+        self.chain = TreeDrafter(
+            scheduler,
+            suffix=SuffixDrafts(1024),
+            model=self.model,
+            is_eog=lambda token: False,
+            clocks=(self.target_clock, self.draft_clock),
+            on_step=self.on_step,
+        )
+        self.steps = []
+
+    def on_step(self, step):
+        self.steps.append((self.clock.now, step))
+
+    def target_logits(self, prefix):
+        row = np.zeros(V)
+        row[self.truth[len(prefix)]] = 20.0
+        return row
+
+    def draft_logits(self, prefix):
+        n = self.model._offset + len(prefix)  # the position in the text, also after a part was skipped
+        token = self.truth[n] if self.agrees[n] else (self.truth[n] + 1) % V
+        confidence = self.confidence[n]
+        row = np.zeros(V)
+        row[token] = math.log(confidence / (1 - confidence) * (V - 1))
+        return row
+
+    def run(self, n_predict):
+        run = Generation(
+            self.session, self.chain, [1], params=GREEDY, coins=Coins(1), rule="match", n_predict=n_predict
+        )
+        for _ in run.events():
+            pass
+        assert run.tokens[1:] == [int(t) for t in self.truth[1 : len(run.tokens)]]
+        return self
+
+    def rate(self, first, last=None):
+        """Tokens a second from step `first` to step `last`."""
+        steps = self.steps[first:last]
+        tokens = sum(step.n_emitted for _, step in steps[1:])
+        return tokens / (steps[-1][0] - steps[0][0])
+
+
+def oracle(a, costs, draft_s=0.008):
+    def rate(k):
+        return (1 - a ** (k + 1)) / (1 - a) / (k * draft_s + costs[k + 1])
+
+    return max(rate(k) for k in range(MAX_GAMMA + 1))
+
+
+CASES = [(costs, a) for costs in COSTS for a in (0.05, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)]
+# There only drafts of 16 tokens and more pay, by 20 %, and not if the acceptance were 0.955: more than the
+# tables can tell apart. See the test after this one.
+CASES.remove(("stock", 0.97))
+
+
+@pytest.mark.parametrize(("costs", "acceptance"), CASES)
+def test_within_2_percent_of_the_oracle_after_200_steps(clock, costs, acceptance):
+    world = World(clock, [acceptance], COSTS[costs], policy=Policy(suffix=False, staged=False)).run(6000)
+    # The oracle for the acceptance that these positions really had.
+    mean = float(world.agrees[400:6000].mean())
+    assert world.rate(200) > 0.98 * oracle(mean, COSTS[costs])
+
+
+def test_where_only_very_long_drafts_pay(clock):
+    world = World(clock, [0.97], STOCK, policy=Policy(suffix=False, staged=False)).run(12_000)
+    assert world.rate(200) > 0.9 * oracle(0.97, STOCK)
+    assert world.rate(200) > 1.05 / STOCK[1]  # better than plain decoding
+
+
+def test_a_confidence_that_tells_beats_every_fixed_length(clock):
+    policy = Policy(suffix=False, staged=False)
+    world = World(clock, [0.7], OURS, informative=True, policy=policy).run(4000)
+    assert world.rate(200) > 1.05 * oracle(0.7, OURS)
+
+
+def test_it_follows_a_change_of_regime(clock):
+    """Good, useless, good again: within 3 percent of each regime's oracle once it had 250 steps."""
+    shares = [0.9, 0.15, 0.9]
+    world = World(clock, shares, OURS, policy=Policy(suffix=False, staged=False), n=9000).run(8990)
+    positions = list(itertools.accumulate(step.n_emitted for _, step in world.steps))
+    for i, share in enumerate(shares):
+        inside = [n for n, at in enumerate(positions) if 3000 * i < at < 3000 * (i + 1)]
+        assert world.rate(inside[250], inside[-1]) > 0.97 * oracle(share, OURS)
+
+
+def test_a_useless_draft_model_costs_little(clock):
+    """From the first step on, with nothing known: the loss against plain decoding stays small."""
+    world = World(clock, [0.05], OURS, policy=Policy(suffix=False, staged=False)).run(200)
+    assert world.rate(0) > 0.95 / OURS[1]
+
+
+def test_a_draft_model_that_seems_too_dear_is_found_out(clock):
+    """A cost learnt beside a busy program, say: the model does not run, so only tests can correct it."""
+    world = World(clock, [0.9], OURS, believed=4.0, policy=Policy(suffix=False, staged=False)).run(8000)
+    assert not any(step.proposed for _, step in world.steps[:20])
+    half = len(world.steps) // 2
+    assert world.rate(half) > 0.9 * oracle(0.9, OURS)
+
+
+STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2.05, 16: 3.85, 33: 7.8}))]
+"""T(n) of a processor on which a token more costs more."""
+
+
+class Asked(World):
+    """A world in which reading a prompt costs something, and an answer begins that is new to it."""
+
+    def __init__(self, clock, n_prompt, *, draft_s=0.006, lengths=None):
+        draft_costs = [0.0, *(max(1.0, 0.14 * n) * draft_s for n in range(1, N_MAX + 1))]
+        reads = 0.0048, 0.14 * draft_s  # seconds a token, of the target and of the draft model
+        super().__init__(
+            clock, [0.75], STEEPER, draft_costs=draft_costs, reads=reads, policy=Policy(), n=4000
+        )
+        self.session._cost = lambda n: STEEPER[n] if n <= N_MAX else n * reads[0]
+        self.draft_session._cost = lambda n: draft_costs[n] if n <= N_MAX else n * reads[1]
+        self.reads = reads
+        if lengths:
+            self.scheduler.lengths = lengths
+        self.prompt = [int(t) for t in self.truth[:n_prompt]]
+
+    def seconds(self, n_tokens):
+        """When each of the answer's first tokens was there."""
+        began, seconds = self.clock.now, []
+        run = Generation(self.session, self.chain, self.prompt, params=GREEDY, coins=Coins(1), rule="match")
+        for _ in run.events():
+            n = len(run.tokens) - len(self.prompt)
+            seconds += [self.clock.now - began] * (n - len(seconds))
+            if n >= n_tokens:
+                return seconds[:n_tokens]
+        raise AssertionError("the text ended")
+
+    def plain_seconds(self, n_tokens):
+        """The same without drafting."""
+        return [self.reads[0] * len(self.prompt) + STEEPER[1] * n for n in range(n_tokens)]
+
+    def woken_after(self):
+        """After how many tokens the draft model began to read; infinity: not within 200."""
+        self.seconds(200)
+        n = 1
+        for _, step in self.steps:
+            if step.n_woken:
+                return n
+            n += step.n_emitted
+        return math.inf
+
+
+@pytest.mark.parametrize("n_prompt", [45, 110])
+@pytest.mark.parametrize("draft_s", [0.004, 0.006, 0.009, 0.0125])
+def test_an_answer_whose_length_nobody_knows_is_not_slower_if_it_is_short(clock, draft_s, n_prompt):
+    """Wherever it ends, up to 32 tokens: what drafting costs before it pays is then lost."""
+    world = Asked(clock, n_prompt, draft_s=draft_s)
+    seconds = world.seconds(128)
+    ratios = [plain / own for plain, own in zip(world.plain_seconds(128), seconds, strict=True)]
+    assert statistics.geometric_mean(ratios[:32]) > 0.97
+    assert ratios[-1] > (1.05 if draft_s < 0.009 else 0.98)  # and where it goes on, it drafts if that pays
+
+
+def test_the_draft_model_is_woken_when_what_is_known_of_the_length_says_so(clock):
+    unknown = Asked(clock, 60).woken_after()
+    assert Asked(clock, 60, lengths=usually(500)).woken_after() < unknown < 100
+    assert Asked(clock, 60, lengths=usually(12)).woken_after() > unknown
+
+
+def usually(n_tokens):
+    """What is believed of an answer where all to such prompts had so many tokens."""
+    lengths = AnswerLengths(n_tokens)
+    for _ in range(8):
+        lengths.learn("Write", n_tokens)
+    return lengths.of("Write")
+
+
+def decode(scheduler, n_tokens):
+    """Tell `scheduler` of tokens that came one a step."""
+    for _ in range(n_tokens):
+        scheduler.start_step(100)
+        scheduler.learn(1, OURS[1], 0, [])
+
+
+def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
+    target, draft = OnlineCurve(curve_of(OURS)), OnlineCurve(curve_of([0.0, *[0.008] * N_MAX], read=0.001))
+    scheduler = Scheduler(target, draft, Predictor())
+    scheduler.begin(2000, 20)
+    scheduler.start_step(2000)
+    assert scheduler.worth_reading(2000) == 0  # 20 tokens do not pay for reading
+    scheduler.begin(2000, 2000)
+    scheduler.lengths = usually(2000)
+    decode(scheduler, 300)
+    scheduler.start_step(2000)
+    assert 1000 < scheduler.worth_reading(2000) <= 2000
+    scheduler.begin(2000, 400)
+    scheduler.lengths = usually(400)
+    decode(scheduler, 100)
+    scheduler.start_step(2000)
+    assert 128 <= scheduler.worth_reading(2000) < 2000  # a recent window
+
+
+def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen
+    scheduler = Scheduler(
+        OnlineCurve(curve_of(costs)), OnlineCurve(curve_of([0.0, *[0.008] * N_MAX])), Predictor()
+    )
+    scheduler.policy = policy
+    scheduler.begin(10, 100)
+    scheduler.start_step(10)
+    return scheduler
+
+
+def test_free_tokens_are_taken_while_the_rule_holds():
+    scheduler = scheduler_with(Policy(model=False))
+    taken = scheduler.next(1.0, 0, 99, [0.9] * 16, 0)
+    assert isinstance(taken, TakeSuffix)
+    assert taken.n > 4
+    # The first three cost next to nothing with our kernels; with stock ones even the first must be likely.
+    assert scheduler.next(1.0, 0, 99, [0.2, 0.5, 0.5], 0) is not None
+    stock = scheduler_with(Policy(model=False), STOCK)
+    assert stock.next(1.0, 0, 99, [0.5, 0.5, 0.5], 0) is None
+    assert stock.next(1.0, 0, 99, [0.99] * 16, 0) is not None
+
+
+def test_a_plateau_of_the_cost_curve_is_looked_over():
+    """T(2) is dear and T(3) .. T(8) cost no more: one token does not pay, seven do."""
+    steps = [0.0, 0.02, *[0.035] * 7, *[0.2] * (N_MAX - 8)]
+    scheduler = scheduler_with(Policy(model=False), steps)
+    assert scheduler.next(1.0, 0, 99, [0.6], 0) is None
+    assert scheduler.next(1.0, 0, 99, [0.6] * 16, 0) == TakeSuffix(7)
+
+
+def test_copying_leaves_the_draft_model_alone():
+    scheduler = scheduler_with()
+    assert isinstance(scheduler.next(1.0, 0, 1, [0.97] * 16, 7), TakeSuffix)
+    assert isinstance(scheduler.next(1.0, 0, 1, [], 7), RunModel)
+    assert scheduler.next(1.0, 0, 1, [0.9] * 8, 7) is not None
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(suffix=False, gamma=4), Policy(model=False, gamma=4), Policy(gamma=4)]
+)
+def test_a_fixed_length_is_kept(policy):
+    scheduler = scheduler_with(policy)
+    assert scheduler.next(0.001, 4, 1, [0.9] * 4, 0) is None
+    assert scheduler.next(0.001, 3, 1, [0.9] * 4, 0) is not None
+    assert scheduler.keeps(0.0, 3, 0)
+    assert not scheduler.keeps(1.0, 4, 0)
+
+
+def test_energy_decides_by_joules():
+    """A draft model that is quick and hungry: on by the clock, off by the meter."""
+    seconds = scheduler_with(Policy(suffix=False, staged=False))
+    joules = Scheduler(
+        OnlineCurve(curve_of([x * 10 for x in OURS])),
+        OnlineCurve(curve_of([0.0, *[0.5] * N_MAX])),
+        Predictor(),
+        in_joules=True,
+    )
+    joules.policy = seconds.policy
+    joules.begin(10, 100)
+    joules.start_step(10)
+    assert isinstance(seconds.next(1.0, 0, 1, [], 7), RunModel)
+    assert joules.next(1.0, 0, 1, [], 7) is None
+
+
+# ---- the predictor ----
+
+
+def all_chances(table):
+    return [table.chance(depth, bucket) for depth in range(MAX_GAMMA) for bucket in range(N_BUCKETS)]
+
+
+def test_tables_learn_forget_and_come_back_from_a_file():
+    predictor = Predictor()
+    bucket = bucket_of(0.7)
+    before = predictor.argmax.chance(0, bucket)
+    for _ in range(100):
+        predictor.argmax.learn(0, bucket, 0.0)
+    assert predictor.argmax.chance(0, bucket) < 0.1
+    assert predictor.argmax.chance(4, bucket) < before  # other depths lean on it
+    stored = predictor.as_dict()
+    again = Predictor()
+    again.restore(stored)
+    assert again.argmax.chance(0, bucket) == pytest.approx(predictor.argmax.chance(0, bucket), abs=0.15)
+
+
+def test_cells_not_visited_come_to_say_what_all_say():
+    table = Predictor().next
+    for _ in range(60):
+        table.learn(1, 5, 0.0)
+        table.learn(0, 0, 1.0)
+        table.learn(0, 0, 1.0)
+    low = table.chance(1, 5)
+    for _ in range(50):
+        table.fade(0.9)
+    assert low < 0.4
+    assert table.chance(1, 5) > 0.6
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{}, {"suffix": 1}, {"suffix": {"accepted": [[1.0]], "tested": [[2.0]]}}, {"next": {"accepted": None}}],
+    ids=str,
+)
+def test_a_table_that_makes_no_sense_is_left_alone(damage):
+    predictor = Predictor()
+    before = all_chances(predictor.suffix)
+    predictor.restore(damage)
+    assert all_chances(predictor.suffix) == before
+
+
+def test_nan_in_a_table_is_left_alone():
+    stored = Predictor().as_dict()
+    stored["suffix"]["accepted"][0][0] = float("nan")
+    predictor = Predictor()
+    predictor.restore(stored)
+    assert all(0 <= x <= 1 for x in all_chances(predictor.suffix))
+
+
+# ---- cost curves ----
+
+
+def test_a_guess_takes_its_scale_from_the_first_pass():
+    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
+    curve.observe(1, 100, 0.5)
+    assert curve.at(100)[1] == pytest.approx(0.5)
+    assert curve.at(100)[8] == pytest.approx(0.5 * 2.0, rel=0.01)
+
+
+def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured():
+    guess = guessed_curve(1 << 30, own_kernels=True).at(128)
+    for costs in (OURS, STEEPER):
+        assert all(guess[n] / guess[1] > 0.97 * costs[n] / costs[1] for n in range(2, N_MAX + 1))
+
+
+def test_a_curve_follows_a_machine_that_slows_down_and_a_shape_that_is_another():
+    curve = OnlineCurve(curve_of(OURS))
+    rng = np.random.default_rng(1)
+    for n in rng.integers(1, 9, 3000):
+        curve.observe(int(n), 200, 1.5 * STOCK[n] * float(rng.lognormal(0, 0.05)))
+    for n in range(1, 9):
+        assert curve.at(200)[n] == pytest.approx(1.5 * STOCK[n], rel=0.06)
+    assert curve.curve().at(200)[4] == pytest.approx(1.5 * STOCK[4], rel=0.06)
+
+
+def test_one_slow_pass_does_not_spoil_a_curve():
+    curve = OnlineCurve(curve_of(OURS))
+    curve.observe(1, 100, 30.0)
+    assert curve.at(100)[1] < 1.2 * OURS[1]
+
+
+def test_costs_grow_with_the_context():
+    curve = Curve((tuple(OURS[1:]), tuple(2 * x for x in OURS[1:])), 0.001)
+    assert curve.at(128)[4] == pytest.approx(OURS[4])
+    assert curve.at(2048)[4] == pytest.approx(2 * OURS[4])
+    assert curve.at(1088)[4] == pytest.approx(1.5 * OURS[4])
+    assert all(x > 0 for x in curve.at(0)[1:])
+    assert curve.at(8192)[4] > 4 * OURS[4]
+
+
+def test_how_much_a_text_repeats_is_learnt_in_it():
+    """A first token of the store: less likely where it was wrong in this text, more where it was right."""
+    predictor = Predictor()
+    predictor.begin()
+    unknown = predictor.offered(0, 5)
+    assert unknown < predictor.suffix.chance(0, 5)  # nothing was right here yet
+    later = predictor.offered(1, 5)
+    for _ in range(12):
+        predictor.learn_offered(0, 2, right=False)
+    assert predictor.offered(0, 5) < 0.8 * unknown
+    assert predictor.offered(1, 5) == later  # what follows a right one is another question
+    for _ in range(40):
+        predictor.learn_offered(0, 8, right=True)
+    assert predictor.offered(0, 5) > unknown
+    assert predictor.offered(0, 8) <= 0.98
+    predictor.begin()
+    assert predictor.offered(0, 5) == pytest.approx(unknown, rel=0.2)

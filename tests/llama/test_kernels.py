@@ -1,0 +1,461 @@
+"""The verify kernels alone: against slow references, and bit for bit where that is promised."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import pytest
+from gguf import quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import EdgespecError
+from edgespec.llama import kernels
+from edgespec.llama.kernel_timing import CPrefetch, Prefetch, Shape, Stream
+from edgespec.llama.prefetch import CANDIDATES
+from tree_shapes import paths, random_shape
+
+TYPES = {
+    name: gguf.GGMLQuantizationType[name.upper()]
+    for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_k", "q5_k", "q6_k")
+}
+# Where the F16 scales are in a block.
+SCALES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+ISAS = ("avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
+MAX_TOKENS = 32
+
+pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")
+
+
+@pytest.fixture(scope="module")
+def library():
+    library = ctypes.CDLL(str(kernels.plugin_path()))
+    pointer, int64, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
+    library.es_kernels_repack.argtypes = (ctypes.c_int, int64, int64, pointer, size, pointer)
+    library.es_kernels_matmul.argtypes = (
+        ctypes.c_int, int64, int64, pointer, size, int64, pointer, pointer, ctypes.c_int,
+    )  # fmt: skip
+    library.es_kernels_attention.argtypes = (
+        *[int64] * 5,
+        *[pointer] * 4,
+        ctypes.c_float,
+        pointer,
+        ctypes.c_int,
+    )
+    library.es_kernels_isa.restype = ctypes.c_char_p
+    library.es_kernels_set_prefetch.argtypes = (CPrefetch,)
+    chosen = library.es_kernels_isa()
+    yield library
+    library.es_kernels_set_isa(chosen)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, library):
+    if library.es_kernels_set_isa(request.param.encode()) != 0:
+        pytest.skip(f"this processor has no {request.param}")
+    return request.param
+
+
+def address(array):
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+@st.composite
+def blocks(draw, name):
+    """Return the blocks of a matrix: random, and with all kinds of scales and quants."""
+    block, size = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    rows, columns = draw(st.integers(1, 35)), block * draw(st.integers(1, 3 if block == 256 else 9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    fill = draw(st.sampled_from(["random", "zeros", "ones"]))
+    data = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+    data[:] = {"random": data, "zeros": 0, "ones": 255}[fill]
+    kind = draw(st.sampled_from(["normal", "zero", "negative zero", "largest", "smallest", "one large"]))
+    for offset in SCALES.get(name, (0,)):
+        scale = rng.normal(0, 0.02, len(data))
+        match kind:
+            case "zero":
+                scale[:] = 0.0
+            case "negative zero":
+                scale[:] = -0.0
+            case "largest":
+                scale[:] = rng.choice([-65504.0, 65504.0], len(data))
+            case "smallest":
+                scale[:] = rng.choice([-6e-8, 6e-8], len(data))
+            case "one large":
+                scale[rng.integers(len(data))] = 1000.0
+        data[:, offset : offset + 2] = scale.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return data.reshape(rows, -1), columns
+
+
+@st.composite
+def activations(draw, n, columns):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    x = rng.normal(0, 1, (n, columns)).astype(np.float32)
+    kind = draw(st.sampled_from(["normal", "equal", "negative zero", "outlier", "tiny", "large"]))
+    x[:] = {"equal": 0.75, "negative zero": -0.0}.get(kind, x)
+    if kind == "outlier":
+        x[:, rng.integers(columns)] = 1e4
+    x *= np.float32({"tiny": 1e-35, "large": 1e8}.get(kind, 1))
+    return x
+
+
+def matmul(library, name, columns, data, x, n_threads=2):
+    y = np.full((len(x), len(data)), np.nan, np.float32)
+    code = library.es_kernels_matmul(
+        int(TYPES[name]),
+        len(data),
+        columns,
+        address(data),
+        data.nbytes,
+        len(x),
+        address(x),
+        address(y),
+        n_threads,
+    )
+    assert code == 0
+    return y
+
+
+def quantized(x, block):
+    """The activations as the kernels round them: 8 bits under one scale for each block, from the formulas."""
+    parts = x.reshape(len(x), -1, min(block, x.shape[1]))
+    largest = np.abs(parts).max(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        q = np.where(largest > np.float32(1e-30), np.rint(parts * (np.float32(127) / largest)), 0)
+    return (q * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_products_are_those_of_the_dequantized_weights(library, name, data):
+    weights, columns = data.draw(blocks(name))
+    x = data.draw(activations(data.draw(st.integers(1, 9)), columns))
+    repacked = np.empty_like(weights)
+    w = quants.dequantize(weights, TYPES[name]).astype(np.float64)
+    rounded = quantized(x, 256 if name.endswith("_k") else 32)
+    # float32 sums of products that may cancel: relative to the largest weight of a row.
+    tolerance = (
+        3e-6
+        * np.abs(rounded).sum(1)[:, None]
+        * np.abs(w).max(1)[None]
+        * (4 if "1" in name or "k" in name else 1)
+    )
+    for isa in ISAS:
+        if library.es_kernels_set_isa(isa.encode()) != 0:
+            continue
+        code = library.es_kernels_repack(
+            int(TYPES[name]), len(weights), columns, address(weights), weights.nbytes, address(repacked)
+        )
+        assert code == 0
+        np.testing.assert_array_equal(repacked, weights)
+        y = matmul(library, name, columns, weights, x)
+        assert np.all(np.abs(y - rounded @ w.T) <= tolerance + 1e-30), isa
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_product_does_not_depend_on_the_batch_or_the_threads(library, isa, name):
+    rng = np.random.default_rng(7)
+    block, size = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    columns = 3 * block if block == 256 else 7 * block
+    weights = rng.integers(0, 256, (37, columns // block * size), dtype=np.uint8)
+    for offset in SCALES.get(name, (0,)):
+        weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x20 + offset  # sane F16 scales
+    x = rng.normal(0, 1, (MAX_TOKENS, columns)).astype(np.float32)
+    each = np.concatenate(
+        [matmul(library, name, columns, weights, x[i : i + 1], 1) for i in range(MAX_TOKENS)]
+    )
+    assert np.isfinite(each).all()
+    for n in range(1, MAX_TOKENS + 1):
+        for n_threads in (1, 2, 3, 4):
+            np.testing.assert_array_equal(matmul(library, name, columns, weights, x[:n], n_threads), each[:n])
+
+
+@pytest.fixture
+def prefetching(library):
+    """Choose how weights are fetched ahead; the default is back afterwards."""
+
+    def choose(prefetch):
+        return library.es_kernels_set_prefetch(prefetch.for_c())
+
+    yield choose
+    assert choose(Prefetch()) == 0
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_product_does_not_depend_on_the_prefetch(library, isa, name, prefetching):
+    """Its levels are functions of their own: each batch size of each type comes from both."""
+    rng = np.random.default_rng(9)
+    block, size = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    columns = 2 * block if block == 256 else 5 * block
+    weights = rng.integers(0, 256, (37, columns // block * size), dtype=np.uint8)
+    for offset in SCALES.get(name, (0,)):
+        weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x20 + offset
+    x = rng.normal(0, 1, (17, columns)).astype(np.float32)
+    for n in (*range(1, 9), 17):
+        rows = matmul(library, name, columns, weights, x[:n])
+        for prefetch in (*CANDIDATES, Prefetch(1, 0), Prefetch(2, 1 << 20)):
+            assert prefetching(prefetch) == 0
+            np.testing.assert_array_equal(matmul(library, name, columns, weights, x[:n]), rows, f"{prefetch}")
+        assert prefetching(Prefetch()) == 0
+
+
+@pytest.mark.parametrize(
+    "prefetch", [Prefetch(0), Prefetch(3), Prefetch(-1), Prefetch(1, -1), Prefetch(2, (1 << 20) + 1)]
+)
+def test_a_prefetch_that_does_not_exist_is_refused(library, prefetching, prefetch):
+    library.es_kernels_prefetch.restype = CPrefetch
+    assert prefetching(Prefetch(2, 4096)) == 0
+    assert prefetching(prefetch) == -1
+    kept = library.es_kernels_prefetch()
+    assert (kept.level, kept.bytes) == (2, 4096)
+
+
+# ---- timing ----
+
+
+@pytest.fixture
+def stream(library, isa):
+    with Stream(kernels.plugin_path(), isa, 4 << 20) as stream:
+        yield stream
+
+
+def test_every_type_and_number_of_tokens_can_be_timed(stream):
+    """Again and again: the stream is gone through more than once."""
+    shapes = [Shape(int(type_), 100, 512) for type_ in TYPES.values()]
+    assert all(stream.packed_bytes(shape) > 0 for shape in shapes)
+    for n in (1, 7, 8, 9, 33):
+        for _ in range(8):
+            for n_threads in (1, 3):
+                assert 0 < stream.products(shapes, n, Prefetch(2, 4096), n_threads) < 60
+    assert 0 < stream.read(4 << 20, Prefetch(), 2) < 60
+    assert stream.peak(1000, 2) > 0
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *[Shape(type_, 16, 256) for type_ in (0, 1, 4, 9, 10, 30, 99, -1)],
+        *[Shape(2, rows, 256) for rows in (0, -1, (1 << 20) + 1, 1 << 62)],
+        *[Shape(12, 16, columns) for columns in (0, -256, 32, 257, 1 << 62)],
+        Shape(2, 1 << 16, 256),  # more than the stream has
+    ],
+)
+def test_what_cannot_be_timed_is_refused(stream, shape):
+    with pytest.raises(ValueError, match="cannot time"):
+        stream.products([Shape(2, 16, 256), shape], 1, Prefetch(), 1)
+
+
+def test_senseless_timings_are_refused(stream):
+    one = [Shape(2, 16, 256)]
+    for shapes, n, prefetch, n_threads in (
+        ([], 1, Prefetch(), 1),
+        (one, 0, Prefetch(), 1),
+        (one, 1 << 40, Prefetch(), 1),
+        (one, 1, Prefetch(3), 1),
+        (one, 1, Prefetch(), 0),
+    ):
+        with pytest.raises(ValueError, match="cannot time"):
+            stream.products(shapes, n, prefetch, n_threads)
+    for size, prefetch, n_threads in (
+        ((4 << 20) + (1 << 17), Prefetch(), 1),
+        (100, Prefetch(), 1),
+        (1 << 17, Prefetch(1, -1), 1),
+        (1 << 17, Prefetch(), 0),
+    ):
+        with pytest.raises(ValueError, match="cannot time"):
+            stream.read(size, prefetch, n_threads)
+    for rounds, n_threads in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="cannot time"):
+            stream.peak(rounds, n_threads)
+
+
+def test_a_stream_that_cannot_be_had(library, tmp_path):
+    isa = library.es_kernels_isa().decode()
+    with pytest.raises(EdgespecError, match="no memory for"):
+        Stream(kernels.plugin_path(), isa, 1 << 60)
+    with pytest.raises(EdgespecError, match="no kernels for avx9"):
+        Stream(kernels.plugin_path(), "avx9", 1 << 20)
+    with pytest.raises(EdgespecError, match="install edgespec again"):
+        Stream(tmp_path / "none.so", isa, 1 << 20)
+
+
+# ---- attention ----
+
+
+def attention(library, q, k, v, mask, scale, n_threads=2):
+    n, n_head, head_dim = q.shape
+    out = np.full_like(q, np.nan)
+    code = library.es_kernels_attention(
+        head_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v), address(mask), scale,
+        address(out), n_threads,
+    )  # fmt: skip
+    assert code == 0
+    return out
+
+
+def reference_attention(q, k, v, mask, scale):
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(a.astype(np.float64), group, 1) for a in (k, v))
+    scores = np.einsum("nhd,khd->nhk", q.astype(np.float64), k) * scale + mask[:, None].astype(np.float64)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("nhk,khd->nhd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv, window=None, spread=1.0):
+    q = rng.normal(0, spread, (n, n_head, head_dim)).astype(np.float32)
+    k, v = (rng.normal(0, spread, (n_kv, n_head_kv, head_dim)).astype(np.float16) for _ in range(2))
+    position, cached = np.arange(n)[:, None] + n_kv - n, np.arange(n_kv)[None]
+    seen = (cached <= position) & (cached > position - (window or n_kv))
+    return q, k, v, np.where(seen, 0, -np.inf).astype(np.float16)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_attention_is_the_softmax_of_the_scores(library, data):
+    head_dim = data.draw(st.sampled_from([64, 80, 96, 128, 256]))
+    n_head_kv, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
+    n = data.draw(st.integers(1, 70))
+    n_kv = n + data.draw(st.integers(0, 700))
+    window = data.draw(st.sampled_from([None, 1, 40, 512]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    spread = data.draw(st.sampled_from([1.0, 0.0, 12.0]))
+    q, k, v, mask = attention_inputs(rng, head_dim, n_head_kv * group, n_head_kv, n, n_kv, window, spread)
+    if data.draw(st.booleans()):
+        mask += np.float16(-1.5) * (rng.random(mask.shape) < 0.5).astype(np.float16)
+    scale = head_dim**-0.5
+    expected = reference_attention(q, k, v, mask, scale)
+    for isa in ISAS:
+        if library.es_kernels_set_isa(isa.encode()) == 0:
+            out = attention(library, q, k, v, mask, scale)
+            # The error of a score is that of its products; the weights feel it in full.
+            np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5 * max(spread, 1) ** 3)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "n_head", "n_head_kv"), [(64, 14, 2), (80, 4, 4), (128, 12, 2), (256, 4, 1)]
+)
+@pytest.mark.parametrize("n_kv", [70, 256, 777, 2048])
+def test_attention_does_not_depend_on_the_batch_or_the_threads(
+    library, isa, head_dim, n_head, n_head_kv, n_kv
+):
+    rng = np.random.default_rng(3)
+    n = MAX_TOKENS
+    q, k, v, mask = attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv, window=600)
+    each = np.concatenate(
+        [attention(library, q[i : i + 1].copy(), k, v, mask[i : i + 1].copy(), 0.1, 1) for i in range(n)]
+    )
+    for size in (2, 3, 8, 17, n):
+        for n_threads in (1, 2, 3, 4):
+            out = attention(library, q[:size].copy(), k, v, mask[:size].copy(), 0.1, n_threads)
+            np.testing.assert_array_equal(out, each[:size])
+    # Nor on cells of the cache that a token does not see, whatever their number and content.
+    longer = np.concatenate([k, np.ones((300, *k.shape[1:]), np.float16)])
+    wider = np.concatenate([mask, np.full((n, 300), -np.inf, np.float16)], 1)
+    np.testing.assert_array_equal(
+        attention(library, q, longer, longer, wider, 0.1), attention(library, q, k, k, mask, 0.1)
+    )
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("head_dim", "n_head", "n_head_kv"), [(64, 14, 2), (128, 6, 2), (80, 3, 3)])
+def test_attention_of_a_branch_is_that_of_a_chain(library, isa, head_dim, n_head, n_head_kv, window):
+    """Bit for bit, whatever lies between: sums are grouped as if nothing did."""
+    rng = np.random.default_rng(8)
+    for n_past in (1, *range(60, 71), 128, 130, 240, 255, 256, 257, 511):
+        n = int(rng.integers(2, MAX_TOKENS))
+        parents = random_shape(rng, n)
+        n_kv = n_past + n + int(rng.integers(0, 100))
+        q, k, v, _ = attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv)
+        mask = np.full((n, n_kv), -np.inf, np.float16)
+        each = np.empty_like(q)
+        for node, path in enumerate(paths(parents)):
+            cells = [*range(n_past), *(n_past + other for other in path)]
+            seen = slice(max(0, len(cells) - window) if window else 0, None)
+            mask[node, cells[seen]] = 0
+            alone = np.full((1, len(cells)), -np.inf, np.float16)
+            alone[0, seen] = 0
+            each[node] = attention(library, q[[node]], k[cells], v[cells], alone, 0.1, 1)[0]
+        for n_threads in (1, 2, 3, 4):
+            np.testing.assert_array_equal(
+                attention(library, q, k, v, mask, 0.1, n_threads), each, f"{n_past=} {parents=}"
+            )
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_attention_with_any_gaps_is_the_softmax_of_the_scores(library, data):
+    n, n_kv = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 700))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    q, k, v, mask = attention_inputs(rng, 64, 6, 2, n, n_kv)
+    share = data.draw(st.sampled_from([0.01, 0.5, 0.99]))
+    mask[:] = np.where(rng.random((n, n_kv)) < share, rng.choice([0, -1.5], (n, n_kv)), -np.inf)
+    mask[:, rng.integers(n_kv)] = 0
+    expected = reference_attention(q, k, v, mask, 0.125)
+    for isa in ISAS:
+        if library.es_kernels_set_isa(isa.encode()) == 0:
+            np.testing.assert_allclose(
+                attention(library, q, k, v, mask, 0.125), expected, rtol=2e-5, atol=2e-5
+            )
+
+
+def test_a_token_that_sees_nothing_gets_zeros(library, isa):
+    rng = np.random.default_rng(4)
+    q, k, v, mask = attention_inputs(rng, 64, 2, 1, 3, 100)
+    mask[1] = -np.inf
+    out = attention(library, q, k, v, mask, 0.1)
+    assert (out[1] == 0).all()
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size"),
+    [(0, 256, 0), (16, 0, 0), (16, 256, 100), (16, 33, 288), (-1, 256, 144), (1 << 40, 256, 144)],
+)
+def test_what_cannot_be_packed_is_refused(library, rows, columns, size):
+    data = np.zeros(4096, np.uint8)
+    x = np.zeros(4096, np.float32)
+    code = library.es_kernels_matmul(
+        2, rows, columns, address(data), size, 1, address(x), address(x.copy()), 1
+    )
+    assert code == -1
+
+
+@pytest.mark.parametrize("type_number", [0, 1, 4, 9, 10, 30, 99, -1])
+def test_other_types_are_refused(library, type_number):
+    data = np.zeros(4096, np.uint8)
+    assert library.es_kernels_repack(type_number, 16, 256, address(data), 144 * 16, address(data)) == -1
+
+
+def test_an_unknown_instruction_set_is_refused(library):
+    before = library.es_kernels_isa()
+    assert library.es_kernels_set_isa(b"avx1024") == -1
+    assert library.es_kernels_isa() == before
+
+
+def test_the_plugin_exports_its_interface_and_nothing_else():
+    """A leaked standard template compiled for AVX-512 would be called by code for every CPU."""
+    names = subprocess.run(
+        ["nm", "-D", "--defined-only", str(kernels.plugin_path())], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    exported = {line.split()[-1] for line in names if line}
+    assert {name for name in exported if not name.startswith("es_kernels_")} == {"ggml_backend_init"}
+
+
+def test_without_ggml_the_plugin_stays_out():
+    code = (
+        "import ctypes, sys\n"
+        "library = ctypes.CDLL(sys.argv[1])\n"
+        "library.es_kernels_refusal.restype = ctypes.c_char_p\n"
+        "assert not library.ggml_backend_init()\n"
+        "print(library.es_kernels_refusal().decode())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(kernels.plugin_path())], capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "libggml-base.so.0 is not loaded\n", result.stderr

@@ -1,0 +1,302 @@
+"""The kernels inside llama.cpp: whole models, packed and not, of each architecture at hand."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from edgespec.llama.backend import llama, quantize
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from tiny_gguf import write_tiny_gguf
+from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
+
+N_CTX = 512
+TOKENS = np.random.default_rng(5).integers(0, 256, 170).tolist()
+
+ARCHITECTURES = {
+    "llama": {},
+    "qwen2": {"vectors": {"attn_q.bias": 256, "attn_k.bias": 128, "attn_v.bias": 128}},
+    "gemma3": {
+        "n_layer": 6,  # the sixth looks back on everything, the others on a window
+        "head_dim": 128,
+        "vectors": {
+            "attn_q_norm.weight": 128,
+            "attn_k_norm.weight": 128,
+            "post_attention_norm.weight": 256,
+            "post_ffw_norm.weight": 256,
+        },
+        "extra": {
+            "gemma3.attention.key_length": 128,
+            "gemma3.attention.value_length": 128,
+            "gemma3.attention.sliding_window": 64,
+            "gemma3.rope.freq_base": 1e6,
+        },
+    },
+}
+TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_k_m", "q5_k_m", "q6_k")
+
+
+@pytest.fixture(scope="module")
+def float_models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("architectures")
+    return {
+        name: write_tiny_gguf(
+            directory / f"{name}.gguf",
+            architecture=name,
+            **{"n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2, "n_ctx": N_CTX, **changes},
+        )
+        for name, changes in ARCHITECTURES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def quantized(float_models, tmp_path_factory):
+    """Return the path of an architecture's model in a quantization type, made on first use."""
+    directory = tmp_path_factory.mktemp("quantized")
+
+    def path(architecture: str, name: str) -> Path:
+        target = directory / f"{architecture}-{name}.gguf"
+        if not target.exists():
+            quantize(float_models[architecture], target, name)
+        return target
+
+    return path
+
+
+def logits(model, tokens=TOKENS, *, batch=32, n_threads=2):
+    """The logits after each token, read in batches."""
+    with Session(model, n_ctx=N_CTX, n_threads=n_threads) as session:
+        return read(session, tokens, batch)
+
+
+def read(session, tokens, batch):
+    parts = [tokens[i : i + batch] for i in range(0, len(tokens), batch)]
+    return np.concatenate([session.eval(part, n_logits=len(part)).copy() for part in parts])
+
+
+def relative_distance(a, b):
+    return float(np.max(np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["q4_k_m", "q4_0", "q8_0"])
+def test_logits_do_not_depend_on_the_batch_or_the_threads(kernels, quantized, architecture, name):
+    with Model(quantized(architecture, name)) as model:
+        assert model.uses_kernels
+        each = logits(model, batch=1, n_threads=1)
+        for n_threads in (1, 2, 3, 4):
+            with Session(model, n_ctx=N_CTX, n_threads=n_threads) as session:
+                for batch in (*range(n_threads, 33, 4), 64):
+                    session.clear()
+                    np.testing.assert_array_equal(
+                        read(session, TOKENS, batch), each, f"{batch=} {n_threads=}"
+                    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", TYPES)
+def test_packed_models_say_what_stock_ones_say(kernels, quantized, architecture, name):
+    """As near as stock is to itself with weights that are not repacked, and other kernels therefore."""
+    path = quantized(architecture, name)
+    with (
+        Model(path) as packed,
+        Model(path, kernels=False) as stock,
+        Model(path, kernels=False, repack=False) as plain,
+    ):
+        n_layer = ARCHITECTURES[architecture].get("n_layer", 2)
+        assert len(packed.packed) == 7 * n_layer + 1  # all that is multiplied
+        expected = logits(stock)
+        distance, own = (
+            relative_distance(logits(packed), expected),
+            relative_distance(logits(plain), expected),
+        )
+        print(f"{architecture} {name}: {distance:.4f} from stock, stock without repacking {own:.4f}")
+        assert distance < max(0.03, 3 * own)
+        assert (logits(packed).argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "q3_k_s"])
+def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, float_models, architecture, name):
+    path = float_models[architecture] if name == "f32" else quantized(architecture, name)
+    if name == "q3_k_s":  # its output matrix is Q6_K: nothing else is
+        quantize(float_models[architecture], path, name, pure=True)
+    with Model(quantized(architecture, "q4_k_m")), Model(path) as model, Model(path, kernels=False) as stock:
+        assert not model.uses_kernels
+        for batch in (1, 8):
+            np.testing.assert_array_equal(
+                logits(model, batch=batch, n_threads=1), logits(stock, batch=batch, n_threads=1)
+            )
+
+
+def test_stock_beside_packed_is_stock(kernels, quantized):
+    path = quantized("llama", "q4_k_m")
+    with Model(path, kernels=False) as stock:
+        before = logits(stock)
+        with Model(path) as packed:
+            logits(packed)
+            np.testing.assert_array_equal(logits(stock), before)
+        np.testing.assert_array_equal(logits(stock), before)
+
+
+@pytest.mark.parametrize("order", ["abcd", "dcba", "cadb", "bdac"])
+def test_models_and_contexts_are_freed_in_any_order(kernels, quantized, order):
+    """Closing a model closes its sessions; dropping references leaves it to the collector."""
+    path = quantized("qwen2", "q4_k_m")
+    a, b = Model(path), Model(quantized("llama", "q8_0"))
+    things = {
+        "a": a,
+        "b": b,
+        "c": Session(a, n_ctx=64, n_threads=2),
+        "d": Session(b, n_ctx=64, n_threads=2),
+    }
+    things["c"].eval(TOKENS[:8])
+    things["d"].eval(TOKENS[:8])
+    del a, b
+    for i, name in enumerate(order):
+        if i % 2:
+            things[name].close()
+        del things[name]
+        gc.collect()
+
+
+def test_a_file_loaded_twice_is_packed_twice(kernels, quantized):
+    path = quantized("llama", "q5_k_m")
+    with Model(path) as first, Model(path) as second:
+        assert first.packed == second.packed
+        expected = logits(first)
+        first.close()
+        np.testing.assert_array_equal(logits(second), expected)
+
+
+def test_packed_weights_come_back_as_they_were(kernels, quantized, tmp_path):
+    """llama.cpp saves a model through the plugin's buffers: the same bytes as in the file."""
+    for name in TYPES:
+        path, saved = quantized("llama", name), tmp_path / f"{name}.gguf"
+        with Model(path) as model:
+            assert model.uses_kernels
+            llama.llama_model_save_to_file(model.handle, os.fsencode(saved))
+        before, after = (
+            {t.name: t.data for t in gguf.GGUFReader(file).tensors if t.n_elements} for file in (path, saved)
+        )
+        assert before.keys() == after.keys()
+        for tensor, data in before.items():
+            np.testing.assert_array_equal(after[tensor], data, f"{name} {tensor}")
+
+
+def test_no_logits_wanted(kernels, quantized):
+    with Model(quantized("gemma3", "q4_0")) as model, Session(model, n_ctx=N_CTX, n_threads=2) as session:
+        expected = logits(model)[-1]
+        session.eval(TOKENS[:-1], n_logits=0)
+        np.testing.assert_array_equal(session.eval(TOKENS[-1:])[0], expected)
+
+
+def test_a_rewound_timeline_gives_the_same_bits(kernels, quantized):
+    with Model(quantized("gemma3", "q4_k_m")) as model, Session(model, n_ctx=N_CTX, n_threads=2) as session:
+        expected = logits(model)
+        session.eval(TOKENS[:150])
+        session.eval([7] * 9)  # a draft, rejected
+        session.rewind(150)
+        np.testing.assert_array_equal(session.eval(TOKENS[150:159], n_logits=9), expected[150:159])
+
+
+def assert_tree_is_chains(session, chains, tokens, parents):
+    """A pass with a tree gives the bits of chains, and leaves the timeline that the trunk's chain leaves."""
+    n_past, n_before = chains.n_past, len(tokens) - len(parents)
+    rows = session.eval(tokens, n_logits=len(parents) + 1, parents=parents)
+    expected = [chains.eval(tokens[:n_before])[0].copy()]
+    for path in paths(parents):
+        expected.append(chains.eval([tokens[n_before + node] for node in path])[0].copy())
+        chains.rewind(n_past + n_before)
+    np.testing.assert_array_equal(rows, expected, f"{n_past=} {parents=}")
+    kept = tokens[n_before : n_before + trunk(parents)]
+    chains.eval(kept, n_logits=0)
+    assert session.n_past == chains.n_past
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["q4_k_m", "q8_0"])
+def test_a_branch_has_the_bits_of_a_chain(kernels, quantized, architecture, name):
+    """Wherever the cache's blocks of 64 and segments of 256 end, and with a sliding window or without."""
+    rng = np.random.default_rng(10)
+    tokens = rng.integers(0, 256, 400).tolist()
+    with Model(quantized(architecture, name)) as model:
+        assert model.uses_kernels
+        for n_threads in (1, 2):
+            with (
+                Session(model, n_ctx=N_CTX, n_threads=n_threads) as session,
+                Session(model, n_ctx=N_CTX, n_threads=n_threads) as chains,
+            ):
+                for n_past in (0, *range(60, 71), 128, 130, 245, 255, 256, 257):
+                    for one in (session, chains):
+                        one.rewind(min(n_past, one.n_past))
+                        rest = tokens[one.n_past : n_past]
+                        one.eval(rest, n_logits=min(1, len(rest)))
+                    parents = random_shape(rng, int(rng.integers(2, 14)))
+                    assert_tree_is_chains(session, chains, tokens[300 : 302 + len(parents)], parents)
+                    np.testing.assert_array_equal(
+                        session.eval(tokens[:9], n_logits=9), chains.eval(tokens[:9], n_logits=9)
+                    )
+
+
+@pytest.mark.parametrize("parents", [[], [-1], [-1, -1], SPREAD, DEEP, WIDE, WIDEST], ids=len)
+def test_trees_of_all_shapes_have_the_bits_of_chains(kernels, quantized, parents):
+    with (
+        Model(quantized("qwen2", "q4_k_m")) as model,
+        Session(model, n_ctx=N_CTX, n_threads=2) as session,
+        Session(model, n_ctx=N_CTX, n_threads=2) as chains,
+        Session(model, n_ctx=N_CTX, n_threads=1) as fresh,
+    ):
+        timeline = []
+        for length in (62, 33, 7):
+            tokens = TOKENS[length : 2 * length + len(parents)]
+            assert_tree_is_chains(session, chains, tokens, parents)
+            timeline += tokens[: length + trunk(parents)]
+        row = session.eval(TOKENS[:1])[0]
+        np.testing.assert_array_equal(row, fresh.eval([*timeline, TOKENS[0]])[0])
+
+
+def test_a_tree_through_embeddings_has_the_bits_of_tokens(kernels, quantized):
+    path = quantized("llama", "q4_0")
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
+    table = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    with (
+        Model(path) as model,
+        Session(model, n_ctx=N_CTX, n_threads=2) as session,
+        Session(model, n_ctx=N_CTX, n_threads=2, embeddings=lambda tokens: table[tokens]) as embedded,
+    ):
+        for parents in (None, SPREAD, WIDE):
+            n_logits = 5 if parents is None else len(parents) + 1
+            np.testing.assert_array_equal(
+                embedded.eval(TOKENS[:80], n_logits=n_logits, parents=parents),
+                session.eval(TOKENS[:80], n_logits=n_logits, parents=parents),
+            )
+
+
+@pytest.mark.pair
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_branches_of_the_real_pair_have_the_bits_of_chains(kernels, pair, which):
+    rng = np.random.default_rng(11)
+    text = "def median(values):\n    ordered = sorted(values)\n    # the one in the middle, or a mean\n"
+    with Model(pair[which]) as model:
+        assert model.uses_kernels
+        tokens = model.tokenize(text * 8, add_special=False, parse_special=False)
+        with (
+            Session(model, n_ctx=N_CTX, n_threads=2) as session,
+            Session(model, n_ctx=N_CTX, n_threads=2) as chains,
+        ):
+            for n_past in (*range(60, 71), 128, 130):
+                for one in (session, chains):
+                    one.rewind(min(n_past, one.n_past))
+                    one.eval(tokens[one.n_past : n_past], n_logits=0)
+                parents = random_shape(rng, int(rng.integers(3, 9)))
+                nodes = rng.integers(0, 50_000, len(parents)).tolist()
+                assert_tree_is_chains(session, chains, [tokens[n_past], *nodes], parents)
+                np.testing.assert_array_equal(session.eval(tokens[:1]), chains.eval(tokens[:1]))

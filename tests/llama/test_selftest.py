@@ -1,0 +1,356 @@
+"""The self-test of the kernels: what the child finds, and how its answer is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.llama import selftest, selftest_child
+from edgespec.llama.kernel_timing import Prefetch
+from edgespec.llama.kernels import Kernels
+from edgespec.llama.prefetch import Choice, unmeasured
+from edgespec.llama.selftest import FAILED, SelfTest, self_test
+from edgespec.platform.child import Ended, run_in_child
+from fake_plugin import fake_plugin
+
+CRASHED = Ended(-signal.SIGSEGV, "")
+WRONG = Ended(FAILED, "the logits differ from stock by 77%")
+PASSED = Ended(0, "")
+MEASURED = Choice(Prefetch(2, 16384), gain=1.1, reason="", when=1.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root))
+    return root / "edgespec"
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    path = tmp_path / "plugin.so"
+    path.write_bytes(b"one")
+    return path
+
+
+class Children:
+    """Takes the place of `run_in_child`: ends as `ended` and counts. And of `measure`."""
+
+    def __init__(self) -> None:
+        self.ended = PASSED
+        self.n = 0
+        self.choice = MEASURED
+        self.n_measured = 0
+
+    def measure(self, plugin: Path, isa: str) -> Choice:
+        self.n_measured += 1
+        return self.choice
+
+    def __call__(self, module: str, function: str, *arguments: str, timeout_s: float) -> Ended:
+        assert callable(getattr(sys.modules[module], function))
+        self.n += 1
+        return self.ended
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    made = Children()
+    monkeypatch.setattr(selftest, "run_in_child", made)
+    monkeypatch.setattr(selftest, "measure", made.measure)
+    return made
+
+
+# ---- the child process ----
+
+
+def test_a_child_s_end() -> None:
+    assert run_in_child("gc", "get_threshold").code == 1  # a tuple is no exit code
+    assert run_in_child("gc", "enable") == Ended(0, "")
+    assert run_in_child("os", "abort").code == -signal.SIGABRT
+    assert run_in_child("sys", "exit", "why not") == Ended(1, "why not")
+    assert run_in_child("signal", "pause", timeout_s=0.3) == Ended(None, "")
+    assert "no_such_module" in run_in_child("no_such_module", "f").complaint
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    """The grandchild sleeps; killed is only the child that waits for it."""
+    file = tmp_path / "pid"
+    (tmp_path / "sleeper.py").write_text(
+        "import os, time\n"
+        f"def sleep():\n    open({str(file)!r}, 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
+    )
+    environment = {**child_environment, "PYTHONPATH": f"{child_environment['PYTHONPATH']}:{tmp_path}"}
+    program = "from edgespec.platform.child import run_in_child; run_in_child('sleeper', 'sleep')"
+    child = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    deadline = time.monotonic() + 30
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pid = int(file.read_text())
+    child.kill()
+    child.wait()
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail("the grandchild outlived its parent")
+
+
+@pytest.mark.parametrize(
+    ("init", "reason"),
+    [
+        ("crashes", "crashed (SIGSEGV)"),
+        ("is illegal", "crashed (SIGILL)"),
+        ("refuses", "failed: ggml 9.9.9 is not known"),
+        ("of another version", "incompatible API version"),
+        ("packs nothing", "failed: nothing was packed"),
+    ],
+)
+def test_bad_plugins(tmp_path: Path, init: str, reason: str) -> None:
+    refusal = "ggml 9.9.9 is not known" if init == "refuses" else ""
+    answer = self_test(fake_plugin(tmp_path / "p.so", init, refusal=refusal), "avx2")
+    assert not answer.passed
+    assert reason in answer.reason
+    assert answer.certain == ("crashed" not in reason)
+
+
+def test_a_plugin_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "TIMEOUT_S", 3.0)
+    started = time.monotonic()
+    answer = self_test(fake_plugin(tmp_path / "p.so", "hangs"), "avx2")
+    assert answer.reason == "did not end within 3 s"
+    assert not answer.certain
+    assert time.monotonic() - started < 10
+
+
+def test_the_real_plugin_passes(kernels: Kernels) -> None:
+    assert kernels.plugin
+    answer = self_test(kernels.plugin.path, kernels.plugin.isa)
+    assert answer.reason == ""
+    assert answer.certain
+
+
+# ---- what the child can see ----
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    path = tmp_path_factory.mktemp("selftest") / "model.gguf"
+    selftest_child.write_model(path)
+    with selftest_child.open_model(path, use_kernels=False) as model:
+        return selftest_child.logits(model, n_batch=8, n_threads=1)
+
+
+@pytest.mark.parametrize("name", selftest_child.MATRICES)
+def test_every_matrix_shows_in_the_logits(tmp_path: Path, stock: np.ndarray, name: str) -> None:
+    path = tmp_path / "other.gguf"
+    selftest_child.write_model(path, other=name)
+    with selftest_child.open_model(path, use_kernels=False) as model:
+        rows = selftest_child.logits(model, n_batch=8, n_threads=1)
+    assert selftest_child.difference(rows, stock) > 5 * selftest_child.TOLERANCE
+
+
+def test_rounding_does_not_show(tmp_path: Path, stock: np.ndarray) -> None:
+    path = tmp_path / "model.gguf"
+    selftest_child.write_model(path)
+    with selftest_child.open_model(path, use_kernels=False) as model:
+        rows = selftest_child.logits(model, n_batch=1, n_threads=2)
+    assert selftest_child.difference(rows, stock) < selftest_child.TOLERANCE / 3
+
+
+def test_every_type_that_matters_is_in_the_model() -> None:
+    types = {matrix.type for matrix in selftest_child.MATRICES.values()}
+    assert types >= {"q4_0", "q8_0", "q4_K", "q6_K", "q5_0", "q5_K", "q4_1", "iq4_nl"}
+
+
+# ---- the kept answer ----
+
+
+@pytest.mark.parametrize("ended", [PASSED, WRONG])
+def test_a_certain_answer_is_kept(children: Children, plugin: Path, ended: Ended) -> None:
+    children.ended = ended
+    first = self_test(plugin, "avx2")
+    assert (first.passed, first.certain) == (ended is PASSED, True)
+    children.ended = CRASHED
+    assert self_test(plugin, "avx2") == first
+    assert children.n == 1
+    assert not self_test(plugin, "avx2", retest=True).passed
+    assert children.n == 2
+
+
+@pytest.mark.parametrize("ended", [CRASHED, Ended(None, ""), Ended(1, "no memory")])
+def test_an_uncertain_answer_is_tried_again_after_a_day(
+    children: Children, plugin: Path, cache: Path, ended: Ended
+) -> None:
+    children.ended = ended
+    self_test(plugin, "avx2")
+    self_test(plugin, "avx2")
+    assert children.n == 1
+    (file,) = cache.iterdir()
+    for age in (2 * 24 * 60 * 60.0, -5.0):  # long ago, or from a clock that was wrong
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"when": time.time() - age}))
+        self_test(plugin, "avx2")
+    assert children.n == 3
+
+
+def test_what_the_answer_depends_on(
+    children: Children, plugin: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    self_test(plugin, "avx2")
+    self_test(plugin, "avx-vnni")
+    plugin.write_bytes(b"two")
+    self_test(plugin, "avx2")
+    monkeypatch.setattr(
+        selftest, "read_cpu", lambda: dataclasses.replace(_real_cpu(), flags=frozenset({"avx2"}))
+    )
+    self_test(plugin, "avx2")
+    other = plugin.with_name("libggml-cpu.so.0")
+    other.write_bytes(b"another llama.cpp")
+    monkeypatch.setattr(selftest, "_mapped_libraries", lambda _: {other})
+    self_test(plugin, "avx2")
+    assert children.n == 5
+    assert len(list(cache.iterdir())) == 5
+
+
+_real_cpu = selftest.read_cpu
+
+
+def test_the_libraries_are_those_in_use() -> None:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    names = {path.name.split(".so")[0] for path in selftest._mapped_libraries(maps)}
+    assert names >= {"libggml", "libggml-base", "libggml-cpu", "libllama"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"reason": ""}',
+        '{"reason": 5, "certain": true, "isa": "avx2", "when": 1.0}',
+        '{"reason": "", "certain": true, "isa": "avx2", "when": "now"}',
+        "[" * 100_000,
+        "\udcff",
+        '{"reason": "", "certain": true, "isa": "avx2", "when": 1.0, "choice": {"prefetch": {"level": "2"}}}',
+    ],
+)
+def test_a_damaged_cache_means_to_test_again(
+    children: Children, plugin: Path, cache: Path, text: str
+) -> None:
+    self_test(plugin, "avx2")
+    (file,) = cache.iterdir()
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    assert self_test(plugin, "avx2").passed
+    assert children.n == 2
+    assert json.loads(file.read_text())["reason"] == ""
+
+
+def test_a_cache_that_cannot_be_written(
+    children: Children, plugin: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.parent.write_text("a file where the directory should be")
+    assert self_test(plugin, "avx2").passed
+    assert self_test(plugin, "avx2").passed
+    assert children.n == 2
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", _no_home)
+    assert self_test(plugin, "avx2").passed
+    assert children.n_measured == 0  # each start would take that second
+
+
+# ---- how weights are fetched ahead ----
+
+
+def test_a_choice_is_kept_with_the_answer(children: Children, plugin: Path) -> None:
+    assert self_test(plugin, "avx2").choice == MEASURED
+    children.choice = unmeasured("the machine was busy")
+    assert self_test(plugin, "avx2").choice == MEASURED
+    assert (children.n, children.n_measured) == (1, 1)
+    assert self_test(plugin, "avx2", retest=True).choice == children.choice
+    assert (children.n, children.n_measured) == (2, 2)
+
+
+@pytest.mark.parametrize("ended", [WRONG, CRASHED])
+def test_kernels_that_stay_out_are_not_measured(children: Children, plugin: Path, ended: Ended) -> None:
+    children.ended = ended
+    self_test(plugin, "avx2")
+    self_test(plugin, "avx2")
+    assert children.n_measured == 0
+
+
+def test_a_busy_machine_is_measured_again_and_not_tested(
+    children: Children, plugin: Path, cache: Path
+) -> None:
+    children.choice = unmeasured("other programs kept 1.0 processors busy")
+    assert self_test(plugin, "avx2").choice.prefetch == Prefetch()
+    assert self_test(plugin, "avx2").choice == children.choice
+    assert children.n_measured == 1
+    (file,) = cache.iterdir()
+    kept = json.loads(file.read_text())
+    kept["choice"]["when"] -= 2 * 60 * 60
+    file.write_text(json.dumps(kept))
+    children.choice = MEASURED
+    assert self_test(plugin, "avx2").choice == MEASURED
+    assert self_test(plugin, "avx2").choice == MEASURED
+    assert (children.n, children.n_measured) == (1, 2)
+
+
+def test_one_process_measures_and_the_others_do_not_wait(
+    children: Children, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile: list[SelfTest] = []
+
+    def measure(plugin: Path, isa: str) -> Choice:
+        meanwhile.append(self_test(plugin, isa))
+        return MEASURED
+
+    monkeypatch.setattr(selftest, "measure", measure)
+    assert self_test(plugin, "avx2").choice == MEASURED
+    (other,) = meanwhile
+    assert other.passed
+    assert other.choice.prefetch == Prefetch()
+    assert "another process" in other.choice.reason
+
+
+def test_where_it_cannot_be_kept_any_more_nothing_is_measured(
+    children: Children, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept answer on a disk that has become full or read-only."""
+    children.choice = Choice(reason="the machine was busy", when=0.0)
+    self_test(plugin, "avx2")
+    assert children.n_measured == 1
+
+    def no_space(file: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(selftest, "write_atomically", no_space)
+    assert self_test(plugin, "avx2").passed
+    assert (children.n, children.n_measured) == (1, 1)
+
+
+def _no_home(_path: Path) -> Path:
+    raise RuntimeError("no home directory")
+
+
+def test_a_library_replaced_under_the_process(
+    children: Children, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "_mapped_libraries", lambda _: {plugin.with_name("libggml.so (deleted)")})
+    assert self_test(plugin, "avx2").passed
+    assert self_test(plugin, "avx2").passed
+    assert children.n == 2

@@ -1,0 +1,151 @@
+"""Wheels for boards: what this machine lacks, what a wheel needs, and the C code on a board's processor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.boards import BOARDS
+from pi import count, manifest, wheels
+from pi.console import ROOT
+
+ARM = {
+    "aarch64-linux-gnu": ("qemu-aarch64-static", [board.emulated for board in BOARDS]),
+    "arm-linux-gnueabihf": ("qemu-arm-static", ["cortex-a15"]),
+}
+
+
+def run_wheels(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    env = None if path is None else {"PATH": path}
+    return subprocess.run(
+        [sys.executable, "-m", "pi.wheels", *arguments],
+        capture_output=True, text=True, cwd=ROOT, env=env, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("board", "package"),
+    [
+        ("pi4", "g++-aarch64-linux-gnu"),
+        ("pi5", "g++-aarch64-linux-gnu"),
+        ("armhf", "g++-arm-linux-gnueabihf"),
+    ],
+)
+def test_no_cross_compiler(tmp_path: Path, board: str, package: str) -> None:
+    ended = run_wheels(board, path=str(tmp_path))
+    triple = package.removeprefix("g++-")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"edgespec: no {triple}-gcc on this machine: apt install {package}\n"
+
+
+@pytest.mark.parametrize("arguments", [["pi3"], ["pi5", "pi3"], []])
+def test_no_such_board(arguments: list[str]) -> None:
+    ended = run_wheels(*arguments)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ("pi4, pi5, armhf" in ended.stderr) if arguments else ("BOARD" in ended.stderr)
+
+
+def test_help_shows_an_example() -> None:
+    assert "Example: python -m pi.wheels pi4 pi5" in run_wheels("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("tag", "needed"),
+    [
+        ("manylinux_2_34_aarch64", (2, 34)),
+        ("manylinux_2_36_aarch64", (2, 36)),
+        ("manylinux_2_17_aarch64.manylinux2014_aarch64", (2, 17)),
+    ],
+)
+def test_the_c_library_that_a_wheel_needs(tag: str, needed: tuple[int, int]) -> None:
+    assert wheels.glibc(Path(f"edgespec-0.1.0-cp311-abi3-{tag}.whl")) == needed
+
+
+@pytest.mark.parametrize(
+    ("tag", "words"),
+    [
+        ("manylinux_2_38_aarch64", ["glibc 2.38", "has 2.36", "Debian bookworm"]),
+        ("manylinux_3_0_aarch64", ["glibc 3.0"]),
+        ("linux_aarch64", ["auditwheel"]),
+    ],
+)
+def test_a_wheel_that_boards_cannot_run(tag: str, words: list[str]) -> None:
+    with pytest.raises(EdgespecError) as caught:
+        wheels.glibc(Path(f"edgespec-0.1.0-cp311-abi3-{tag}.whl"))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_manifest_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "pi4"
+    folder.mkdir()
+    wheel = folder / "a-1-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    written = manifest.Manifest(
+        "pi4",
+        "aarch64",
+        "2.34",
+        "a compiler",
+        {"cmake": "4"},
+        {"a": "1"},
+        {wheel.name: manifest.sha256(wheel)},
+    )
+    manifest.write_manifest(folder, written)
+    assert manifest.read_manifest(folder) == written
+    assert json.loads((folder / "manifest.json").read_text())["packages"] == {"a": "1"}
+    assert manifest.check_wheels(folder, written) == [wheel]
+
+
+def test_the_source_package_is_that_of_the_version_in_use() -> None:
+    assert wheels.llama_version() == "0.3.36", "see whether _LLAMA_SHA256 is of this version"
+
+
+def test_counting_wants_an_emulator_with_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(count, "QEMU", "no-such-qemu")
+    monkeypatch.setattr(sys, "argv", ["count"])
+    with pytest.raises(EdgespecError, match="no-such-qemu on this machine: apt install qemu-user"):
+        count._main()
+
+
+def test_an_unknown_board_is_the_users_mistake() -> None:
+    with pytest.raises(UsageError, match="pi9"):
+        wheels.build(["pi4", "pi9"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triple", ARM)
+def test_c_code_on_a_boards_processor(tmp_path: Path, triple: str) -> None:
+    """The core and, on 64 bits, the kernels; an instruction that the processor lacks would end the test."""
+    qemu, processors = ARM[triple]
+    for program in (f"{triple}-g++", qemu):
+        if not shutil.which(program):
+            pytest.skip(f"no {program} here (docs/raspberry-pi.md names the packages)")
+    names = ["test_rows", "test_suffix", "test_philox", *(["test_threads"] if "aarch64" in triple else [])]
+    arguments = {"test_suffix": ["300"]}
+    tools = Path(sys.executable).parent
+    for command in (
+        ["-S", ROOT, "-B", tmp_path, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+         f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'pi/toolchain.cmake'}", f"-DPI_TRIPLE={triple}",
+         "-DEDGESPEC_TESTS=ON"],
+        ["--build", tmp_path, "--target", *names],
+    ):  # fmt: skip
+        built = subprocess.run([tools / "cmake", *command], capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stdout + built.stderr
+    for processor in processors:
+        for name in names:
+            command = [
+                qemu,
+                "-cpu",
+                processor,
+                "-L",
+                f"/usr/{triple}",
+                tmp_path / name,
+                *arguments.get(name, []),
+            ]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, f"{name} on {processor}: {ended.stderr}"

@@ -1,0 +1,152 @@
+"""Expected memory; and pages of mapped files: taken out of resident memory, and back when they are read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgespec.llama import weights
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of
+from edgespec.models.registry import Shape, load_registry
+from edgespec.models.store import Store
+from edgespec.platform.memory import MappedPages, peak_rss_bytes, total_bytes
+
+N_BYTES = 8 << 20
+
+
+@contextmanager
+def mapped(path: Path, access: int = mmap.ACCESS_READ) -> Iterator[mmap.mmap]:
+    """A mapping of the whole file, every page of it read."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access) as mapping:
+        assert sum(mapping[:: mmap.PAGESIZE])
+        yield mapping
+
+
+def resident_bytes(path: Path) -> list[int]:
+    """The resident bytes of each mapping of `path` in this process."""
+    found, sizes = False, []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            found = line.endswith(f" {path}")
+        elif found and line.startswith("Rss:"):
+            sizes.append(int(line.split()[1]) * 1024)
+    return sizes
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a file, mapped (twice).gguf"
+    path.write_bytes(os.urandom(N_BYTES))
+    return path
+
+
+def test_pages_go_and_come_back(file: Path) -> None:
+    pages = MappedPages([file])
+    with mapped(file) as mapping:
+        assert resident_bytes(file) == [N_BYTES]
+        assert pages.drop() == N_BYTES
+        assert resident_bytes(file) == [0]
+        assert mapping[:] == file.read_bytes()
+        assert resident_bytes(file) == [N_BYTES]
+
+
+def test_a_symlink_is_its_file(file: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(file)
+    pages = MappedPages([link])
+    with mapped(file):
+        assert pages.drop() == N_BYTES
+
+
+def test_other_mappings_stay(file: Path, tmp_path: Path) -> None:
+    """Earlier ones, those of other files, and those that can be written to."""
+    other = tmp_path / "other.gguf"
+    other.write_bytes(os.urandom(N_BYTES))
+    with mapped(file), mapped(other):
+        pages = MappedPages([file])
+        with mapped(file, mmap.ACCESS_COPY) as private:
+            private[0:4] = b"mine"
+            assert pages.drop() == 0
+            assert private[0:4] == b"mine"
+        assert resident_bytes(file) == resident_bytes(other) == [N_BYTES]
+
+
+def test_nothing_mapped(tmp_path: Path) -> None:
+    assert MappedPages([tmp_path / "none.gguf"]).drop() == 0
+
+
+def test_what_a_packed_model_no_longer_needs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped at the start, then a step at a time once something was packed, and at the end."""
+    drops: list[float] = []
+    progress = 0.0
+
+    class Pages:
+        def __init__(self, files: tuple[Path, ...]) -> None:
+            assert files == (tiny_path,)
+
+        def drop(self) -> None:
+            drops.append(progress)
+
+    class Packing:
+        on = True
+
+        def begun(self) -> bool:
+            return progress >= 0.2
+
+    with Model(tiny_path) as model:
+        monkeypatch.setattr(weights, "MappedPages", Pages)
+        monkeypatch.setattr(weights, "_DROP_EVERY", model.header.file_bytes // 4)
+        drop = weights._page_dropper(tiny_path, model.header, Packing())  # type: ignore[arg-type]
+    for progress in (0.0, 0.1, 0.3, 0.4, 0.5, 0.95, 0.97, 1.0):
+        drop(progress)
+    assert drops == [0.0, 0.3, 0.95, 1.0]
+
+
+def test_the_machine(tmp_path: Path) -> None:
+    total = total_bytes()
+    assert total is not None
+    assert total > peak_rss_bytes() > 1 << 20
+    assert total_bytes(tmp_path) is None
+
+
+# ---- expected memory ----
+
+
+def test_a_shape_by_hand() -> None:
+    """Weights, 2 x 256 tokens of cache, floats of a batch of 300, those of 64 rows of logits, tables."""
+    shape = Shape(cache=100, heads=3, width=50, vocabulary=1000)
+    floats = 300 * (4 * 300 + 50) + 64 * 1000
+    assert loaded_bytes(7, shape, 300) == 7 + 512 * 100 + 4 * floats + 400 * 1000
+    floats = 512 * (4 * 2048 + 50) + 64 * 1000
+    assert loaded_bytes(7, shape, 2048) == 7 + 2048 * 100 + 4 * floats + 400 * 1000
+
+
+def test_a_header_and_its_shape(tiny_path: Path) -> None:
+    header = check_model_file(tiny_path)
+    shape = shape_of(header)
+    assert (shape.heads, shape.width) == (header.n_head, header.n_ff + 2 * header.n_embd)
+    for n_ctx in (1, 256, 300):
+        assert shape.cache * -(-n_ctx // 256) * 256 == header.kv_bytes(n_ctx)
+        assert required_bytes(header, n_ctx) == loaded_bytes(header.file_bytes, shape, n_ctx)
+
+
+@pytest.mark.pair
+def test_models_toml_says_what_the_headers_say(pair: tuple[Path, Path]) -> None:
+    """Of all models that are here: those of the default pair are."""
+    registry, store = load_registry(), Store.default()
+    here = [entry for entry in registry.entries.values() if store.is_present(entry, registry)]
+    assert len(here) >= len(pair)
+    for entry in here:
+        if not entry.path:  # a user's own may say nothing
+            header = check_model_file(store.file(entry))
+            assert registry.shape(entry) == shape_of(header), entry.name
+            assert entry.size in (None, header.file_bytes)
+            assert header.n_ctx_train >= 2048, "the usual context"

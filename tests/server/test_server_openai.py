@@ -1,0 +1,291 @@
+"""The official `openai` client against the server: sync, async, streams, structured output, tools, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel
+
+from edgespec import Engine, SamplingParams
+from server_app import Served, serving
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+WITH_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% endif %}" + CHAT_TEMPLATE
+)
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+class Unit(Enum):
+    C = "c"
+    F = "f"
+
+
+class Weather(BaseModel):
+    """What get_weather takes."""
+
+    unit: Unit
+    days: list[bool]
+
+
+TOOLS: list[Any] = [
+    openai.pydantic_function_tool(Weather, name="get_weather"),
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+def deep(n: int) -> dict[str, Any]:
+    """Return a function whose arguments are nested `n` deep: Python reads it, but cannot walk through it."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(n):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tools") / "tools.gguf"
+    return write_tiny_gguf(path, seed=1, n_ctx=4096, chat_template=WITH_TOOLS)
+
+
+@pytest.fixture(scope="module")
+def served(target: Path, tiny_draft_path: Path) -> Iterator[Served]:
+    with serving(target, tiny_draft_path) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+    assert served.log == []
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
+    made = {"model": "edgespec", "messages": HELLO, "max_tokens": 24} | fields
+    answer = client.chat.completions.create(**made)
+    assert isinstance(answer, ChatCompletion)
+    return answer
+
+
+def test_sync_async_and_streamed_answers_are_the_engines(client: openai.OpenAI, served: Served, target: Path):
+    with Engine(target, drafter="none", profile=False) as engine:
+        expected = engine.generate("hello", params=SamplingParams(temperature=0), n_predict=24)
+    answer = ask(client, temperature=0)
+    assert answer.choices[0].message.content == expected.text
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage and answer.usage.completion_tokens == 24
+    assert answer.usage.model_extra and answer.usage.model_extra["edgespec"]["seconds"] > 0
+
+    stream = client.chat.completions.create(
+        model="edgespec", messages=HELLO, max_tokens=24, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected.text
+    assert chunks[-1].usage and chunks[-1].usage.completion_tokens == 24
+
+    async def several() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            asked = [
+                client.chat.completions.create(
+                    model="edgespec", messages=HELLO, max_tokens=24, temperature=0, user=str(i)
+                )
+                for i in range(5)
+            ]
+            streamed = await client.chat.completions.create(
+                model="edgespec", messages=HELLO, max_tokens=24, temperature=0, stream=True
+            )
+            text = "".join([c.choices[0].delta.content or "" async for c in streamed])
+            return [*[a.choices[0].message.content for a in await asyncio.gather(*asked)], text]
+
+    assert asyncio.run(several()) == [expected.text] * 6
+
+
+def test_completions_and_models(client: openai.OpenAI):
+    assert [model.id for model in client.models.list()] == ["tools"]
+    assert client.models.retrieve("edgespec").owned_by == "edgespec"
+    whole = client.completions.create(model="edgespec", prompt="hello", seed=5, logprobs=1, max_tokens=9)
+    assert whole.choices[0].logprobs and len(whole.choices[0].logprobs.tokens or []) == 9
+    stream = client.completions.create(model="edgespec", prompt="hello", seed=5, stream=True, max_tokens=9)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+
+
+def test_our_own_fields_pass_through_the_client(client: openai.OpenAI):
+    texts = {
+        drafter: ask(client, seed=9, extra_body={"speculative": {"drafter": drafter}, "top_k": 5})
+        for drafter in ("none", "model", "auto")
+    }
+    assert len({answer.choices[0].message.content for answer in texts.values()}) == 1
+    assert texts["none"].usage.model_extra["edgespec"]["drafted"] == 0  # type: ignore[union-attr,index]
+
+
+def test_parsed_answers_hold_to_the_schema(client: openai.OpenAI):
+    for seed in range(3):
+        parsed = client.chat.completions.parse(
+            model="edgespec",
+            messages=HELLO,
+            seed=seed,
+            max_tokens=300,
+            logit_bias={str(ord("]") - 33): 5},  # a tiny model's list ends where it is told to
+            response_format=Weather,
+        )
+        assert isinstance(parsed.choices[0].message.parsed, Weather)
+        assert parsed.choices[0].finish_reason == "stop"
+
+
+def test_any_json(client: openai.OpenAI):
+    for seed in range(3):
+        answer = ask(client, seed=seed, max_tokens=400, response_format={"type": "json_object"})
+        text = answer.choices[0].message.content or ""
+        if answer.choices[0].finish_reason == "stop":
+            assert isinstance(json.loads(text), dict)
+        assert text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "function", "function": {"name": "get_weather"}}],
+    ids=["required", "named"],
+)
+def test_forced_calls_are_valid(client: openai.OpenAI, choice: Any):
+    names = set()
+    for seed in range(2):
+        fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 600}
+        fields |= {"parallel_tool_calls": False, "logit_bias": {str(ord("]") - 33): 5}}
+        choices = ask(client, **fields).choices
+        assert (choices[0].finish_reason, choices[0].message.content) == ("tool_calls", None)
+        (call,) = choices[0].message.tool_calls or []
+        assert call.type == "function" and call.id.startswith("call_")
+        names.add(call.function.name)
+        if call.function.name == "get_weather":
+            Weather.model_validate_json(call.function.arguments)
+        else:
+            assert json.loads(call.function.arguments) == {}
+        with client.chat.completions.stream(model="edgespec", messages=HELLO, **fields) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        assert streamed.finish_reason == "tool_calls"
+        (again,) = streamed.message.tool_calls or []
+        assert (again.function.name, again.function.arguments) == (
+            call.function.name,
+            call.function.arguments,
+        )
+    assert names <= {"get_weather", "now"} and (choice == "required" or names == {"get_weather"})
+
+
+def test_several_forced_calls(client: openai.OpenAI):
+    answer = ask(client, tools=TOOLS[1:], tool_choice="required", seed=1, max_tokens=300)
+    calls = answer.choices[0].message.tool_calls or []
+    assert calls and {call.function.name for call in calls} == {"now"}
+    assert len({call.id for call in calls}) == len(calls)
+
+
+def test_a_conversation_with_calls_and_a_choice_of_none(client: openai.OpenAI):
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    answer = ask(client, messages=messages, tools=TOOLS)
+    assert answer.choices[0].message.content
+    with_none = ask(client, tools=TOOLS, tool_choice="none", temperature=0)
+    assert with_none.choices[0].message.content == ask(client, temperature=0).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/$defs/no"}}}
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "no such type"}},
+                }
+            },
+            "response_format",
+        ),
+        ({"tools": [deep(400)], "tool_choice": "required"}, None),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_mistakes_are_bad_requests(client: openai.OpenAI, fields: dict[str, Any], param: str | None):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **fields)
+    assert caught.value.param == param
+    assert "Traceback" not in str(caught.value)
+
+
+def test_errors_are_the_clients_exceptions(client: openai.OpenAI, target: Path):
+    with pytest.raises(openai.NotFoundError) as unknown:
+        ask(client, model="gpt-4o")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        ask(client, messages=[{"role": "user", "content": "x" * 5000}])
+    assert long.value.code == "context_length_exceeded"
+    with (
+        serving(target, worker_options={"max_queue": 0}) as busy,
+        openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0) as other,
+    ):
+        endless = other.completions.create(model="edgespec", prompt="hello", max_tokens=4000, stream=True)
+        next(iter(endless))
+        for stream in (True, False):
+            with pytest.raises(openai.InternalServerError) as full:
+                ask(other, stream=stream)
+            assert (full.value.status_code, full.value.code) == (503, "queue_full")
+        endless.close()
+    with (
+        serving(target, worker_options={"max_seconds": 0.2}) as short,
+        openai.OpenAI(base_url=f"{short.url}/v1", api_key="none") as other,  # which would try again
+    ):
+        with pytest.raises(openai.InternalServerError) as late:
+            ask(other, max_tokens=4000, temperature=0)
+        assert (late.value.status_code, late.value.code) == (504, "timeout")
+        with pytest.raises(openai.APIError, match="not complete within"):
+            list(other.completions.create(model="edgespec", prompt="x", max_tokens=4000, stream=True))
+
+
+@pytest.mark.pair
+def test_a_real_model_calls_when_it_wants_to(pair: tuple[Path, Path]):
+    target, draft = pair
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Current weather of a city", "parameters": city}
+    tools: list[Any] = [{"type": "function", "function": function}]
+    question: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    with (
+        serving(target, draft) as served,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for fields in ({}, {"tool_choice": "required"}):
+            answer = ask(
+                client, messages=question, tools=tools, temperature=0, max_tokens=60, **fields
+            ).choices[0]
+            assert answer.finish_reason == "tool_calls"
+            (call,) = answer.message.tool_calls or []
+            assert json.loads(call.function.arguments)["city"] == "Paris"

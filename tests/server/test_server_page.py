@@ -1,0 +1,233 @@
+"""The page: what is served, and in a real browser over the real server what it shows and sends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from browser import Visit, browser, violations  # noqa: F401 - the second is a fixture
+from edgespec.server.limits import Gate, Limits
+from edgespec.server.page import PATHS
+from server_app import served, serving  # noqa: F401 - the first is a fixture
+
+PAGE = resources.files("edgespec.server.page")
+OWN = sorted(each.name for each in PAGE.iterdir() if each.name.endswith((".html", ".css", ".js")))
+RECORD = tomllib.loads((PAGE / "vendor" / "vendored.toml").read_text(encoding="utf-8"))
+VENDORED = sorted(each.name for each in (PAGE / "vendor").iterdir() if each.name != "vendored.toml")
+TYPES = {"css": "text/css", "js": "text/javascript"}
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_the_files_are_served_with_a_strict_policy(served, path):  # noqa: F811
+    with served.client() as client:
+        answer = client.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith(
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+        )
+        assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        again = client.get(path, headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.head(path).headers["content-type"] == answer.headers["content-type"]
+
+
+def test_each_file_is_served_with_its_type(served):  # noqa: F811
+    files = {*OWN, *(f"vendor/{name}" for name in VENDORED if name.endswith(".js"))}
+    assert {f"/{name}" for name in files} == {"/index.html", *PATHS} - {"/"}
+    with served.client() as client:
+        for path in PATHS:
+            kind = client.get(path).headers["content-type"].split(";")[0]
+            assert kind == ("text/html" if path == "/" else TYPES[path.rpartition(".")[2]])
+
+
+@pytest.mark.parametrize("name", VENDORED)
+def test_what_others_wrote_is_as_it_was_published(name):
+    published = {name: sha256 for each in RECORD.values() for name, sha256 in each["files"].items()}
+    assert sorted(published) == VENDORED
+    assert hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() == published[name]
+
+
+def test_each_licence_goes_with_the_wheel():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for name, each in RECORD.items():
+        assert f"edgespec/server/page/vendor/LICENSE.{name}" in project["license-files"]
+        assert each["licence"] in project["license"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_nothing_names_another_host_or_writes_markup(name):
+    text = (
+        (PAGE / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    )  # a namespace, which nobody loads
+    assert not re.search(
+        r"https?://|[\"'(]//\w|@import|innerHTML|insertAdjacentHTML|\beval\b|document\.write", text
+    )
+    assert not re.search(r"<style|\sstyle=|\son\w+=", text)  # the policy refuses them
+
+
+# ---- in the browser ----
+
+
+def streamed(response):
+    """The text of a streamed answer."""
+    events = [
+        line.removeprefix("data: ") for line in response.text().splitlines() if line.startswith("data: {")
+    ]
+    chunks = [json.loads(each) for each in events]
+    return "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])
+
+
+@pytest.fixture
+def visit(browser, served):  # noqa: F811
+    made = Visit(browser, served.url)
+    yield made
+    made.close()
+
+
+def test_a_conversation_goes_on_and_is_marked(visit):
+    visit.limit(24)
+    visit.page.get_by_label("System message").fill("Be brief.")
+    with visit.page.expect_response("**/v1/chat/completions") as response:
+        visit.ask("first")
+    visit.finish()
+    answer = streamed(response.value)
+    assert answer
+    origins = {
+        span.get_attribute("data-origin") for span in visit.page.locator(".answer [data-origin]").all()
+    }
+    assert origins <= {"accepted", "resampled", "bonus", "target"} and origins
+    figures = " ".join(visit.text(".figures li"))
+    assert "24 tokens" in figures and "tokens/s" in figures and "prompt: " in figures
+    assert "energy: unavailable" in figures  # nothing measures it here, which is not 0 J
+    visit.ask("second")
+    visit.finish()
+    assert visit.bodies[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "second"},
+    ]
+    assert visit.bodies[1]["temperature"] == 0 and visit.bodies[1]["max_tokens"] == 24
+    assert "speculative" not in visit.bodies[1]
+
+
+def test_the_switch_turns_speculation_off(visit):
+    visit.limit(8)
+    visit.page.get_by_role("switch", name="Speculation").click()
+    visit.ask("plainly")
+    visit.finish()
+    assert visit.bodies[0]["speculative"] == {"drafter": "none"}
+    assert visit.page.locator('.answer [data-origin="accepted"]').count() == 0
+    assert "speculation off" in visit.text(".figures li")
+
+
+def test_compare_asks_twice_with_speculation_first(visit):
+    visit.limit(8)
+    visit.ask("both ways", "Compare")
+    visit.finish()
+    assert [body.get("speculative") for body in visit.bodies] == [None, {"drafter": "none"}]
+    assert visit.bodies[0]["messages"] == visit.bodies[1]["messages"]
+    rows = visit.text(".comparison tbody th")
+    assert "Tokens/s" in rows and "Energy a token" in rows
+    assert "speculation first" in visit.text(".comparison .note")[0]
+
+
+def test_stop_ends_what_waits_and_leaves_it_out(visit):
+    page = visit.page
+    page.route("**/v1/chat/completions", lambda route: None)  # the answer never begins
+    visit.ask("for ever")
+    page.get_by_role("button", name="Stop").click()
+    visit.finish()
+    assert "stopped" in visit.text(".figures li")
+    page.unroute("**/v1/chat/completions")
+    visit.limit(4)
+    visit.ask("after")
+    visit.finish()
+    assert [each["content"] for each in visit.bodies[1]["messages"]] == ["after"]
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):  # noqa: F811
+    with serving(tiny_path) as locked:
+        locked.app.add_middleware(Gate, limits=Limits(api_key="sesame"))
+        visit = Visit(browser, locked.url)
+        visit.page.get_by_label("This server asks for an API key").fill("wrong")
+        visit.page.get_by_role("button", name="Use the key").click()
+        visit.page.get_by_label("This server asks for an API key").fill("sesame")
+        visit.page.get_by_role("button", name="Use the key").click()
+        visit.page.locator("#model", has_text="target").wait_for()
+        visit.limit(4)
+        visit.ask("open")
+        visit.finish()
+        assert visit.page.get_by_role("alert").count() == 0
+        assert visit.page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
+        visit.page.context.close()
+
+
+def test_an_error_is_shown_in_the_servers_words(visit):
+    visit.page.get_by_label("Message", exact=True).fill("too long " * 4000)
+    visit.page.get_by_role("button", name="Send", exact=True).click()
+    alert = visit.page.get_by_role("alert")
+    alert.wait_for()
+    assert "tokens" in alert.text_content() and "{" not in alert.text_content()
+
+
+def test_events_survive_any_border(visit):
+    """The stream is cut at every byte, within a character too."""
+    found = visit.page.evaluate(
+        r"""async () => {
+            const { events } = await import("/stream.js");
+            const text = ': waiting\r\ndata: {"a":"é\u{1F40C}"}\r\n\r\ndata: x\ndata: y\n\n';
+            const bytes = new TextEncoder().encode(text);
+            const all = [];
+            for (let cut = 0; cut <= bytes.length; cut++) {
+                const body = new ReadableStream({ start(c) {
+                    c.enqueue(bytes.slice(0, cut)); c.enqueue(bytes.slice(cut)); c.close(); } });
+                const got = [];
+                for await (const event of events(body)) got.push(event);
+                all.push(JSON.stringify(got));
+            }
+            return [...new Set(all)];
+        }"""
+    )
+    assert [json.loads(each) for each in found] == [
+        [{"comment": "waiting"}, {"data": '{"a":"é\U0001f40c"}'}, {"data": "x\ny"}]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 768, 1000, 1280, 1920])
+def test_the_settings_keep_off_the_edges_and_can_be_read(browser, served, width, scheme):  # noqa: F811
+    visit = Visit(browser, served.url, viewport={"width": width, "height": 720}, color_scheme=scheme)
+    button = visit.page.get_by_role("button", name="Settings")
+    if button.is_visible():
+        button.click()
+    box = visit.page.get_by_role("complementary", name="Settings").bounding_box()
+    assert box["x"] >= 12 and box["x"] + box["width"] <= width - 12
+    header = visit.page.get_by_role("banner").bounding_box()
+    assert box["y"] >= header["y"] + header["height"] + 8
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+    assert violations(visit.page) == []
+    visit.close()
+
+
+def test_settings_open_over_a_long_conversation_where_the_reader_is(browser, served):  # noqa: F811
+    visit = Visit(browser, served.url, viewport={"width": 390, "height": 640})
+    visit.limit(48)
+    for question in ("one", "two", "three"):
+        visit.ask(question)
+        visit.finish()
+    assert visit.page.evaluate("scrollY") > 0
+    visit.page.get_by_role("button", name="Settings").click()
+    assert 0 < visit.page.get_by_label("Temperature").bounding_box()["y"] < 640
+    visit.ask("four")
+    assert not visit.page.get_by_label("Temperature").is_visible()  # nor in the way of the answer
+    visit.close()

@@ -1,0 +1,95 @@
+"""The real application over an engine of tiny models, on a loopback port, with uvicorn in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from edgespec import Engine
+from edgespec.platform.signals import Cancellation
+from edgespec.server.api import create_app
+from edgespec.server.asking import Settings
+from edgespec.server.metrics import Metrics
+from edgespec.server.worker import Worker
+
+
+@dataclass
+class Served:
+    """A running server. `engine` is the worker's: tests ask it only about its models."""
+
+    url: str
+    app: FastAPI
+    engine: Engine
+    worker: Worker
+    log: list[str]
+    """Lines of failures that were not the client's."""
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+
+@contextlib.contextmanager
+def serving(
+    target: Path,
+    draft: Path | None = None,
+    *,
+    engine_options: dict[str, Any] | None = None,
+    worker_options: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+) -> Iterator[Served]:
+    """Serve these models while entered. `settings` go to `Settings.of`."""
+    log: list[str] = []
+    metrics = Metrics()
+    with (
+        Cancellation() as cancellation,
+        Engine(
+            target,
+            draft,
+            drafter="auto" if draft else "suffix",
+            signals=cancellation,
+            profile=False,
+            **{"prefix_cache": 1 << 24, **(engine_options or {})},
+        ) as engine,
+    ):
+        worker = Worker(engine, cancellation, **(worker_options or {}))
+        metrics.watch(worker)
+        served = Settings.of(engine, **(settings or {}))
+        app = create_app(engine, worker, metrics=metrics, settings=served, log=log.append)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+        started = threading.Event()
+
+        async def run() -> None:
+            worker.start()
+            serve = asyncio.create_task(server.serve())
+            while not server.started and not serve.done():
+                await asyncio.sleep(0.005)
+            started.set()
+            await serve
+            await worker.stop(grace_s=0)
+
+        thread = threading.Thread(target=asyncio.run, args=(run(),))
+        thread.start()
+        started.wait(20)
+        try:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield Served(f"http://127.0.0.1:{port}", app, engine, worker, log)
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_path: Path, tiny_draft_path: Path) -> Iterator[Served]:
+    """The tiny pair's server, one for the tests of a file."""
+    with serving(tiny_path, tiny_draft_path) as running:
+        yield running

@@ -8,10 +8,26 @@ from types import TracebackType
 class EdgespecError(Exception):
     """Something failed that the user can act on. `str(error)` is the one line shown.
 
-    The line says what is wrong, which file or option it concerns and what to do.
+    The line says what is wrong, which file or option it concerns and what to do. An option is named by its
+    `field`, the argument's name in Python; command line and server put their own name there (`spelled`).
     """
 
     exit_code = 1
+
+    def __init__(self, problem: str, *, field: str = "", value: object = "") -> None:
+        """Say `problem` of `field` and its `value`, each left out where there is none."""
+        super().__init__(problem)
+        self.problem = problem
+        self.field = field
+        self.value = value
+
+    def spelled(self, name: str) -> str:
+        """Return the line with the field called `name`."""
+        subject = f"{name} {self.value}".strip()
+        return f"{subject}: {self.problem}" if subject else self.problem
+
+    def __str__(self) -> str:
+        return self.spelled(self.field)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -1,0 +1,156 @@
+"""What a generation is asked for, beside its prompt: `Options`, which checks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from edgespec.choices import DrafterName, Rule, Signal, check_choice
+from edgespec.errors import UsageError
+from edgespec.grammar.grammar import Grammar
+from edgespec.sampling import SamplingParams
+
+MAX_GAMMA = 32
+"""Most tokens drafted in a step."""
+
+MAX_LOGPROBS = 20
+"""Most of the likeliest tokens told of one position."""
+
+Span = int | Literal["rest"]
+"""Tokens that the target writes when it is woken, or all that are left."""
+
+SPAN = 16
+"""Tokens of a span by default."""
+
+WINDOW = 1
+"""Tokens that a signal is averaged over, where no calibration says better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """When a cascade's target is woken, and for how long. Raises UsageError for what cannot be."""
+
+    signal: Signal = "margin"
+    threshold: float | None = None
+    """Woken where the mean margin is no more, or the mean entropy no less; None: the calibrated one.
+    A margin of 0 or an entropy of infinity never wakes it, a margin of 1 or an entropy of 0 always."""
+    window: int = WINDOW
+    """Tokens that the mean is taken over; fewer where fewer were written since the target gave back."""
+    span: Span = SPAN
+
+    def __post_init__(self) -> None:
+        check_choice("signal", self.signal, Signal)
+        if self.span != "rest" and (not isinstance(self.span, int) or self.span < 1):
+            raise UsageError("must be 1 or more, or rest", field="span", value=self.span)
+        if self.window < 1:
+            raise UsageError("must be 1 or more", field="window", value=self.window)
+        if self.threshold is None:
+            return
+        if self.signal == "margin" and not 0.0 <= self.threshold <= 1.0:
+            raise UsageError("a margin is 0 to 1", field="threshold", value=f"{self.threshold:g}")
+        if self.signal == "entropy" and not self.threshold >= 0.0:  # nan too
+            problem = "an entropy is 0 or more, in nats"
+            raise UsageError(problem, field="threshold", value=f"{self.threshold:g}")
+
+    def __str__(self) -> str:
+        """Say it in words, such as "margin at most 0.4 over 2 tokens"."""
+        if self.threshold is None:
+            return f"{self.signal} as calibrated"
+        limit = "at most" if self.signal == "margin" else "at least"
+        over = f" over {self.window} tokens" if self.window > 1 else ""
+        return f"{self.signal} {limit} {self.threshold:g}{over}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a generation is asked for.
+
+    Two modes are lossy: with `cascade` the draft model writes, and wakes the target where it is unsure; with
+    `lenience` below 1 the target accepts more than its distribution allows (docs/cascade.md).
+
+    Raises:
+        UsageError: a value is outside its range, or two contradict each other; it names the field.
+    """
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | None = None
+    """Of the random numbers; None: one that nobody chose."""
+    n_predict: int | None = 256
+    """Most tokens; None: as many as the context holds."""
+    drafter: DrafterName | None = None
+    """Another one than the engine's, of the models it loaded."""
+    gamma: int | None = None
+    """Tokens drafted a step, 0 for none; None: as many as pay."""
+    rule: Rule | None = None
+    """None: "match" when a seed is given or nothing is random, which makes the text a function of the seed;
+    else "block"."""
+    stop: Sequence[str] = ()
+    """Strings that end the text and are not part of it; a single one may stand alone."""
+    cascade: Waking | None = None
+    lenience: float = 1.0
+    """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
+    grammar: Grammar | None = None
+    """What the text must match (docs/structured.md)."""
+    n_logprobs: int | None = None
+    """Tokens come with the logarithm of the probability that the target alone gives them, unfiltered, and
+    with so many of its likeliest ones; None: without."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        self._check_ranges()
+        self._check_modes()
+
+    def _check_ranges(self) -> None:
+        for name, value, good, wanted in (
+            ("gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"0 to {MAX_GAMMA}"),
+            ("n_predict", self.n_predict, self.n_predict is None or self.n_predict >= 1, "1 or more"),
+            ("seed", self.seed, self.seed is None or 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
+            (
+                "n_logprobs",
+                self.n_logprobs,
+                self.n_logprobs is None or 0 <= self.n_logprobs <= MAX_LOGPROBS,
+                f"0 to {MAX_LOGPROBS}",
+            ),
+        ):
+            if not good:
+                raise UsageError(f"must be {wanted}", field=name, value=value)
+        if "" in self.stop:
+            raise UsageError("an empty string would stop at once", field="stop")
+        if not 0.0 < self.lenience <= 1.0:  # nan too
+            problem = "must be above 0 and at most 1; 1 is exact"
+            raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
+        if self.drafter is not None:
+            check_choice("drafter", self.drafter, DrafterName)
+        if self.rule is not None:
+            check_choice("rule", self.rule, Rule)
+
+    def _check_modes(self) -> None:
+        if self.lenience < 1.0 and self.rule not in (None, "chain"):
+            raise UsageError("contradicts a lenience below 1; leave it out", field="rule", value=self.rule)
+        if not self.cascade:
+            return
+        if self.lenience < 1.0:
+            problem = "contradicts a cascade: choose one"
+            raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
+        if self.rule not in (None, "match"):
+            problem = "a cascade's target writes by the match rule; leave it out"
+            raise UsageError(problem, field="rule", value=self.rule)
+        if self.grammar:
+            raise UsageError("contradicts a cascade: choose one", field=self.grammar.name)
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments, for the type checker: a test compares the two."""
+
+    params: SamplingParams
+    seed: int | None
+    n_predict: int | None
+    drafter: DrafterName | None
+    gamma: int | None
+    rule: Rule | None
+    stop: Sequence[str]
+    cascade: Waking | None
+    lenience: float
+    grammar: Grammar | None
+    n_logprobs: int | None

@@ -15,7 +15,7 @@ from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Cell, Outcome, Run
 from edgespec.choices import DrafterName
-from edgespec.cli.console import INTERRUPTED, err, message
+from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.options import (
     CategoryOption,
@@ -202,7 +202,7 @@ def _bench(
         except KeyboardInterrupt:
             ended, code = "interrupted", INTERRUPTED
         except EdgespecError as error:
-            ended, failure = f"failed: {error}", error
+            ended, failure = f"failed: {line_of(error)}", error
     if runs:
         n_answered = len({run.prompt for run in runs})
         if n_answered < len(prompts):

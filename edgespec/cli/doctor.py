@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out, print_line, print_table
+from edgespec.cli.console import err, line_of, out, print_line, print_table
 from edgespec.cli.machine import (
     Report,
     energy_report,
@@ -162,7 +162,7 @@ def _model(name: str, path: Path, loaded: Kernels) -> Report:
             packed = {tensor.name: tensor for tensor in model.packed}
         matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
     except EdgespecError as error:
-        return report | {"error": str(error)}
+        return report | {"error": line_of(error)}
     return report | {
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)

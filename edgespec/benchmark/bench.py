@@ -22,12 +22,11 @@ from typing import Protocol, get_args
 
 from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.benchmark.summary import noise
-from edgespec.decoding.verify import Rule
-from edgespec.drafting.scheduler import MAX_GAMMA
-from edgespec.engine import DrafterName, Engine, check_options
+from edgespec.choices import DrafterName, Rule, Signal
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
 from edgespec.lossy.teacher import Teacher
+from edgespec.options import MAX_GAMMA, SPAN, Options, Span, Waking
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
 from edgespec.suites import Prompt
@@ -113,15 +112,7 @@ def _lossy(name: str) -> Way | None:
         way = Way(name, "auto", lenience=float(found[1]))
     if way:
         try:
-            check_options(
-                gamma=None,
-                n_predict=None,
-                stop=(),
-                seed=None,
-                rule=None,
-                cascade=way.cascade,
-                lenience=way.lenience,
-            )
+            Options(cascade=way.cascade, lenience=way.lenience)
         except UsageError as error:
             raise UsageError(f"--ways {name}: {error}") from None
     return way
@@ -142,8 +133,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation takes, before anything is loaded."""
-        check_options(gamma=None, n_predict=self.n_predict, stop=(), seed=self.seed, rule=self.rule)
-        _ = self.params
+        Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
 
     @property
     def params(self) -> SamplingParams:

@@ -26,7 +26,6 @@ from edgespec.cli.machine import (
     print_pairs,
     size,
 )
-from edgespec.engine import choose_models, default_threads
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, library_version
@@ -37,6 +36,7 @@ from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models, default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes

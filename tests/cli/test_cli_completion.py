@@ -172,7 +172,7 @@ def test_what_a_shell_shows_is_never_an_error(config, child_environment, tmp_pat
     """Neither where models.toml is damaged nor where edgespec cannot be loaded."""
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / "llama_cpp.py").write_text("raise RuntimeError('broken')")
+    (broken / "typer.py").write_text("raise RuntimeError('broken')")
 
     def asked(environment):
         return subprocess.run(

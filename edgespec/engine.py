@@ -20,7 +20,7 @@ from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.knowledge import Knowledge, Objective, Recollection
 from edgespec.drafting.model import DraftModel
-from edgespec.drafting.scheduler import MAX_GAMMA, Policy
+from edgespec.drafting.scheduler import Policy
 from edgespec.drafting.trees import DraftStep, TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
@@ -38,6 +38,7 @@ from edgespec.lossy.cascade import Cascade, Ongoing, Waking
 from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
 from edgespec.models.pull import locate, resolve
 from edgespec.models.registry import load_registry
+from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import physical_cores
 from edgespec.platform.signals import Cancellation
@@ -446,8 +447,7 @@ class Engine(Closing):
         on_step: Callable[[DraftStep], None] | None,
         constraint: Constraint | None,
     ) -> TreeDrafter:
-        scheduler = self._knowledge.scheduler(greedy=greedy, prompt=prompt)
-        scheduler.policy = policy
+        scheduler = self._knowledge.scheduler(policy, prompt, greedy=greedy)
         clocks = self._knowledge.clocks
         return TreeDrafter(
             scheduler,

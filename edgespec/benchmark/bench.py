@@ -23,11 +23,11 @@ from typing import Protocol, get_args
 from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.benchmark.summary import noise
 from edgespec.decoding.verify import Rule
-from edgespec.drafting.scheduler import MAX_GAMMA
 from edgespec.engine import DrafterName, Engine, check_options
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
 from edgespec.lossy.teacher import Teacher
+from edgespec.options import MAX_GAMMA
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
 from edgespec.suites import Prompt

@@ -15,16 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from edgespec.choices import Rule
 from edgespec.sampling import Floats, sample
-
-Rule = Literal["block", "chain", "match"]
-"""The match rule is `Generation`'s own: the target samples each position with a coin of that position, and
-drafted tokens, point masses all, are kept while they are what it samples. So the text for a seed does not
-depend on what was drafted (drafter invariance: Daliri et al., arXiv 2408.07978)."""
 
 _Toss = Callable[[int, float], bool]
 """Whether the coin of a node falls below a probability."""

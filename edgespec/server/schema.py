@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edgespec.engine import DrafterName
+from edgespec.choices import DrafterName
 from edgespec.options import MAX_GAMMA
 
 MAX_TOP_LOGPROBS = 20

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.choices import Objective
-from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.history import MAX_TOKENS, History, tokenizer_fingerprint
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
@@ -32,14 +31,6 @@ OWN_TOKENS = 1 << 16
 
 _NAMES = {True: "greedy", False: "sampled"}
 _STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """What passes of target and draft model take, in seconds; told of every pass."""
-
-    target: OnlineCurve
-    draft: OnlineCurve | None
 
 
 class Knowledge:

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from edgespec import _core
-from edgespec.decoding.drafter import Outcome, Tokens
+from edgespec.decoding.drafter import Outcome, Position
 from edgespec.decoding.tree import Node, Source, Tree, balance, cut, fold, merge, order, prune
 from edgespec.drafting.costs import N_MAX, OnlineCurve
 from edgespec.drafting.learning import (
@@ -127,14 +126,7 @@ class TreeDrafter:
             self._sleep.begin(tokens)
             self._now.n_woken = self._sleep.wake(tokens)
 
-    def draft(
-        self,
-        tokens: Sequence[int],
-        room: int,
-        sampler: _core.Sampler,
-        recent: Callable[[Sequence[int]], Tokens],
-        coins: Callable[[int], list[float]],
-    ) -> Tree:
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Propose up to `room` tokens, none after an end-of-generation token."""
         started = time.perf_counter()
         scheduler, model = self._scheduler, self._model
@@ -151,7 +143,7 @@ class TreeDrafter:
         if model and self._sleep:
             model.make_room(len(tokens) + max(room, 0))
             with model.blamed:
-                now.n_woken = self._sleep.wake(tokens, sampler)
+                now.n_woken = self._sleep.wake(tokens, position.sampler)
             now.n_unread = model.n_unread(len(tokens))
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
@@ -177,9 +169,7 @@ class TreeDrafter:
             elif isinstance(choice, RunModel) and model and n_unread:
                 guesses = offer.tokens[: min(choice.n_guesses, room - self._n_nodes - 1)]
                 with model.blamed:
-                    self._run(
-                        model, tokens, drafted, guesses, room, sampler=sampler, recent=recent, coins=coins
-                    )
+                    self._run(model, tokens, drafted, guesses, room, position=position)
                 offer = self._offer(drafted, room - self._n_nodes)
                 after_model = True
             if len(drafted) == n_before or self._is_eog(drafted[-1]):
@@ -316,9 +306,7 @@ class TreeDrafter:
         guesses: Sequence[int],
         room: int,
         *,
-        sampler: _core.Sampler,
-        recent: Callable[[Sequence[int]], Tokens],
-        coins: Callable[[int], list[float]],
+        position: Position,
     ) -> None:
         """Run the draft model once and propose its tokens.
 
@@ -328,6 +316,7 @@ class TreeDrafter:
         is drawn: never because of the token.
         """
         scheduler, predictor = self._scheduler, self._scheduler.predictor
+        sampler, recent, coins = position.sampler, position.recent, position.coins
         timeline = [*tokens, *drafted] if drafted else tokens
         n_read = model.n_unread(len(timeline)) + len(guesses)
         n_past = model.n_past
@@ -370,7 +359,7 @@ class TreeDrafter:
                     slot=slot,
                     is_top=token == top,
                 )
-                self._draw_siblings(n_siblings, path, depth, bucket=bucket, sampler=sampler, coins=coins)
+                self._draw_siblings(n_siblings, path, depth, bucket=bucket, position=position)
             else:
                 token = top
                 self._grow(drafted, token, "argmax", chance, bucket=bucket, next_bucket=next_bucket)
@@ -397,25 +386,16 @@ class TreeDrafter:
             chance *= _FEWER
         return n
 
-    def _draw_siblings(
-        self,
-        n: int,
-        path: float,
-        depth: int,
-        *,
-        bucket: int,
-        sampler: _core.Sampler,
-        coins: Callable[[int], list[float]],
-    ) -> None:
+    def _draw_siblings(self, n: int, path: float, depth: int, *, bucket: int, position: Position) -> None:
         """Sample `n` tokens beside the trunk's last, each without those before it."""
         last = self._trunk[-1]
         chance = self._scheduler.predictor.second.chance(depth, bucket)
         for _ in range(n):
             try:
-                sampler.without(last.slot, last.token, self._n_slots)
+                position.sampler.without(last.slot, last.token, self._n_slots)
             except ArithmeticError:  # nothing else can be sampled
                 return
-            token = sampler.draw(self._n_slots, coins(1)[0])
+            token = position.sampler.draw(self._n_slots, position.coins(1)[0])
             last = Node(
                 depth - 1, token, "sampled", path * chance, self._n_slots, chance, bucket, is_top=False
             )

@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from edgespec.decoding.drafter import Position
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import Predictor
@@ -274,6 +275,7 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     )
     drafter.begin((*PROMPT, 2, 0), sampled=True, n_predict=None)
     sampler = PARAMS["warm"].sampler(V, drafter.n_max)
-    tree = drafter.draft((*PROMPT, 2, 0), 1, sampler, lambda _: np.zeros(0, np.int32), lambda n: [0.5] * n)
+    position = Position(sampler, recent=lambda _: np.zeros(0, np.int32), coins=lambda n: [0.5] * n)
+    tree = drafter.draft((*PROMPT, 2, 0), 1, position)
     assert [(node.token, node.source) for node in tree] == [(4, "forced")]
     assert not any(drafter._now.passes)

@@ -42,11 +42,11 @@ class Wakes(Scheduler):
 class DropsUnlikely(TreeDrafter):
     """The trap: a sampled token is taken back because of its own probability (as other engines do)."""
 
-    def draft(self, tokens, room, sampler, recent, coins):
-        tree = super().draft(tokens, room, sampler, recent, coins)
+    def draft(self, tokens, room, position):
+        tree = super().draft(tokens, room, position)
         kept, probs = [], np.empty(V, np.float32)
         for node in tree:
-            sampler.probs(node.slot, probs)
+            position.sampler.probs(node.slot, probs)
             if probs[node.token] < 0.4:
                 break
             kept.append(node)
@@ -57,13 +57,13 @@ class DropsUnlikely(TreeDrafter):
 class DropsUnlikelySiblings(TreeDrafter):
     """The same trap in a tree: of what was sampled beside the trunk, the unlikely is taken back."""
 
-    def draft(self, tokens, room, sampler, recent, coins):
-        tree = super().draft(tokens, room, sampler, recent, coins)
+    def draft(self, tokens, room, position):
+        tree = super().draft(tokens, room, position)
         probs = np.empty(V, np.float32)
         unlikely = set()
         for i, node in enumerate(tree):
             if node.slot >= 0 and node.parent != i - 1:
-                sampler.probs(node.slot, probs)
+                position.sampler.probs(node.slot, probs)
                 if probs[node.token] < 0.6:
                     unlikely.add(i)
         place = [i - sum(j < i for j in unlikely) for i in range(len(tree))]

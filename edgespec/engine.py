@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
+from edgespec.choices import Rule
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.lenience import check_lenience
 from edgespec.decoding.logprobs import MAX_LOGPROBS
-from edgespec.decoding.verify import Rule
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies

@@ -22,7 +22,7 @@ from typing import Protocol, get_args
 
 from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.benchmark.summary import noise
-from edgespec.decoding.verify import Rule
+from edgespec.choices import Rule
 from edgespec.drafting.scheduler import MAX_GAMMA
 from edgespec.engine import DrafterName, Engine, check_options
 from edgespec.errors import EdgespecError, UsageError

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from edgespec.choices import Rule
 from edgespec.cli.completion import complete_model, complete_pair
-from edgespec.decoding.verify import Rule
 from edgespec.engine import DrafterName
 from edgespec.errors import UsageError
 from edgespec.llama.kernels import KernelsChoice

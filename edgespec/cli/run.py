@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgespec.choices import Rule
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.options import (
     DRAFTING,
@@ -44,7 +45,6 @@ from edgespec.cli.options import (
 from edgespec.cli.progress import pull_chosen
 from edgespec.cli.render import ExplainedSteps, Explanation, TextWriter, as_json, print_stats
 from edgespec.cli.structure import GrammarOption, JsonSchemaOption, read_structure, tell_if_cut
-from edgespec.decoding.verify import Rule
 from edgespec.drafting.knowledge import Objective
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine, check_options

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.choices import Rule
 from edgespec.decoding.drafter import Drafter, Outcome, Position, Tokens
 from edgespec.decoding.lenience import lenient_choice
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.tree import Tree, is_chain, lower
-from edgespec.decoding.verify import Rule
 from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
 from edgespec.grammar.grammar import Constraint

@@ -46,31 +46,32 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checks = [
             (
-                "--temp",
+                "temperature",
                 self.temperature,
                 self.temperature == 0 or 1e-3 <= self.temperature <= 1e3,
                 "0, or 0.001 to 1000",
             ),
-            ("--top-k", self.top_k, 0 <= self.top_k < 1 << 31, "0 to 2^31 - 1"),
-            ("--top-p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("--min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("--typical", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
-            ("--repeat-penalty", self.repeat_penalty, 1e-3 <= self.repeat_penalty <= 1e3, "0.001 to 1000"),
+            ("top_k", self.top_k, 0 <= self.top_k < 1 << 31, "0 to 2^31 - 1"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("typical_p", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
+            ("repeat_penalty", self.repeat_penalty, 1e-3 <= self.repeat_penalty <= 1e3, "0.001 to 1000"),
             (
-                "--frequency-penalty",
+                "frequency_penalty",
                 self.frequency_penalty,
                 abs(self.frequency_penalty) <= 1e3,
                 "-1000 to 1000",
             ),
-            ("--presence-penalty", self.presence_penalty, abs(self.presence_penalty) <= 1e3, "-1000 to 1000"),
-            ("--repeat-last-n", self.penalty_last_n, -1 <= self.penalty_last_n < 1 << 31, "-1 to 2^31 - 1"),
+            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 1e3, "-1000 to 1000"),
+            ("penalty_last_n", self.penalty_last_n, -1 <= self.penalty_last_n < 1 << 31, "-1 to 2^31 - 1"),
         ]
-        for option, value, good, wanted in checks:
+        for name, value, good, wanted in checks:
             if not good:
-                raise UsageError(f"{option} {value}: must be {wanted}")
+                raise UsageError(f"must be {wanted}", field=name, value=value)
         for token, bias in self.logit_bias.items():
             if not (bias == -math.inf or abs(bias) <= 1e4):
-                raise UsageError(f"--logit-bias {token}={bias}: must be -10000 to 10000, or -inf")
+                problem = "must be -10000 to 10000, or -inf"
+                raise UsageError(problem, field="logit_bias", value=f"{token}={bias}")
 
     @property
     def greedy(self) -> bool:
@@ -91,7 +92,8 @@ class SamplingParams:
         """
         outside = [token for token in self.logit_bias if not 0 <= token < n_vocab]
         if outside:
-            raise UsageError(f"--logit-bias {outside[0]}: the model's token ids are 0..{n_vocab - 1}")
+            problem = f"the model's token ids are 0..{n_vocab - 1}"
+            raise UsageError(problem, field="logit_bias", value=outside[0])
         return _core.Sampler(
             n_vocab,
             n_slots,

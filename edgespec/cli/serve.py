@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.choices import DrafterName
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.options import (
     DraftOption,
@@ -26,7 +27,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import pull_chosen
 from edgespec.energy import EnergyMeter
-from edgespec.engine import DrafterName, Engine
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.signals import Cancellation
 

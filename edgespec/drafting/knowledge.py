@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from edgespec.choices import Objective
 from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.history import MAX_TOKENS, History, tokenizer_fingerprint
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
@@ -25,8 +25,6 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
-
-Objective = Literal["latency", "energy"]
 
 OWN_TOKENS = 1 << 16
 """Tokens of an engine's own timelines that drafts are looked for in."""

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from edgespec.drafting.costs import N_MAX, OnlineCurve
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
-
-MAX_GAMMA = N_MAX - 1
-"""Longest draft of a step."""
+from edgespec.options import MAX_GAMMA
 
 ASLEEP = 24
 """Unread tokens from which reading them is an investment of its own, decided by `worth_reading`."""

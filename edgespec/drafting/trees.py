@@ -34,11 +34,12 @@ from edgespec.drafting.learning import (
 )
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import bucket_of
-from edgespec.drafting.scheduler import MAX_GAMMA, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.scheduler import RunModel, Scheduler, TakeSuffix
 from edgespec.drafting.sleep import Sleep
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.grammar.grammar import Constraint
 from edgespec.llama.session import Rows
+from edgespec.options import MAX_GAMMA
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions

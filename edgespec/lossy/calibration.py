@@ -17,10 +17,11 @@ from typing import Literal
 
 import msgspec
 
+from edgespec.choices import Signal
 from edgespec.drafting.profiles import fingerprint
 from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.lossy.cascade import Signal, Span, Waking
+from edgespec.options import Span, Waking
 from edgespec.platform.files import cache_root, write_atomically
 
 FORMAT = 1
@@ -104,8 +105,7 @@ def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     file = calibration_path(target, draft)
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Calibration)
-        for choice in found.choices.values():
-            choice.waking.check()
+        _ = [choice.waking for choice in found.choices.values()]  # refuses what no threshold can be
     except FileNotFoundError:
         return empty
     except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from edgespec.engine import DrafterName, Engine
+from edgespec.choices import DrafterName
+from edgespec.engine import Engine
 from edgespec.records import Result
 from edgespec.server.answers import (
     ChatChunk,

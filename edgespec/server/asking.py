@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
 
-from edgespec.engine import Engine, StreamOptions
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.llama.weights import Model
+from edgespec.options import OptionKeywords
 from edgespec.sampling import SamplingParams
 from edgespec.server.faults import Fault
 from edgespec.server.schema import (
@@ -73,7 +74,7 @@ class Asked:
     """What the worker is to run."""
 
     tokens: list[int]
-    options: StreamOptions
+    options: OptionKeywords
     functions: frozenset[str] = frozenset()
     """Names that calls in the text may have; none: it is not searched for calls."""
 
@@ -215,7 +216,7 @@ def _n_predict(asked: int | None, n_prompt: int, settings: Settings, param: str)
     return None if asked is None else min(asked, settings.n_ctx - n_prompt)
 
 
-def _options(request: Sampled, n_predict: int | None) -> StreamOptions:
+def _options(request: Sampled, n_predict: int | None) -> OptionKeywords:
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.temperature is not None:
         given["temperature"] = request.temperature if request.temperature >= _LEAST_TEMPERATURE else 0.0
@@ -223,7 +224,7 @@ def _options(request: Sampled, n_predict: int | None) -> StreamOptions:
         given["top_p"] = max(request.top_p, _LEAST_TOP_P)
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
-    options = StreamOptions(
+    options = OptionKeywords(
         params=SamplingParams(**given),
         n_predict=n_predict,
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Unpack
 
-from edgespec.engine import Engine, StreamOptions
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.options import OptionKeywords
 from edgespec.platform.signals import Cancellation
 from edgespec.records import Result, Token
 
@@ -68,7 +69,7 @@ class Ended:
 class _Job:
     tokens: Sequence[int]
     client: str
-    options: StreamOptions
+    options: OptionKeywords
     loop: asyncio.AbstractEventLoop
     came: float
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,7 +173,7 @@ class Worker:
             timer.cancel()
 
     async def run(
-        self, tokens: Sequence[int], *, client: str, **options: Unpack[StreamOptions]
+        self, tokens: Sequence[int], *, client: str, **options: Unpack[OptionKeywords]
     ) -> AsyncGenerator[list[Token] | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 

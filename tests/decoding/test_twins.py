@@ -476,8 +476,9 @@ def test_misuse_is_refused(call, error):
     ids=str,
 )
 def test_wrong_parameters_are_refused(wrong):
-    with pytest.raises(UsageError, match="--"):
+    with pytest.raises(UsageError, match="must be ") as found:
         SamplingParams(**wrong)
+    assert [found.value.field] == list(wrong)
 
 
 def test_bias_outside_the_vocabulary_is_refused():

@@ -335,8 +335,7 @@ class Engine(Closing):
         return loop, drafter
 
     def _drafter(self, policy: Policy, model: DraftModel | None, task: _Task) -> TreeDrafter:
-        scheduler = self._knowledge.scheduler(greedy=task.options.params.greedy, prompt=task.prompt)
-        scheduler.policy = policy
+        scheduler = self._knowledge.scheduler(policy, task.prompt, greedy=task.options.params.greedy)
         clocks = self._knowledge.clocks
         return TreeDrafter(
             scheduler,

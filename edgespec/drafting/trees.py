@@ -159,9 +159,9 @@ class TreeDrafter:
                 after_model = False
                 continue
             n_unread = model.n_unread(len(tokens) + len(drafted)) if model else 0
-            choice = scheduler.next(
-                self._path, len(drafted), n_unread, offer.chances, self._bucket, after_model=after_model
-            )
+            if after_model:
+                scheduler.learn_follow_up(self._path, len(drafted), offer.chances)
+            choice = scheduler.next(self._path, len(drafted), n_unread, offer.chances, self._bucket)
             after_model = False
             n_before = len(drafted)
             if isinstance(choice, TakeSuffix):
@@ -221,7 +221,7 @@ class TreeDrafter:
         policy = self._scheduler.policy
         if self._suffix is None or not (policy.suffix and policy.may_branch and self._offers[0].tokens):
             return ()
-        predictor = self._scheduler.predictor
+        predictor = self._scheduler.learnt.predictor
         nodes: list[Node] = []
         depths: list[int] = []
         place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
@@ -256,7 +256,7 @@ class TreeDrafter:
             n = self._constraint.fitting(drafted, tokens)
             tokens, probabilities = tokens[:n], probabilities[:n]
         buckets = [bucket_of(p) for p in probabilities]
-        chance = self._scheduler.predictor.offered
+        chance = self._scheduler.learnt.predictor.offered
         chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
         offer = Offer(len(drafted), tokens, buckets, chances)
         self._offers.append(offer)
@@ -275,7 +275,7 @@ class TreeDrafter:
             return False
         tokens = self._constraint.forced_run(drafted)[: room - self._n_nodes]
         chance = self._forced_chance.now
-        n = self._scheduler.worth(self._path, len(drafted), [chance] * len(tokens)) if tokens else 0
+        n = self._scheduler.n_worthwhile(self._path, len(drafted), [chance] * len(tokens)) if tokens else 0
         for token in tokens[:n]:
             self._grow(drafted, token, "forced", chance, bucket=self._bucket)
         return n > 0
@@ -316,7 +316,7 @@ class TreeDrafter:
         left out, and the number of tokens drawn there is chosen, because of its distribution, before a token
         is drawn: never because of the token.
         """
-        scheduler, predictor = self._scheduler, self._scheduler.predictor
+        scheduler, predictor = self._scheduler, self._scheduler.learnt.predictor
         sampler, recent, coins = position.sampler, position.recent, position.coins
         timeline = [*tokens, *drafted] if drafted else tokens
         n_read = model.n_unread(len(timeline)) + len(guesses)
@@ -376,7 +376,7 @@ class TreeDrafter:
 
     def _n_siblings(self, path: float, depth: int, bucket: int, room: int) -> int:
         """Return how many tokens more to sample at a place of the trunk, whose parent has `path`."""
-        chance = self._scheduler.predictor.second.chance(depth, bucket)
+        chance = self._scheduler.learnt.predictor.second.chance(depth, bucket)
         n = 0
         while (
             n + 1 < _MOST_SIBLINGS
@@ -390,7 +390,7 @@ class TreeDrafter:
     def _draw_siblings(self, n: int, path: float, depth: int, *, bucket: int, position: Position) -> None:
         """Sample `n` tokens beside the trunk's last, each without those before it."""
         last = self._trunk[-1]
-        chance = self._scheduler.predictor.second.chance(depth, bucket)
+        chance = self._scheduler.learnt.predictor.second.chance(depth, bucket)
         for _ in range(n):
             try:
                 position.sampler.without(last.slot, last.token, self._n_slots)
@@ -420,7 +420,7 @@ class TreeDrafter:
             self._others.append([])  # of positions that the suffix store filled
         self._others.append(others)
         for token, bucket in others if propose else ():
-            chance = scheduler.predictor.other.chance(depth, bucket)
+            chance = scheduler.learnt.predictor.other.chance(depth, bucket)
             if scheduler.branches(path * chance, depth + 1):
                 self._branches.append(
                     Node(depth - 1, token, "argmax", path * chance, -1, chance, bucket, is_top=False)
@@ -436,7 +436,7 @@ class TreeDrafter:
             self._model.trim(min(len(tokens) - 1, self._n_timeline + n_trunk))
         if self._suffix:
             self._suffix.extend(emitted)
-        predictor = self._scheduler.predictor
+        predictor = self._scheduler.learnt.predictor
         learn_offers(predictor, self._offers, n_trunk, emitted)
         learn_others(predictor, self._others, n_trunk, emitted)
         learn_tree(predictor, now.proposed, outcome)

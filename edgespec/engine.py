@@ -207,7 +207,7 @@ class Engine(Closing):
             self._knowledge.forget()
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
-        self._cut = read_cut(draft.path)
+        self._cut = read_cut(draft.header)
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"

@@ -16,13 +16,14 @@ from typing import Literal
 import numpy as np
 
 from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
-from edgespec.drafting.history import MAX_TOKENS, History, tokenizer_fingerprint
+from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profiles import Key, Profile, load, merge_learnt
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
 

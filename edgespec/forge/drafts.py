@@ -37,8 +37,7 @@ from edgespec.forge.worth import (
 )
 from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.gguf_tensors import read_tensors
+from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -323,7 +322,8 @@ class _Making:
         return answers
 
     def _judge(self, name: str, path: Path, target: Model, answers: Sequence[Answer]) -> Judged:
-        header, vocabulary = check_model_file(path), read_cut(path)
+        header = check_model_file(path)
+        vocabulary = read_cut(header)
         tensors = {tensor.name: tensor.bytes for tensor in read_tensors(header)}
         unread = tensors["token_embd.weight"] if "output.weight" in tensors else 0
         with Model(path, kernels=self._request.kernels == "auto", header=header) as model:

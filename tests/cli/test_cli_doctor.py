@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.llama import selftest_child
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.gguf_tensors import read_tensors
+from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.platform.cpu import read_cpu
 from energy_trees import laptop, write
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant

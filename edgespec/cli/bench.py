@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgespec.benchmark.bench import BUDGET_S, PRECISION, Peer, Progress, Settings, measure, parse_ways, unfit
+from edgespec.benchmark.bench import BUDGET_S, PRECISION, Peer, Progress, Settings, measure, unfit
 from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Cell, Outcome, Run
+from edgespec.benchmark.ways import parse_ways
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.options import (

@@ -13,12 +13,13 @@ from typing import Annotated, get_args
 import typer
 
 from edgespec.benchmark.accuracy import WINDOW
-from edgespec.benchmark.bench import Settings, parse_ways
+from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.compare import NO_DRAFT, ROUNDS, SUFFIX, Combination, Comparison, Plan, Progress
 from edgespec.benchmark.humaneval import Problem, load_problems
 from edgespec.benchmark.judge import TEXT_TOKENS, Judge
 from edgespec.benchmark.machine import facts
 from edgespec.benchmark.runs import Accuracy, Cell, Outcome, Solved
+from edgespec.benchmark.ways import parse_ways
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle

@@ -41,7 +41,7 @@ Seconds = dict[int, dict[str, list[float]]]
 def opened(engine: Engine, stack: ExitStack) -> DraftModel:
     """Return the engine's draft in a session of its own, as the engine opens it, with a context read."""
     assert engine.draft is not None
-    cut = read_cut(engine.draft.path)
+    cut = read_cut(engine.draft.header)
     session = Session(
         engine.draft,
         n_ctx=CONTEXT + max(SIZES),
@@ -206,7 +206,7 @@ def main() -> None:
             for way, draft in ((FULL, full), (CUT, args.cut))
         }
         cut = engines[CUT].draft
-        if cut is None or read_cut(cut.path) is None:
+        if cut is None or read_cut(cut.header) is None:
             parser.error(f"{args.cut}: not a cut draft; make one with `edgespec draft make`")
         passes = time_passes(engines, args.pass_rounds)
         runs = generate(engines, args)

@@ -128,7 +128,7 @@ class Pair(Closing):
             self._check_draft(self.draft, on_message)
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
-        self.cut = read_cut(draft.path)
+        self.cut = read_cut(draft.header)
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"

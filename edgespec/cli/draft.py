@@ -15,7 +15,7 @@ from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.errors import UsageError
 from edgespec.forge.corpus import COVERAGE
 from edgespec.forge.drafts import BUDGET_S, LEAST_GAIN, N_PREDICT, TYPES, Made, Request, make, target_for
-from edgespec.forge.worth import MOST_TOKENS, Judged, SpeedUp
+from edgespec.forge.speedup import MOST_TOKENS, Judged, SpeedUp
 from edgespec.models.quantizations import parse_types
 from edgespec.models.sources import format_size
 from edgespec.platform.signals import SignalPipe

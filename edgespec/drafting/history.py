@@ -21,8 +21,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
-import hashlib
-import mmap
 import os
 import re
 import struct
@@ -31,17 +29,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.errors import describe_os_error
 from edgespec.platform.files import cache_root
-
-if TYPE_CHECKING:
-    from edgespec.llama.weights import Model
 
 MAX_TOKENS = 524_288
 """Places that a history keeps by default: one for each token, and one for each document's end."""
@@ -450,93 +444,3 @@ def find_histories(root: Path | None = None) -> list[History]:
         return []
     names = {match[1] for path in root.iterdir() if (match := _FILE.fullmatch(path.name))}
     return [History(name, root=root) for name in sorted(names)]
-
-
-# --- Which tokenizer is it? ----------------------------------------------------------------------
-
-_STRING, _ARRAY, _INT32 = 8, 9, 5  # enum gguf_type
-_UNUSED = 5  # enum llama_token_type
-_LENGTH = struct.Struct("<Q")
-_SEARCHED = 64 << 20  # bytes from a file's start: several times what the largest vocabularies take
-
-
-def tokenizer_fingerprint(source: Model | GGUFHeader) -> str:
-    """Return a name for what a model's token ids mean, such as "qwen2-0123456789abcdef".
-
-    The same for all sizes and quantizations of a family: a hash of the token list and the merges as
-    they lie in the file, without the padding at the list's end, and of how text is split for them.
-    Raises EdgespecError when the file has no token list, OSError when it cannot be read.
-    """
-    header = source if isinstance(source, GGUFHeader) else source.header
-    with (
-        header.path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        found = _Tokenizer(data, header)
-        digest = hashlib.sha256(f"{header.tokenizer} {found.pre}".encode())
-        for start, end in found.lists():
-            digest.update(data[start:end])
-            digest.update(b"\0")
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", found.pre or header.tokenizer)[:32] or "tokenizer"
-    return f"{readable}-{digest.hexdigest()[:16]}"
-
-
-class _Tokenizer:
-    """Where a GGUF file, mapped as `data`, has what defines its tokens.
-
-    ggml's parser has accepted the file, so each key is there once, in this encoding. A list's end is
-    not stated; walking 151,936 texts takes longer than all the rest, so the key after them is looked for.
-    """
-
-    def __init__(self, data: mmap.mmap, header: GGUFHeader) -> None:
-        self._data, self._header = data, header
-        pre = self._find("tokenizer.ggml.pre", struct.pack("<I", _STRING))
-        self.pre = "" if pre is None else self._text(pre).decode(errors="replace")
-
-    def _find(self, key: str, kind: bytes) -> int | None:
-        """Return what follows a key and its type, as an offset; None where there is no such key."""
-        pattern = _LENGTH.pack(len(key)) + key.encode() + kind
-        found = self._data.find(pattern, 0, _SEARCHED)
-        return None if found < 0 else found + len(pattern)
-
-    def _text(self, offset: int) -> bytes:
-        start = offset + _LENGTH.size
-        return self._data[start : start + self._length(offset)]
-
-    def _length(self, offset: int) -> int:
-        length: int = _LENGTH.unpack_from(self._data, offset)[0]
-        return length
-
-    def lists(self) -> list[tuple[int, int]]:
-        """Return where the token list without its padding and, of BPE, the merges start and end."""
-        texts = struct.pack("<II", _ARRAY, _STRING)
-        tokens = self._find("tokenizer.ggml.tokens", texts)
-        if tokens is None:
-            raise EdgespecError(f"{self._header.path}: no token list was found in it")
-        found = [(tokens + _LENGTH.size, self._padding(tokens) or self._list_end(tokens))]
-        if self._header.tokenizer == "gpt2" and (merges := self._find("tokenizer.ggml.merges", texts)):
-            found.append((merges + _LENGTH.size, self._list_end(merges)))
-        return found
-
-    def _padding(self, tokens: int) -> int | None:
-        """Return where the padding at the list's end starts, as converters write it; None: nowhere."""
-        n_vocab = self._length(tokens)
-        types = self._find("tokenizer.ggml.token_type", struct.pack("<IIQ", _ARRAY, _INT32, n_vocab))
-        if types is None:
-            return None
-        used = np.flatnonzero(np.frombuffer(self._data[types : types + 4 * n_vocab], "<i4") != _UNUSED)
-        first = f"[PAD{used[-1] + 1 if used.size else 0}]".encode()
-        found = self._data.find(_LENGTH.pack(len(first)) + first, tokens, _SEARCHED)
-        return None if found < 0 else found
-
-    def _list_end(self, array: int) -> int:
-        """Return where the list at `array` ends: before the next key, whose length has seven zeros."""
-        start = array + _LENGTH.size
-        for room in (b"tokenizer.", b"general.", self._header.architecture.encode() + b"."):
-            found = self._data.find(bytes(7) + room, start, _SEARCHED)
-            if found >= 0:
-                return found - 1
-        end = start
-        for _ in range(self._length(array)):
-            end += _LENGTH.size + self._length(end)
-        return end

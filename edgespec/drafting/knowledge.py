@@ -14,8 +14,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.choices import Objective
+<<<<<<< HEAD
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.history import MAX_TOKENS, History, tokenizer_fingerprint
+=======
+from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.history import MAX_TOKENS, History
+>>>>>>> main
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
@@ -23,6 +28,7 @@ from edgespec.drafting.profiles import Key, Profile, load, merge_learnt
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
 

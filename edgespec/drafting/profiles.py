@@ -29,6 +29,7 @@ from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
 from edgespec.drafting.lengths import ANSWER_TOKENS, MEAN_WEIGHT
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.backend import library_version
+from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.files import cache_root
@@ -38,7 +39,6 @@ FORMAT, VERSION = "edgespec profile", 1
 MessageFn = Callable[[str], None]
 """Takes one line worth telling the user although the work goes on."""
 
-_HEAD, _SAMPLES, _SAMPLE = 256 << 10, 32, 4 << 10  # bytes, samples, bytes
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
 _LONGEST_STEM = 60  # characters of a model's name in a file's
@@ -46,27 +46,6 @@ _LONGEST_STEM = 60  # characters of a model's name in a file's
 
 def _silent(_line: str) -> None:
     pass
-
-
-def fingerprint(header: GGUFHeader) -> str:
-    """Return 64 hex digits that tell this model file from others.
-
-    SHA-256 over the size, the first 256 KiB (header and most of the tokenizer) and 32 samples of 4 KiB,
-    evenly spread to the last byte, of each part of the model. 384 KiB are read: under 1 ms from the page
-    cache, 33 seeks from a cold disk. A file changed elsewhere by hand keeps its fingerprint: this is
-    no checksum. Raises OSError when the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    for path in (header.path, *header.other_parts):
-        with path.open("rb", buffering=0) as file:
-            handle = file.fileno()
-            size = os.fstat(handle).st_size
-            digest.update(f"{size}\n".encode())
-            digest.update(os.pread(handle, _HEAD, 0))
-            last = max(0, size - _SAMPLE)
-            for i in range(1, _SAMPLES + 1):
-                digest.update(os.pread(handle, _SAMPLE, last * i // _SAMPLES))
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +60,7 @@ class Key:
     """The instruction set of edgespec's kernels, or "stock"."""
     threads: int
     target: str
-    """`fingerprint` of the target's file."""
+    """`file_fingerprint` of the target's file."""
     draft: str | None
     """Of the draft's; None for a target alone."""
     target_name: str = field(compare=False)
@@ -96,8 +75,8 @@ class Key:
             llama_cpp=library_version(),
             kernels=kernels,
             threads=threads,
-            target=fingerprint(target),
-            draft=fingerprint(draft) if draft else None,
+            target=file_fingerprint(target),
+            draft=file_fingerprint(draft) if draft else None,
             target_name=target.path.stem,
             draft_name=draft.path.stem if draft else None,
         )

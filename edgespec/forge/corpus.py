@@ -20,10 +20,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.history import History
 from edgespec.errors import UsageError
 from edgespec.forge.cutting import Vocabulary
-from edgespec.forge.worth import softmax
+from edgespec.forge.speedup import softmax
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.suites import Prompt, evenly, load_suite, read_contents

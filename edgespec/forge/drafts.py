@@ -2,7 +2,7 @@
 
     corpus -> which tokens stay          (corpus.py)
     source -> candidates                 each quantization, with its vocabulary cut (cutting.py)
-    target -> answers                    to some prompts that are not in the corpus (worth.py)
+    target -> answers                    to some prompts that are not in the corpus (speedup.py)
     source, candidates -> worth          what is measured of each
     the best one                         to the models directory, with a name, if it is better than the source
 
@@ -26,7 +26,7 @@ from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.corpus import FEW, Corpus, Selection, check_keep, own_corpus, read_corpus, select
 from edgespec.forge.cutting import check_source, cut, read_vocabulary
-from edgespec.forge.worth import (
+from edgespec.forge.speedup import (
     MOST_TOKENS,
     Answer,
     Judged,
@@ -37,8 +37,7 @@ from edgespec.forge.worth import (
 )
 from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.gguf_tensors import read_tensors
+from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -323,7 +322,8 @@ class _Making:
         return answers
 
     def _judge(self, name: str, path: Path, target: Model, answers: Sequence[Answer]) -> Judged:
-        header, vocabulary = check_model_file(path), read_cut(path)
+        header = check_model_file(path)
+        vocabulary = read_cut(header)
         tensors = {tensor.name: tensor.bytes for tensor in read_tensors(header)}
         unread = tensors["token_embd.weight"] if "output.weight" in tensors else 0
         with Model(path, kernels=self._request.kernels == "auto", header=header) as model:

@@ -18,8 +18,8 @@ from typing import Literal
 import msgspec
 
 from edgespec.choices import Signal
-from edgespec.drafting.profiles import fingerprint
 from edgespec.errors import UsageError
+from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.options import Span, Waking
 from edgespec.platform.files import cache_root, write_atomically
@@ -76,7 +76,7 @@ class Calibration:
     """All choices of a pair."""
 
     target: str
-    """`fingerprint` of its file."""
+    """`file_fingerprint` of its file."""
     draft: str
     choices: dict[str, Choice] = field(default_factory=dict)
     """By signal and span, as "margin 16"."""
@@ -92,7 +92,9 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
     names = "+".join(
         re.sub(r"[^A-Za-z0-9._@-]", "_", one.path.stem)[:_LONGEST_STEM] for one in (target, draft)
     )
-    digest = hashlib.sha256(json.dumps([fingerprint(target), fingerprint(draft)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        json.dumps([file_fingerprint(target), file_fingerprint(draft)]).encode()
+    ).hexdigest()[:16]
     return cache_root() / "profiles" / f"{names}-{digest}.calibration.json"
 
 
@@ -101,7 +103,7 @@ def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
 
     Raises UsageError for a file that makes no sense, or is a newer edgespec's.
     """
-    empty = Calibration(fingerprint(target), fingerprint(draft))
+    empty = Calibration(file_fingerprint(target), file_fingerprint(draft))
     file = calibration_path(target, draft)
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Calibration)
@@ -124,7 +126,7 @@ def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[Choice]) -> P
     try:
         kept = load(target, draft)
     except UsageError:  # damaged, or another's: what is new takes its place
-        kept = Calibration(fingerprint(target), fingerprint(draft))
+        kept = Calibration(file_fingerprint(target), file_fingerprint(draft))
     file = calibration_path(target, draft)
     data = msgspec.json.format(msgspec.json.encode(kept.with_choices(choices)), indent=1)
     write_atomically(file, data + b"\n")

@@ -13,7 +13,8 @@ import pytest
 
 from edgespec.cli import cache as cli_cache
 from edgespec.cli.app import main
-from edgespec.drafting.history import MAX_TOKENS, History, history_root, tokenizer_fingerprint
+from edgespec.drafting.history import MAX_TOKENS, History, history_root
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
 

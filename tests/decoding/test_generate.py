@@ -27,7 +27,8 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Constraint
 from edgespec.llama.session import Session
 from edgespec.records import Step
-from edgespec.sampling import Coins, filtered_probs
+from edgespec.sampling import Coins
+from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import ToySession
 

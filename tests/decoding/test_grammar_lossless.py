@@ -22,7 +22,8 @@ from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.grammar.grammar import Constraint
-from edgespec.sampling import Coins, SamplingParams, filtered_probs
+from edgespec.sampling import Coins, SamplingParams
+from reference import filtered_probs
 from toy_models import chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves
 from toy_sessions import ToySession

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 import stat
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from edgespec.drafting.profiles import (
     Profile,
     as_json,
     as_text,
-    fingerprint,
     load,
     merge_learnt,
     save,
@@ -156,36 +154,6 @@ def test_key_of_files(tiny_path, tiny_draft_path):
     assert key.llama_cpp
     alone = Key.of(target, None, kernels="stock", threads=2)
     assert (alone.draft, alone.draft_name) == (None, None)
-
-
-def test_fingerprints(tiny_path, tmp_path):
-    header = check_model_file(tiny_path)
-    first = fingerprint(header)
-    assert len(first) == 64
-    copy = tmp_path / "copy.gguf"
-    shutil.copy(tiny_path, copy)
-    other = dataclasses.replace(header, path=copy)
-    assert fingerprint(other) == first, "the name does not matter"
-    data = bytearray(tiny_path.read_bytes())
-    data[-1] ^= 1
-    copy.write_bytes(data)
-    assert fingerprint(other) != first
-    copy.write_bytes(tiny_path.read_bytes() + b"\0")
-    assert fingerprint(other) != first
-    split = dataclasses.replace(header, other_parts=(copy,))
-    assert fingerprint(split) != first, "all parts count"
-    with pytest.raises(OSError, match="gone"):
-        fingerprint(dataclasses.replace(header, path=tmp_path / "gone"))
-
-
-def test_fingerprint_of_a_small_file(tiny_path, tmp_path):
-    header = check_model_file(tiny_path)
-    small = tmp_path / "small"
-    found = set()
-    for data in (b"", b"1", b"12"):
-        small.write_bytes(data)
-        found.add(fingerprint(dataclasses.replace(header, path=small)))
-    assert len(found) == 3
 
 
 # ---- files that make no sense ----

@@ -12,15 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.history import History
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.corpus import Corpus, check_keep, own_corpus, read_corpus, select
 from edgespec.forge.cutting import Vocabulary, read_vocabulary
 from edgespec.forge.drafts import Request, make, target_for
-from edgespec.forge.worth import MAX_GAMMA, Passes, acceptance, answer, levelled, softmax, speed_up
+from edgespec.forge.speedup import MAX_GAMMA, Passes, acceptance, answer, levelled, softmax, speed_up
 from edgespec.llama.embeddings import read_cut
-from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.session import Session
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import load_registry, user_models_file
@@ -265,7 +266,7 @@ def test_the_best_is_kept_under_its_name(request_, tmp_path):
     assert (entry.size, entry.sha256) == (made.kept.stat().st_size, hash_file(made.kept))
     assert Store.default().is_present(entry, load_registry())
 
-    cut = read_cut(made.kept)
+    cut = read_cut(read_header(made.kept))
     assert cut.source_sha256 == hash_file(tmp_path / "small-f32.gguf")
     assert len(cut.token_ids) == 272
     assert set(read_vocabulary(check_model_file(tmp_path / "small-f32.gguf")).required) <= set(cut.token_ids)

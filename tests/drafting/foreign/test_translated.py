@@ -22,7 +22,8 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import EdgespecError
 from edgespec.models.pull import resolve
-from edgespec.sampling import Coins, filtered_probs
+from edgespec.sampling import Coins
+from reference import filtered_probs
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from toy_models import chi_square_p_value
 from toy_schedulers import RandomScheduler, curves

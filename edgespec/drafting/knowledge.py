@@ -14,13 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.choices import Objective
-<<<<<<< HEAD
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
-from edgespec.drafting.history import MAX_TOKENS, History, tokenizer_fingerprint
-=======
-from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.history import MAX_TOKENS, History
->>>>>>> main
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor

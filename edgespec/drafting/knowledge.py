@@ -86,10 +86,11 @@ class Knowledge:
         if self._objective == "latency":
             return self.clocks
         if not profile or not profile.target_joules or (profile.draft and not profile.draft_joules):
-            raise UsageError(
-                "--objective energy: no joules are known of these models on this machine; run "
-                "`edgespec profile` where an energy counter can be read, or leave it at latency"
+            problem = (
+                "no joules are known of these models on this machine; run `edgespec profile` where an energy "
+                "counter can be read, or leave it at latency"
             )
+            raise UsageError(problem, field="objective", value="energy")
         return Clocks(
             OnlineCurve(profile.target_joules),
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,

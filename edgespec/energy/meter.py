@@ -28,12 +28,13 @@ from threading import Event, RLock, Thread
 from typing import Self
 
 from edgespec.energy.base import Finding, Reading, Source, UnreadableError
-from edgespec.energy.kept_idle import MessageFn, kept_idle, silent
+from edgespec.energy.kept_idle import kept_idle
 from edgespec.energy.measurement import Measurement, Phase
 from edgespec.energy.sources import survey, why_none
 from edgespec.energy.trail import Point, Trail
 from edgespec.errors import describe_os_error
 from edgespec.platform.closing import Closing
+from edgespec.platform.messages import MessageFn, silent
 
 MOST_GAP = 0.1
 """Share of a window without samples close enough, above which it has no joules."""

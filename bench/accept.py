@@ -1,10 +1,9 @@
-"""What a speculative step costs outside `llama_decode`: the C core, its Python twin, llama.cpp.
+"""What a speculative step costs outside `llama_decode`: the C core against llama.cpp's samplers.
 
 One step at gamma 4: four drafted tokens are sampled, then verified against five target rows with
-the block rule. Three ways, run in turn (A B C, B C A, ...) over the same rows of logits:
+the block rule. Run in turn (A B, B A, ...) over the same rows of logits:
 
 - edgespec: four `Sampler.sample` and one `Sampler.verify`, called from Python as the engine does;
-- twin: `filtered_probs` of every row, `sample` four times and `verify.verify`, in numpy;
 - llama.cpp: its sampler chain (top-k, top-p, temperature, dist) over the same nine rows, which is
   less than a step needs: no acceptance, no residual. `llama_sampler_sample` fills the array of
   candidates from the context's logits in C, applies the chain and is what a program calls;
@@ -32,13 +31,12 @@ from typing import Any
 import numpy as np
 
 from edgespec import _core
-from edgespec.decoding import verify
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
-from edgespec.sampling import SamplingParams, filtered_probs, sample
+from edgespec.sampling import SamplingParams
 from machine import facts, other_load, save, spread
 
 GAMMA = 4
@@ -49,10 +47,9 @@ CASES = {
     "temp 0.8, top-p 0.95": SamplingParams(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0),
     "temp 0.8": SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0),
 }
-OURS, OUR_DRAFTS, TWIN, FULL, APPLY = (
+OURS, OUR_DRAFTS, FULL, APPLY = (
     "edgespec",
     "  of it: sampling the drafts",
-    "Python twin",
     "llama_sampler_sample",
     "llama.cpp, apply alone",
 )
@@ -125,18 +122,6 @@ class Edgespec:
         self.sampler.verify(position.target_rows, draft, PARENTS, SLOTS, NO_TOKENS, coins[GAMMA:], True)
 
 
-def twin_step(params: SamplingParams, position: Position, coins: list[float]) -> None:
-    n_vocab = position.target_rows.shape[1]
-    q = np.zeros((GAMMA, n_vocab))
-    draft = []
-    for i in range(GAMMA):
-        row = filtered_probs(position.draft_rows[i], params)
-        q[i, : len(row)] = row
-        draft.append(sample(row, coins[i]))
-    p = np.stack([filtered_probs(row, params) for row in position.target_rows])
-    verify.verify(verify.Drafted(draft, list(PARENTS), q, p), coins[GAMMA:], "block")
-
-
 class LlamaChain:
     """llama.cpp's own samplers."""
 
@@ -206,7 +191,6 @@ def measure(
                 turns: list[tuple[str, Callable[[], float]]] = [
                     (OURS, lambda: timed(lambda: ours.step(position, coins))),  # noqa: B023
                     (APPLY, lambda: chain.apply(position)),  # noqa: B023
-                    (TWIN, lambda: timed(lambda: twin_step(params, position, coins))),  # noqa: B023
                 ]
                 if position.contexts is not None:
                     turns.insert(1, (FULL, lambda: timed(lambda: chain.sample(position))))  # noqa: B023
@@ -243,7 +227,7 @@ def report(result: dict[str, Any]) -> None:
     for case, ways in result["seconds"].items():
         print(f"\n{case}\n{'':<30}{'median ms':>10}{'quartiles':>18}{'edgespec is':>14}{'of a step':>11}")
         ours = spread(ways[OURS])[0]
-        for name in (OURS, OUR_DRAFTS, TWIN, FULL, APPLY):
+        for name in (OURS, OUR_DRAFTS, FULL, APPLY):
             if name not in ways:
                 continue
             median, low, high = (1e3 * x for x in spread(ways[name]))

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.benchmark.bench import Settings, Way, generate, leaving_no_trace, parse_ways, warm_up
+from edgespec.benchmark.bench import Settings, generate, leaving_no_trace, warm_up
 from edgespec.benchmark.humaneval import load_problems, pass_at_1
 from edgespec.benchmark.runs import Run
 from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
+from edgespec.benchmark.ways import Way, parse_ways
+from edgespec.choices import Signal
 from edgespec.cli.options import parse_span
-from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
+from edgespec.options import SPAN, Span, Waking
 from edgespec.suites import DEFAULT, Prompt, evenly, load_suite
 from machine import facts, other_load, save, spread
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafting.model import DraftModel
-from edgespec.engine import choose_models
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.session import Session
+from edgespec.pair import choose_models
 from edgespec.suites import DEFAULT, load_suite
 from machine import facts, other_load, save, spread
 

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 from edgespec import Engine, SamplingParams
-from edgespec.engine import DrafterName
-from edgespec.llama.kernels import KernelsChoice
+from edgespec.choices import DrafterName, KernelsChoice
 from machine import facts, in_child, other_load, require_kernels, save, spread
 
 PROMPT = "Write a quicksort in Python."

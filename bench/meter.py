@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from edgespec import EnergyMeter, Engine, SamplingParams
+from edgespec.choices import DrafterName
 from edgespec.energy import Phase, Window
-from edgespec.engine import DrafterName
 from machine import facts, other_load, save, spread
 
 PROMPT = "Write a quicksort in Python."

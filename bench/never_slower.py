@@ -333,14 +333,14 @@ class Bench:
         options["params"] = SamplingParams(temperature=temperature)
         options["seed"] = turn if self.one_text(temperature) else None
         knowledge = self._engine._knowledge
-        schedulers = [knowledge.scheduler(greedy=greedy) for greedy in (True, False)]
-        known = copy.deepcopy(([one.predictor for one in schedulers], knowledge._lengths))
+        learnt = knowledge._learnt.values()
+        known = copy.deepcopy(([one.predictor for one in learnt], knowledge._lengths))
         result = self._engine.generate(text, n_predict=n_predict or self._n_predict, **options)
         if how.name != AUTO:
             self._engine.forget()  # which ends the generation: then the length of its answer is learnt
             predictors, knowledge._lengths = known
-            for scheduler, predictor in zip(schedulers, predictors, strict=True):
-                scheduler.predictor = predictor
+            for one, predictor in zip(learnt, predictors, strict=True):
+                one.predictor = predictor
         return result
 
     def remember(self, prompts: Sequence[Prompt]) -> None:

@@ -26,7 +26,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgespec.engine import choose_models, default_threads
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
 from edgespec.llama.kernels import PackedTensor
@@ -34,6 +33,7 @@ from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models, default_threads
 from machine import facts, other_load, require_kernels, save, spread
 
 TYPES = {

@@ -37,12 +37,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgespec.engine import choose_models, default_threads
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models, default_threads
 from machine import facts, in_child, other_load, require_kernels, save, spread
 
 PREFILL = 512

@@ -6,12 +6,14 @@ import atexit
 import importlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from command_line import python_path
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
 from edgespec.llama.backend import quantize
@@ -23,6 +25,10 @@ from toy_sessions import Clock
 if not kernels_room.plugin_path().exists():
     # Each engine would say so; the tests of the guards ask for that themselves.
     os.environ["EDGESPEC_KERNELS"] = "off"
+
+# `make test &` in a script starts with Ctrl-C ignored, which each child would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What runs learn and what is measured goes to a cache of the tests' own; the 1.6 GB of models do not.
 os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
@@ -108,6 +114,4 @@ def kernels() -> kernels_room.Kernels:
 @pytest.fixture
 def child_environment() -> dict[str, str]:
     """An environment in which a child Python finds the edgespec under test."""
-    root = str(Path(__file__).parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": python_path()}

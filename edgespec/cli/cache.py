@@ -37,7 +37,6 @@ from edgespec.drafting.history import (
     find_histories,
     history_root,
 )
-from edgespec.engine import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
@@ -45,6 +44,7 @@ from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.pull import resolve
 from edgespec.models.sources import format_size
+from edgespec.pair import choose_models
 from edgespec.platform.files import expand_user
 
 cache_app = typer.Typer(

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out, print_line, print_table
+from edgespec.cli.console import err, line_of, out, print_line, print_table
 from edgespec.cli.machine import (
     Report,
     energy_report,
@@ -25,7 +25,6 @@ from edgespec.cli.machine import (
     print_pairs,
     size,
 )
-from edgespec.engine import choose_models, default_threads
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, library_version
@@ -36,6 +35,7 @@ from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models, default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
@@ -161,7 +161,7 @@ def _model(name: str, path: Path, loaded: Kernels) -> Report:
             packed = {tensor.name: tensor for tensor in model.packed}
         matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
     except EdgespecError as error:
-        return report | {"error": str(error)}
+        return report | {"error": line_of(error)}
     return report | {
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)

@@ -11,7 +11,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
-N_MAX = 33
+from edgespec.options import MAX_GAMMA
+
+N_MAX = MAX_GAMMA + 1
 """Longest pass in a curve: the longest draft and the token before it."""
 
 CONTEXTS = (128, 2048)

@@ -11,24 +11,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from edgespec.choices import Objective
 from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.history import MAX_TOKENS, History
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Key, Profile
 from edgespec.drafting.profile_store import load, merge_learnt
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
-
-Objective = Literal["latency", "energy"]
 
 OWN_TOKENS = 1 << 16
 """Tokens of an engine's own timelines that drafts are looked for in."""
@@ -46,7 +45,7 @@ class Clocks:
 
 
 class Knowledge:
-    """The curves and the schedulers of a pair: one for greedy generations, one for sampled ones."""
+    """What is known of a pair: its curves and tables, these apart for greedy and for sampled generations."""
 
     def __init__(
         self,
@@ -84,16 +83,13 @@ class Knowledge:
             _clock(draft, profile.draft if profile else None) if draft else None,
         )
         costs = self._costs(profile)
-        self._schedulers: dict[bool, Scheduler] = {}
+        self._learnt: dict[bool, Learnt] = {}
         for greedy, name in _NAMES.items():
             predictor = Predictor()
             if profile and isinstance(stored := profile.acceptance.get(name), dict):
                 predictor.restore(stored)
-            self._schedulers[greedy] = Scheduler(
-                costs.target,
-                costs.draft,
-                predictor,
-                in_joules=self._objective == "energy",
+            self._learnt[greedy] = Learnt(
+                costs.target, costs.draft, predictor, in_joules=self._objective == "energy"
             )
 
     def _costs(self, profile: Profile | None) -> Clocks:
@@ -109,11 +105,9 @@ class Knowledge:
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,
         )
 
-    def scheduler(self, *, greedy: bool, prompt: str | Sequence[int] = "") -> Scheduler:
-        """Return the scheduler of greedy, or of sampled, generations, told how long the answer may become."""
-        scheduler = self._schedulers[greedy]
-        scheduler.lengths = self._lengths.of(prompt)
-        return scheduler
+    def scheduler(self, policy: Policy, prompt: str | Sequence[int], *, greedy: bool) -> Scheduler:
+        """Return a scheduler for one generation, greedy or sampled, of the answer to `prompt`."""
+        return Scheduler(self._learnt[greedy], policy, self._lengths.of(prompt))
 
     def forget(self) -> None:
         """Begin again with what was stored."""
@@ -137,7 +131,7 @@ class Knowledge:
             draft=draft.curve() if draft else None,
             draft_passes=draft.n_observed if draft else 0,
             acceptance={
-                **{name: self._schedulers[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
+                **{name: self._learnt[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
                 _STARTS: self._lengths.as_dict(),
             },
             answers=self._answers,

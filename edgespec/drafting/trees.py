@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from edgespec import _core
-from edgespec.decoding.drafter import Outcome, Tokens
+from edgespec.decoding.drafter import Outcome, Position
 from edgespec.decoding.tree import Node, Source, Tree, balance, cut, fold, merge, order, prune
 from edgespec.drafting.costs import N_MAX, OnlineCurve
 from edgespec.drafting.learning import (
@@ -35,11 +34,12 @@ from edgespec.drafting.learning import (
 )
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import bucket_of
-from edgespec.drafting.scheduler import MAX_GAMMA, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.scheduler import RunModel, Scheduler, TakeSuffix
 from edgespec.drafting.sleep import Sleep
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.grammar.grammar import Constraint
 from edgespec.llama.session import Rows
+from edgespec.options import MAX_GAMMA
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions
@@ -127,14 +127,7 @@ class TreeDrafter:
             self._sleep.begin(tokens)
             self._now.n_woken = self._sleep.wake(tokens)
 
-    def draft(
-        self,
-        tokens: Sequence[int],
-        room: int,
-        sampler: _core.Sampler,
-        recent: Callable[[Sequence[int]], Tokens],
-        coins: Callable[[int], list[float]],
-    ) -> Tree:
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Propose up to `room` tokens, none after an end-of-generation token."""
         started = time.perf_counter()
         scheduler, model = self._scheduler, self._model
@@ -151,7 +144,7 @@ class TreeDrafter:
         if model and self._sleep:
             model.make_room(len(tokens) + max(room, 0))
             with model.blamed:
-                now.n_woken = self._sleep.wake(tokens, sampler)
+                now.n_woken = self._sleep.wake(tokens, position.sampler)
             now.n_unread = model.n_unread(len(tokens))
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
@@ -166,9 +159,9 @@ class TreeDrafter:
                 after_model = False
                 continue
             n_unread = model.n_unread(len(tokens) + len(drafted)) if model else 0
-            choice = scheduler.next(
-                self._path, len(drafted), n_unread, offer.chances, self._bucket, after_model=after_model
-            )
+            if after_model:
+                scheduler.learn_follow_up(self._path, len(drafted), offer.chances)
+            choice = scheduler.next(self._path, len(drafted), n_unread, offer.chances, self._bucket)
             after_model = False
             n_before = len(drafted)
             if isinstance(choice, TakeSuffix):
@@ -177,9 +170,7 @@ class TreeDrafter:
             elif isinstance(choice, RunModel) and model and n_unread:
                 guesses = offer.tokens[: min(choice.n_guesses, room - self._n_nodes - 1)]
                 with model.blamed:
-                    self._run(
-                        model, tokens, drafted, guesses, room, sampler=sampler, recent=recent, coins=coins
-                    )
+                    self._run(model, tokens, drafted, guesses, room, position=position)
                 offer = self._offer(drafted, room - self._n_nodes)
                 after_model = True
             if len(drafted) == n_before or self._is_eog(drafted[-1]):
@@ -230,7 +221,7 @@ class TreeDrafter:
         policy = self._scheduler.policy
         if self._suffix is None or not (policy.suffix and policy.may_branch and self._offers[0].tokens):
             return ()
-        predictor = self._scheduler.predictor
+        predictor = self._scheduler.learnt.predictor
         nodes: list[Node] = []
         depths: list[int] = []
         place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
@@ -265,7 +256,7 @@ class TreeDrafter:
             n = self._constraint.fitting(drafted, tokens)
             tokens, probabilities = tokens[:n], probabilities[:n]
         buckets = [bucket_of(p) for p in probabilities]
-        chance = self._scheduler.predictor.offered
+        chance = self._scheduler.learnt.predictor.offered
         chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
         offer = Offer(len(drafted), tokens, buckets, chances)
         self._offers.append(offer)
@@ -284,7 +275,7 @@ class TreeDrafter:
             return False
         tokens = self._constraint.forced_run(drafted)[: room - self._n_nodes]
         chance = self._forced_chance.now
-        n = self._scheduler.worth(self._path, len(drafted), [chance] * len(tokens)) if tokens else 0
+        n = self._scheduler.n_worthwhile(self._path, len(drafted), [chance] * len(tokens)) if tokens else 0
         for token in tokens[:n]:
             self._grow(drafted, token, "forced", chance, bucket=self._bucket)
         return n > 0
@@ -316,9 +307,7 @@ class TreeDrafter:
         guesses: Sequence[int],
         room: int,
         *,
-        sampler: _core.Sampler,
-        recent: Callable[[Sequence[int]], Tokens],
-        coins: Callable[[int], list[float]],
+        position: Position,
     ) -> None:
         """Run the draft model once and propose its tokens.
 
@@ -327,7 +316,8 @@ class TreeDrafter:
         left out, and the number of tokens drawn there is chosen, because of its distribution, before a token
         is drawn: never because of the token.
         """
-        scheduler, predictor = self._scheduler, self._scheduler.predictor
+        scheduler, predictor = self._scheduler, self._scheduler.learnt.predictor
+        sampler, recent, coins = position.sampler, position.recent, position.coins
         timeline = [*tokens, *drafted] if drafted else tokens
         n_read = model.n_unread(len(timeline)) + len(guesses)
         n_past = model.n_past
@@ -370,7 +360,7 @@ class TreeDrafter:
                     slot=slot,
                     is_top=token == top,
                 )
-                self._draw_siblings(n_siblings, path, depth, bucket=bucket, sampler=sampler, coins=coins)
+                self._draw_siblings(n_siblings, path, depth, bucket=bucket, position=position)
             else:
                 token = top
                 self._grow(drafted, token, "argmax", chance, bucket=bucket, next_bucket=next_bucket)
@@ -386,7 +376,7 @@ class TreeDrafter:
 
     def _n_siblings(self, path: float, depth: int, bucket: int, room: int) -> int:
         """Return how many tokens more to sample at a place of the trunk, whose parent has `path`."""
-        chance = self._scheduler.predictor.second.chance(depth, bucket)
+        chance = self._scheduler.learnt.predictor.second.chance(depth, bucket)
         n = 0
         while (
             n + 1 < _MOST_SIBLINGS
@@ -397,25 +387,16 @@ class TreeDrafter:
             chance *= _FEWER
         return n
 
-    def _draw_siblings(
-        self,
-        n: int,
-        path: float,
-        depth: int,
-        *,
-        bucket: int,
-        sampler: _core.Sampler,
-        coins: Callable[[int], list[float]],
-    ) -> None:
+    def _draw_siblings(self, n: int, path: float, depth: int, *, bucket: int, position: Position) -> None:
         """Sample `n` tokens beside the trunk's last, each without those before it."""
         last = self._trunk[-1]
-        chance = self._scheduler.predictor.second.chance(depth, bucket)
+        chance = self._scheduler.learnt.predictor.second.chance(depth, bucket)
         for _ in range(n):
             try:
-                sampler.without(last.slot, last.token, self._n_slots)
+                position.sampler.without(last.slot, last.token, self._n_slots)
             except ArithmeticError:  # nothing else can be sampled
                 return
-            token = sampler.draw(self._n_slots, coins(1)[0])
+            token = position.sampler.draw(self._n_slots, position.coins(1)[0])
             last = Node(
                 depth - 1, token, "sampled", path * chance, self._n_slots, chance, bucket, is_top=False
             )
@@ -439,7 +420,7 @@ class TreeDrafter:
             self._others.append([])  # of positions that the suffix store filled
         self._others.append(others)
         for token, bucket in others if propose else ():
-            chance = scheduler.predictor.other.chance(depth, bucket)
+            chance = scheduler.learnt.predictor.other.chance(depth, bucket)
             if scheduler.branches(path * chance, depth + 1):
                 self._branches.append(
                     Node(depth - 1, token, "argmax", path * chance, -1, chance, bucket, is_top=False)
@@ -455,7 +436,7 @@ class TreeDrafter:
             self._model.trim(min(len(tokens) - 1, self._n_timeline + n_trunk))
         if self._suffix:
             self._suffix.extend(emitted)
-        predictor = self._scheduler.predictor
+        predictor = self._scheduler.learnt.predictor
         learn_offers(predictor, self._offers, n_trunk, emitted)
         learn_others(predictor, self._others, n_trunk, emitted)
         learn_tree(predictor, now.proposed, outcome)

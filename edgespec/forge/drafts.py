@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgespec.choices import KernelsChoice
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.model import DraftModel
-from edgespec.engine import default_threads
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.corpus import FEW, Corpus, Selection, check_keep, own_corpus, read_corpus, select
 from edgespec.forge.cutting import check_source, cut, read_vocabulary
@@ -38,7 +38,6 @@ from edgespec.forge.worth import (
 from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import check_model_file, read_tensors
-from edgespec.llama.kernels import KernelsChoice
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -48,6 +47,7 @@ from edgespec.models.quantizations import expected_bytes, model_file, quantizati
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
+from edgespec.pair import default_threads
 from edgespec.platform.signals import Cancellation
 from edgespec.suites import DEFAULT, load_suite
 

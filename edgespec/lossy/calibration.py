@@ -17,10 +17,11 @@ from typing import Literal
 
 import msgspec
 
+from edgespec.choices import Signal
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.lossy.cascade import Signal, Span, Waking
+from edgespec.options import Span, Waking
 from edgespec.platform.files import cache_root
 from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_struct
 from edgespec.platform.messages import MessageFn, silent
@@ -143,8 +144,7 @@ def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> KeptF
         if (found.format, found.target, found.draft) != (FORMAT, empty.target, empty.draft):
             raise DamagedError("of other models")
         try:
-            for choice in found.choices.values():
-                choice.waking.check()
+            _ = [choice.waking for choice in found.choices.values()]  # refuses what no threshold can be
         except UsageError as error:
             raise DamagedError(f"damaged: {error}") from None
         return found

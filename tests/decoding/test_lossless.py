@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+import reference
 from edgespec import _core
-from edgespec.decoding import verify
 from edgespec.sampling import SamplingParams
 from toy_models import ToyModel, V, chi_square_p_value
 
@@ -69,7 +69,7 @@ def drafts(model, params, goes_on, draft=()):
 
 def chain_of(tokens, p, q):
     """What the twin verifies: a chain is the tree whose node i has the parent i - 1."""
-    return verify.Drafted(tokens, range(-1, len(tokens) - 1), q, p)
+    return reference.Drafted(tokens, range(-1, len(tokens) - 1), q, p)
 
 
 class Twin:
@@ -84,7 +84,7 @@ class Twin:
 
     def outcomes(self, tokens, rule):
         """(tau, its probability, distribution of the next token)."""
-        for node, chance, following in verify.outcomes(self.chain(tokens), rule):
+        for node, chance, following in reference.outcomes(self.chain(tokens), rule):
             yield node + 1, chance, following
 
 
@@ -210,7 +210,7 @@ class IndependentBlock(Twin):
             if tau == len(tokens):
                 yield tau, chance, bonus
             else:
-                yield tau, chance, verify.residual(drafted.target_probs[tau], drafted.draft_probs[tau])[0]
+                yield tau, chance, reference.residual(drafted.target_probs[tau], drafted.draft_probs[tau])[0]
 
 
 def drops_unlikely_tokens(draft, params):

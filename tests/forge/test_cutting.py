@@ -19,7 +19,7 @@ from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file
-from edgespec.sampling import filtered_probs
+from reference import filtered_probs
 from tiny_gguf import BOS, CONTROL_TOKENS, EOS, MERGES, N_WORDS, vocabulary, write_tiny_gguf
 
 N_VOCAB = N_WORDS + len(CONTROL_TOKENS)

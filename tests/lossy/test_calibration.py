@@ -27,8 +27,9 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.session import Session
 from edgespec.lossy.calibration import Choice, Point, calibrated, calibration_path, load, store
-from edgespec.lossy.cascade import Waking, signal_of
+from edgespec.lossy.cascade import signal_of
 from edgespec.lossy.teacher import Marks, Teacher
+from edgespec.options import Waking
 from tiny_gguf import write_tiny_gguf
 
 # ---- walking along an answer ----

@@ -382,7 +382,7 @@ def test_what_a_template_refuses_is_told(tmp_path: Path):
 
 
 def test_a_prompt_limit(tiny_path: Path):
-    with serving(tiny_path, settings={"max_prompt": 30}) as served, served.client() as client:
+    with serving(tiny_path, service={"max_prompt": 30}) as served, served.client() as client:
         text(client, prompt="x" * 30)
         error = refused(client, TEXT, GO_ON | {"prompt": "x" * 31})
         assert error["code"] == "context_length_exceeded"

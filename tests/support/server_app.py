@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from edgespec import Engine
 from edgespec.platform.signals import Cancellation
 from edgespec.server.api import create_app
-from edgespec.server.asking import Settings
 from edgespec.server.metrics import Metrics
+from edgespec.server.requests import Service
 from edgespec.server.worker import Worker
 
 
@@ -45,9 +45,9 @@ def serving(
     *,
     engine_options: dict[str, Any] | None = None,
     worker_options: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
+    service: dict[str, Any] | None = None,
 ) -> Iterator[Served]:
-    """Serve these models while entered. `settings` go to `Settings.of`."""
+    """Serve these models while entered. `service` goes to `Service.of`."""
     log: list[str] = []
     metrics = Metrics()
     with (
@@ -63,8 +63,8 @@ def serving(
     ):
         worker = Worker(engine, cancellation, **(worker_options or {}))
         metrics.watch(worker)
-        served = Settings.of(engine, **(settings or {}))
-        app = create_app(engine, worker, metrics=metrics, settings=served, log=log.append)
+        served = Service.of(engine, **(service or {}))
+        app = create_app(engine, worker, metrics=metrics, service=served, log=log.append)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
         started = threading.Event()
 

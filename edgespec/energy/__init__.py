@@ -4,7 +4,8 @@ from edgespec.energy.base import Finding, Source
 from edgespec.energy.idle import Idle, measure_idle
 from edgespec.energy.kept_idle import idle_path, keep_idle
 from edgespec.energy.measurement import Measurement, Phase
-from edgespec.energy.meter import EnergyMeter, Resolution, Window
+from edgespec.energy.meter import EnergyMeter, Window
+from edgespec.energy.resolution import Resolution
 from edgespec.energy.sources import survey
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What an engine knows before it begins, and keeps when it ends: the profile and the history.
 
-    profile (profiles.py)   what passes cost, what is accepted, how long answers are -> the schedulers
+    profile (profile.py)   what passes cost, what is accepted, how long answers are -> the schedulers
     history (history.py)    earlier prompts and answers as tokens                    -> the suffix store
 
 Either may be missing: then there are guesses instead of a profile, and the suffix store begins empty.
@@ -19,7 +19,8 @@ from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profiles import Key, Profile, load, merge_learnt
+from edgespec.drafting.profile import Key, Profile
+from edgespec.drafting.profile_store import load, merge_learnt
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError

@@ -1,10 +1,9 @@
-"""What a speculative step costs outside `llama_decode`: the C core, its Python twin, llama.cpp.
+"""What a speculative step costs outside `llama_decode`: the C core against llama.cpp's samplers.
 
 One step at gamma 4: four drafted tokens are sampled, then verified against five target rows with
-the block rule. Three ways, run in turn (A B C, B C A, ...) over the same rows of logits:
+the block rule. Run in turn (A B, B A, ...) over the same rows of logits:
 
 - edgespec: four `Sampler.sample` and one `Sampler.verify`, called from Python as the engine does;
-- twin: `filtered_probs` of every row, `sample` four times and `verify.verify`, in numpy;
 - llama.cpp: its sampler chain (top-k, top-p, temperature, dist) over the same nine rows, which is
   less than a step needs: no acceptance, no residual. `llama_sampler_sample` fills the array of
   candidates from the context's logits in C, applies the chain and is what a program calls;
@@ -17,11 +16,7 @@ are synthetic: normal logits with the spread that the real target shows, q a noi
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,14 +27,14 @@ from typing import Any
 import numpy as np
 
 from edgespec import _core
-from edgespec.decoding import verify
+from edgespec.benchmark.runs import rotated
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model
-from edgespec.models.registry import load_registry
-from edgespec.models.store import Store
-from edgespec.sampling import SamplingParams, filtered_probs, sample
-from machine import facts, other_load, save, spread
+from edgespec.models.pull import resolve
+from edgespec.pair import choose_models
+from edgespec.sampling import SamplingParams
+from script import Measuring, parser, spread, start
 
 GAMMA = 4
 SYNTHETIC_VOCAB = 151_936
@@ -49,10 +44,9 @@ CASES = {
     "temp 0.8, top-p 0.95": SamplingParams(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0),
     "temp 0.8": SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0),
 }
-OURS, OUR_DRAFTS, TWIN, FULL, APPLY = (
+OURS, OUR_DRAFTS, FULL, APPLY = (
     "edgespec",
     "  of it: sampling the drafts",
-    "Python twin",
     "llama_sampler_sample",
     "llama.cpp, apply alone",
 )
@@ -125,18 +119,6 @@ class Edgespec:
         self.sampler.verify(position.target_rows, draft, PARENTS, SLOTS, NO_TOKENS, coins[GAMMA:], True)
 
 
-def twin_step(params: SamplingParams, position: Position, coins: list[float]) -> None:
-    n_vocab = position.target_rows.shape[1]
-    q = np.zeros((GAMMA, n_vocab))
-    draft = []
-    for i in range(GAMMA):
-        row = filtered_probs(position.draft_rows[i], params)
-        q[i, : len(row)] = row
-        draft.append(sample(row, coins[i]))
-    p = np.stack([filtered_probs(row, params) for row in position.target_rows])
-    verify.verify(verify.Drafted(draft, list(PARENTS), q, p), coins[GAMMA:], "block")
-
-
 class LlamaChain:
     """llama.cpp's own samplers."""
 
@@ -206,12 +188,10 @@ def measure(
                 turns: list[tuple[str, Callable[[], float]]] = [
                     (OURS, lambda: timed(lambda: ours.step(position, coins))),  # noqa: B023
                     (APPLY, lambda: chain.apply(position)),  # noqa: B023
-                    (TWIN, lambda: timed(lambda: twin_step(params, position, coins))),  # noqa: B023
                 ]
                 if position.contexts is not None:
                     turns.insert(1, (FULL, lambda: timed(lambda: chain.sample(position))))  # noqa: B023
-                first = round_ % len(turns)
-                for name, turn in turns[first:] + turns[:first]:
+                for name, turn in rotated(turns, round_):
                     spent = turn()
                     note(name, spent)
                     if name == OURS:
@@ -221,20 +201,7 @@ def measure(
     return seconds, steps
 
 
-def default_pair() -> tuple[Path, Path] | None:
-    """Return the files of the default pair when both are already on this machine."""
-    store, registry = Store.default(), load_registry()
-    pair = registry.pair("default")
-    target, draft = registry.get(pair.target), registry.get(pair.draft)
-    if store.is_present(target, registry) and store.is_present(draft, registry):
-        return store.file(target), store.file(draft)
-    print("the default pair is not here: synthetic rows", file=sys.stderr)
-    return None
-
-
 def report(result: dict[str, Any]) -> None:
-    for key, value in result["machine"].items():
-        print(f"{key:<16}{value}")
     print(f"{'rows':<16}{result['rows']}")
     step_ms = None
     if result["step_s"]:
@@ -243,7 +210,7 @@ def report(result: dict[str, Any]) -> None:
     for case, ways in result["seconds"].items():
         print(f"\n{case}\n{'':<30}{'median ms':>10}{'quartiles':>18}{'edgespec is':>14}{'of a step':>11}")
         ours = spread(ways[OURS])[0]
-        for name in (OURS, OUR_DRAFTS, TWIN, FULL, APPLY):
+        for name in (OURS, OUR_DRAFTS, FULL, APPLY):
             if name not in ways:
                 continue
             median, low, high = (1e3 * x for x in spread(ways[name]))
@@ -253,52 +220,32 @@ def report(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--target", type=Path, help="GGUF of the target (default: the default pair's, if here)"
-    )
-    parser.add_argument("--draft", type=Path, help="GGUF of the draft")
-    parser.add_argument("--synthetic", action="store_true", help="use no model")
-    parser.add_argument(
+    parse = parser(__doc__)
+    parse.add_argument("--synthetic", action="store_true", help="use no model")
+    parse.add_argument(
         "--text", type=Path, default=Path(__file__), help="the text that the rows are taken from"
     )
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--positions", type=int, default=12, help="steps along the text")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of every way at each position")
-    parser.add_argument("--machine", help="name for the saved file (default: the processor's)")
-    parser.add_argument("--json", action="store_true", help="print everything measured as one JSON object")
-    parser.add_argument("--save", action="store_true", help="write bench/results/accept-<machine>.json")
-    args = parser.parse_args()
-    if (args.target is None) != (args.draft is None):
-        parser.error("--target and --draft go together")
+    parse.add_argument("--positions", type=int, default=12, help="steps along the text")
+    parse.add_argument("--rounds", type=int, default=4, help="turns of every way at each position")
+    args = parse.parse_args()
+    names = (None, None) if args.synthetic else choose_models(args.target, args.draft)
 
-    loads = [other_load()]
-    pair = (args.target, args.draft) if args.target else None if args.synthetic else default_pair()
-    if pair:
+    measuring = Measuring(args)
+    if names[0] and names[1]:
         text = args.text.read_text()[: 16 * (N_PROMPT + args.positions * (GAMMA + 1))]
-        with Model(pair[0]) as target, Model(pair[1]) as draft:
+        files = resolve(names[0]), resolve(names[1])
+        with Model(files[0]) as target, Model(files[1]) as draft:
             seconds, steps = measure(recorded(target, draft, text, args.threads, args.positions), args.rounds)
-        rows = f"{pair[0].name} and {pair[1].name} on {args.text.name}, {args.threads} threads"
+        rows = f"{files[0].name} and {files[1].name} on {args.text.name}"
     else:
         seconds, steps = measure(synthetic(args.positions), args.rounds)
         rows = f"synthetic, {SYNTHETIC_VOCAB} tokens"
-    loads.append(other_load())
-    result = {
-        "machine": facts(loads),
-        "rows": rows,
-        "gamma": GAMMA,
-        "step_s": steps,
-        "seconds": {
-            case: {name.strip(): values for name, values in ways.items()} for case, ways in seconds.items()
-        },
-    }
-    if args.json:
-        print(json.dumps(result, indent=1))
-    else:
-        report({**result, "seconds": seconds})
-    if args.save:
-        save("accept", result, loads, args.machine)
+    measuring.end()
+    print(measuring)
+    result = {"rows": rows, "gamma": GAMMA, "step_s": steps, "seconds": seconds}
+    report(result)
+    measuring.keep("accept", result)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import noise
-from edgespec.choices import DrafterName, Rule, Signal
+from edgespec.benchmark.ways import PLAIN_WAY, Way
+from edgespec.choices import Rule
 from edgespec.engine import Engine
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.lossy.teacher import Teacher
-from edgespec.options import MAX_GAMMA, SPAN, Options, Span, Waking
+from edgespec.options import Options
+from edgespec.records import Result
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
 from edgespec.suites import Prompt
@@ -41,81 +42,6 @@ FEWEST_ROUNDS = 3
 """With fewer there is no telling how tight the interval is."""
 
 _WARM_UP_TOKENS = 16
-_WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
-_NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
-_CASCADE = re.compile(rf"cascade(?:-(margin|entropy))?(?:-(rest|[0-9]{{1,9}}))?(?:@({_NUMBER}))?")
-_LENIENT = re.compile(rf"lenience-({_NUMBER})")
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a generation drafts, and whether it is exact."""
-
-    name: str
-    drafter: DrafterName
-    gamma: int | None = None
-    cascade: Waking | None = None
-    lenience: float = 1.0
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether it cannot do without a draft model."""
-        return self.drafter in ("model", "staged") or self.cascade is not None
-
-    @property
-    def exact(self) -> bool:
-        """Whether its texts are distributed as the target's own."""
-        return self.cascade is None and self.lenience == 1.0
-
-
-PLAIN_WAY = Way(PLAIN, "none")
-
-
-def parse_ways(text: str) -> tuple[Way, ...]:
-    """Return the ways named in `text`, with commas: a drafter each, with "-GAMMA" for a fixed length.
-
-    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" where they are not the
-    defaults, and "lenience-L". Plain decoding is not among them: it is always measured. Raises UsageError.
-    """
-    ways: dict[str, Way] = {}
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name in ways:
-            raise UsageError(f"--ways: {name} is named twice")
-        ways[name] = _lossy(name) or _drafting(name)
-    if not ways:
-        raise UsageError("--ways: name at least one, such as auto")
-    return tuple(ways.values())
-
-
-def _drafting(name: str) -> Way:
-    found = _WAY.fullmatch(name)
-    drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
-    if not found or found[1] not in drafters:
-        raise UsageError(
-            f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, "
-            "lenience-0.5"
-        )
-    gamma = int(found[2]) if found[2] else None
-    if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
-        raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
-    return Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
-
-
-def _lossy(name: str) -> Way | None:
-    """Return the way that is not exact, if `name` is one's."""
-    way = None
-    if found := _CASCADE.fullmatch(name):
-        signal: Signal = "entropy" if found[1] == "entropy" else "margin"
-        span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
-        way = Way(name, "auto", cascade=Waking(signal, float(found[3]) if found[3] else None, span=span))
-    elif found := _LENIENT.fullmatch(name):
-        way = Way(name, "auto", lenience=float(found[1]))
-    if way:
-        try:
-            Options(cascade=way.cascade, lenience=way.lenience)
-        except UsageError as error:
-            raise UsageError(f"--ways {name}: {error}") from None
-    return way
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +142,20 @@ def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, ro
     """Answer one prompt in one way; one that is not exact is then set beside the target's distribution."""
     stream = _stream(engine, prompt, way, settings, round_)
     alone = [token.origin == "alone" for token in stream]
-    result = stream.result
+    run = run_of(stream.result, prompt, way.name, round_)
+    if way.exact:
+        return run
+    agreement, kl = _beside(engine, stream, alone, greedy=settings.params.greedy)
+    return replace(run, exact=False, agreement=agreement, kl=kl)
+
+
+def run_of(result: Result, prompt: Prompt, way: str, round_: int) -> Run:
+    """Return what is kept of a generation."""
     stats = result.stats
-    agreement, kl = (
-        (None, None) if way.exact else _beside(engine, stream, alone, greedy=settings.params.greedy)
-    )
     return Run(
         prompt=prompt.id,
         category=prompt.category,
-        way=way.name,
+        way=way,
         round=round_,
         prompt_tokens=result.prompt_tokens,
         tokens=len(result.token_ids),
@@ -240,10 +171,7 @@ def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, ro
         stop_reason=result.stop_reason,
         text_sha256=hashlib.sha256(" ".join(map(str, result.token_ids)).encode()).hexdigest(),
         energy=result.energy,
-        exact=way.exact,
         target_share=result.target_share,
-        agreement=agreement,
-        kl=kl,
     )
 
 
@@ -279,9 +207,7 @@ def turns(
     place: int,
 ) -> Iterator[Run]:
     """Yield a run of every way over one prompt, the first way another one each time."""
-    ways = (PLAIN_WAY, *settings.ways)
-    first = (round_ + place) % len(ways)
-    for way in (*ways[first:], *ways[:first]):
+    for way in rotated((PLAIN_WAY, *settings.ways), round_ + place):
         yield generate(engine, prompt, way, settings, round_=round_)
 
 

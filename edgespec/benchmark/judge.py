@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_tokens
-from edgespec.benchmark.bench import Way
 from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
 from edgespec.benchmark.runs import Accuracy, Cell, Solved, as_json
+from edgespec.benchmark.ways import Way
 from edgespec.choices import KernelsChoice
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError

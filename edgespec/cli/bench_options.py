@@ -84,6 +84,7 @@ class WayChoice:
 
     def settings(self, prompts: Prompts) -> Settings:
         """Return how the answers to `prompts` are made. Raises UsageError."""
-        from edgespec.benchmark.bench import Settings, parse_ways
+        from edgespec.benchmark.bench import Settings
+        from edgespec.benchmark.ways import parse_ways
 
         return Settings(parse_ways(self.ways), prompts.n_predict, prompts.temp, prompts.seed, self.rule)

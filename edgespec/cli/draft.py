@@ -14,12 +14,11 @@ from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import Compute
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.errors import UsageError
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
     from edgespec.forge.drafts import Made
-    from edgespec.forge.worth import Judged, SpeedUp
+    from edgespec.forge.speedup import Judged, SpeedUp
 
 draft_app = typer.Typer(
     no_args_is_help=True,
@@ -99,15 +98,15 @@ def make_command(
     Its output vocabulary is cut to tokens that texts use, and its quantization chosen by what its passes
     take and how often the target agrees. The text stays the target's, exactly. Takes some minutes.
     """
+    from edgespec.forge.corpus import check_corpus
     from edgespec.forge.drafts import Request, make, target_for
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.signals import SignalPipe
 
-    corpus = making.corpus
     request = Request(
         source=source,
         target=making.target or target_for(source),
-        corpus=corpus,
+        corpus=making.corpus,
         keep=making.keep,
         types=() if making.types.strip() == "none" else tuple(parse_types(making.types, "--types")),
         name=making.name,
@@ -117,10 +116,8 @@ def make_command(
         n_predict=making.n_predict,
         budget_s=making.budget,
     )
-    if corpus is not None and not corpus.is_file():
-        problem = "a directory" if corpus.is_dir() else "no such file"
-        # Said before a model is pulled for it.
-        raise UsageError(f"{problem}; give a text", field="corpus", value=corpus)
+    if making.corpus is not None:
+        check_corpus(making.corpus)  # before a model is pulled for it
     pull_named(request.target, source)
     with SignalPipe() as signals, WorkDisplay() as display:
         made = make(request, on_progress=display.show, on_message=message, signals=signals)

@@ -18,7 +18,7 @@ from edgespec.models.registry import load_registry
 if TYPE_CHECKING:
     from edgespec.drafting.costs import Curve
     from edgespec.drafting.measure import PairCosts
-    from edgespec.drafting.profiles import Key, Profile
+    from edgespec.drafting.profile import Key, Profile
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -39,7 +39,7 @@ def profile_command(
     """
     from edgespec.cli.loading import load_engine
     from edgespec.drafting.measure import measure
-    from edgespec.drafting.profiles import Key
+    from edgespec.drafting.profile import Key
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
@@ -70,7 +70,9 @@ def profile_command(
 
 def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
     """Store the profile, print it, and return the exit code."""
-    from edgespec.drafting.profiles import as_text, profile_path, store
+    from edgespec.drafting.profile import as_text
+    from edgespec.drafting.profile_store import profile_path, store
+    from edgespec.platform.kept_file import NewerError
 
     profile = _profile(key, measured, None)
 
@@ -79,11 +81,14 @@ def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
         profile = _profile(key, measured, stored)
         return profile
 
-    reason = "a newer edgespec's file is there"
+    file, reason = None, ""
     try:
         file = store(key, change, on_message=message)
     except OSError as error:
-        file, reason = None, describe_os_error(error)
+        reason = describe_os_error(error)
+    except NewerError as error:
+        message(str(error))
+        reason = "a later edgespec's file is there"
     if json:
         out.print(as_text(profile), markup=False, end="")
     else:
@@ -98,7 +103,7 @@ def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
 
 
 def _profile(key: Key, measured: PairCosts, stored: Profile | None) -> Profile:
-    from edgespec.drafting.profiles import Profile
+    from edgespec.drafting.profile import Profile
 
     fresh = Profile(
         key=key,

@@ -16,18 +16,16 @@ import pytest
 from edgespec import Engine
 from edgespec.benchmark import bench
 from edgespec.benchmark.bench import (
-    PLAIN_WAY,
     Progress,
     Settings,
-    Way,
     generate,
     measure,
-    parse_ways,
     turns,
     unfit,
     warm_up,
 )
 from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.benchmark import compare as room
-from edgespec.benchmark.bench import Settings, parse_ways
+from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.compare import NO_DRAFT, SUFFIX, Combination, Comparison, Plan
 from edgespec.benchmark.runs import PLAIN
+from edgespec.benchmark.ways import parse_ways
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
 from edgespec.platform.child import Conversation

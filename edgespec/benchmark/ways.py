@@ -1,0 +1,86 @@
+"""The ways of a benchmark to answer one prompt: how a generation drafts, and whether it is exact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import get_args
+
+from edgespec.benchmark.runs import PLAIN
+from edgespec.choices import DrafterName, Signal
+from edgespec.errors import UsageError
+from edgespec.options import MAX_GAMMA, SPAN, Options, Span, Waking
+
+_WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
+_NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
+_CASCADE = re.compile(rf"cascade(?:-(margin|entropy))?(?:-(rest|[0-9]{{1,9}}))?(?:@({_NUMBER}))?")
+_LENIENT = re.compile(rf"lenience-({_NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a generation drafts, and whether it is exact."""
+
+    name: str
+    drafter: DrafterName
+    gamma: int | None = None
+    cascade: Waking | None = None
+    lenience: float = 1.0
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether it cannot do without a draft model."""
+        return self.drafter in ("model", "staged") or self.cascade is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether its texts are distributed as the target's own."""
+        return self.cascade is None and self.lenience == 1.0
+
+
+PLAIN_WAY = Way(PLAIN, "none")
+
+
+def parse_ways(text: str) -> tuple[Way, ...]:
+    """Return the ways named in `text`, with commas: a drafter each, with "-GAMMA" for a fixed length.
+
+    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" where they are not the
+    defaults, and "lenience-L". Plain decoding is not among them: it is always measured. Raises UsageError.
+    """
+    ways: dict[str, Way] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name in ways:
+            raise UsageError(f"--ways: {name} is named twice")
+        ways[name] = _lossy(name) or _drafting(name)
+    if not ways:
+        raise UsageError("--ways: name at least one, such as auto")
+    return tuple(ways.values())
+
+
+def _drafting(name: str) -> Way:
+    found = _WAY.fullmatch(name)
+    drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
+    if not found or found[1] not in drafters:
+        raise UsageError(
+            f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, "
+            "lenience-0.5"
+        )
+    gamma = int(found[2]) if found[2] else None
+    if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
+        raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
+    return Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
+
+
+def _lossy(name: str) -> Way | None:
+    """Return the way that is not exact, if `name` is one's."""
+    try:
+        if found := _CASCADE.fullmatch(name):
+            signal: Signal = "entropy" if found[1] == "entropy" else "margin"
+            span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
+            threshold = float(found[3]) if found[3] else None
+            return Way(name, "auto", cascade=Waking(signal, threshold, span=span))
+        if found := _LENIENT.fullmatch(name):
+            return Way(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
+    except UsageError as error:
+        raise UsageError(f"--ways {name}: {error}") from None
+    return None

@@ -35,6 +35,7 @@ class Aim:
             rich_help_panel=_ACCURACY,
         ),
     ] = 0.02
+    """By default two of a hundred tokens may be others than the target's."""
     span: SpanOption = None
 
 

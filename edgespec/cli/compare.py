@@ -72,6 +72,7 @@ class Measuring:
 
     ways: WayChoice
     rounds: Annotated[int, typer.Option(min=1, help="Times that every cell is measured.")] = 3
+    """By default the fewest with which an interval over rounds says something."""
     threads: ThreadsOption = None
 
 
@@ -99,6 +100,7 @@ class Accuracy:
     text_tokens: Annotated[
         int, typer.Option(min=512, help="Tokens of it, at most.", rich_help_panel=_ACCURACY)
     ] = 1024
+    """At least one window of `benchmark.accuracy`; by default two."""
     humaneval: Annotated[
         bool,
         typer.Option(

@@ -135,11 +135,11 @@ class AnswerLengths:
                 shares = _mixed(shares, _around(mean), 1.0, n)
         return Lengths(shares)
 
-    def learn(self, prompt: str | Sequence[int], n_tokens: int, *, cut: bool = False) -> None:
-        """Count an answer of `n_tokens`; `cut`: it would have gone on, who knows how long."""
-        if cut and n_tokens < self.expected(prompt):
+    def learn(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool = False) -> None:
+        """Count an answer of `n_tokens`; `unfinished`: it would have gone on, who knows how long."""
+        if unfinished and n_tokens < self.expected(prompt):
             return
-        if not cut:
+        if not unfinished:
             self.mean += MEAN_WEIGHT * (n_tokens - self.mean)
         for key in _keys(prompt):
             mean, n = self._means.pop(key, (0.0, 0.0))  # put back as the latest

@@ -53,7 +53,7 @@ def bucket_of(confidence: float) -> int:
     return _BUCKET_OF[int(confidence * 256)]
 
 
-class Table:
+class AcceptanceTable:
     """Acceptance by (depth, bucket)."""
 
     _LEAN, _PRIOR = 5.0, 5.0  # outcomes that what a cell leans on, and the guess, count for
@@ -197,16 +197,16 @@ class Predictor:
     _thought: float  # how many of them should have been, by its table
 
     def __init__(self) -> None:
-        self.suffix = Table(lambda d, b: _SUFFIX[d > 0][b])
-        self.sampled = Table(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
-        self.argmax = Table(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
-        self.second = Table(lambda _d, b: _SECOND[b])
-        self.other = Table(lambda _d, b: 0.8 * _CENTRES[b])
-        self.next = Table(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
+        self.suffix = AcceptanceTable(lambda d, b: _SUFFIX[d > 0][b])
+        self.sampled = AcceptanceTable(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
+        self.argmax = AcceptanceTable(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
+        self.second = AcceptanceTable(lambda _d, b: _SECOND[b])
+        self.other = AcceptanceTable(lambda _d, b: 0.8 * _CENTRES[b])
+        self.next = AcceptanceTable(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
         self.begin()
 
     @property
-    def _tables(self) -> dict[TableName, Table]:
+    def _tables(self) -> dict[TableName, AcceptanceTable]:
         return {
             "suffix": self.suffix,
             "sampled": self.sampled,

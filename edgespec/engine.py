@@ -33,7 +33,7 @@ from edgespec.sampling import Coins
 from edgespec.stream import Stream
 
 _POLICIES: dict[DrafterName, Policy] = {
-    # Sampled siblings are accepted too rarely for what a node costs: docs/scheduler.md has the figures.
+    # Sampled siblings are accepted too rarely for what they cost: docs/measurements/scheduler.md.
     "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
     "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),

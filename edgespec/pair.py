@@ -228,8 +228,7 @@ class Pair(Closing):
             n_threads=self.n_threads,
             n_logits_max=MAX_GAMMA + 1,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
-            abort_callback=interrupt.callback if interrupt else 0,
-            abort_data=interrupt.data if interrupt else 0,
+            interrupt=interrupt,
         )
 
     def _hold(self, session: Session) -> None:

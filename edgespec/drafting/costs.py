@@ -1,7 +1,7 @@
 """What a pass of a model costs on this machine: measured curves, or guesses, corrected as real passes come.
 
 A curve is T(n): the seconds of one pass over n tokens with all their logits, at two lengths of context;
-between them it is interpolated, beyond them extended. A run starts from the stored curve (profiles.py) or
+between them it is interpolated, beyond them extended. A run starts from the stored curve (profile.py) or
 from a guess out of the file's size, and `OnlineCurve` moves it with every pass that is timed.
 """
 

@@ -1,4 +1,4 @@
-"""What an engine knows of a pair when it begins, and keeps when it ends, in the profile (profiles.py).
+"""What an engine knows of a pair when it begins, and keeps in the profile when it ends (profile_store.py).
 
 That is what passes cost, what is accepted and how long answers are. Without a profile there are guesses.
 """
@@ -12,7 +12,8 @@ from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profiles import Key, Profile, load, merge_learnt
+from edgespec.drafting.profile import Key, Profile
+from edgespec.drafting.profile_store import load, merge_learnt
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model

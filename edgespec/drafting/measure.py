@@ -222,8 +222,7 @@ class _Measurement:
             n_ctx=n_past + N_MAX,
             n_threads=self._n_threads,
             n_logits_max=N_MAX,
-            abort_callback=interrupt.callback if interrupt else 0,
-            abort_data=interrupt.data if interrupt else 0,
+            interrupt=interrupt,
         )
         timeline = Timeline(self._stack.enter_context(session), n_past)
         return timeline, *self._fill(timeline)

@@ -8,9 +8,8 @@ stay in the full vocabulary (embeddings.py). The file is a model of its own to a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -44,7 +43,7 @@ from edgespec.llama.gguf import (
     aligned,
 )
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.platform.files import beside
+from edgespec.platform.files import replacing
 
 INPUT_SCALES: dict[str, Callable[[int], float]] = {
     "llama": lambda _: 1.0,
@@ -115,7 +114,7 @@ def cut(header: GGUFHeader, path: Path, token_ids: npt.NDArray[np.int64], *, sou
     with _mapped(header.path) as data:
         writing = _Cut(data, header, np.asarray(token_ids, np.int64), source_sha256)
         try:
-            with _complete(path) as file:
+            with replacing(path) as file:
                 writing.write(file)
         except OSError as error:
             raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
@@ -234,19 +233,3 @@ def _mapped(path: Path) -> Iterator[mmap]:
     file = path.open("rb")
     with file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         yield data
-
-
-@contextmanager
-def _complete(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that has the name `path` only when all is written."""
-    temporary = beside(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:  # Ctrl-C too
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

@@ -279,6 +279,5 @@ class _Making:
             n_threads=self._n_threads,
             n_logits_max=MOST_TOKENS,
             embeddings=Embeddings(vocabulary) if vocabulary else None,
-            abort_callback=interrupt.callback if interrupt else 0,
-            abort_data=interrupt.data if interrupt else 0,
+            interrupt=interrupt,
         )

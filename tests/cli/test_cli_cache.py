@@ -261,7 +261,7 @@ def test_import_after_damage(edgespec, history, tree, tiny_path):
     history.append([1])
     history.path.write_bytes(b"damaged")
     _, said = edgespec("import", tree, "-t", tiny_path)
-    assert said.startswith(f"edgespec: {history.path}: not a history; it was set aside as ")
+    assert said.startswith(f"edgespec: {history.path}: not a history; set aside as ")
     assert history.info().documents == 3
 
 

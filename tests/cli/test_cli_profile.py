@@ -135,7 +135,7 @@ def test_a_newer_file_is_not_replaced(profile, tiny_path, cache):
     file.write_text('{"format": "edgespec profile", "version": 9}')
     process = profile("-t", tiny_path, "--threads", 1)
     assert process.returncode == 1
-    assert "newer edgespec (version 9)" in process.stderr
+    assert "later edgespec (format 9)" in process.stderr
     assert file.read_text() == '{"format": "edgespec profile", "version": 9}'
     assert str(file) not in process.stdout
 

@@ -351,7 +351,7 @@ def test_a_flipped_bit_is_never_a_wrong_token(history, messages):
         damaged[bit // 8] ^= 1 << bit % 8
         history.path.write_bytes(damaged)
         messages.clear()
-        history._said.clear()
+        history._file._said.clear()
         kept = documents(history.load())
         aside = list(history.path.parent.glob("*.set-aside*"))
         if bit // 8 >= last:  # cannot be told from an unfinished record
@@ -378,7 +378,7 @@ def test_what_is_set_aside_is_kept(history, messages):
     history.append([1])
     for n in range(3):
         history.path.write_bytes(b"another thing %d" % n)
-        history._said.clear()
+        history._file._said.clear()
         assert "the next run sets it aside" in history.info().problem
         assert set_aside_names(history) == [f"{NAME}.tokens.set-aside{s}" for s in ("", "-2", "-3")[:n]]
         assert history.append([n])
@@ -555,7 +555,7 @@ def write_all(history, writer, n):
 
 def read_until(history, stop):
     """Read while others write: whole documents only, and nothing to say."""
-    history._on_message = pytest.fail
+    history._file._on_message = pytest.fail
     while not stop.exists():
         for writer, i, *rest in documents(history.load(1 << 20)):
             assert [writer, i, *rest] == written(writer, i)

@@ -14,7 +14,7 @@ from edgespec.cli.options import KernelsOption, ThreadsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.forge.corpus import COVERAGE, check_corpus
 from edgespec.forge.drafts import BUDGET_S, LEAST_GAIN, N_PREDICT, TYPES, Made, Request, make, target_for
-from edgespec.forge.speedup import MOST_TOKENS, Judged, SpeedUp
+from edgespec.forge.speedup import MOST_TOKENS, MeasuredDraft, SpeedUp
 from edgespec.models.quantizations import parse_types
 from edgespec.models.sources import format_size
 from edgespec.platform.signals import SignalPipe
@@ -178,7 +178,7 @@ def _document(made: Made) -> dict[str, Any]:
     }
 
 
-def _model(one: Judged) -> dict[str, Any]:
+def _model(one: MeasuredDraft) -> dict[str, Any]:
     return {
         "name": one.name,
         "tokens": one.n_kept,

@@ -36,7 +36,7 @@ class Wakes(Scheduler):
     def worth_reading(self, unread):
         return 7
 
-    def may_explore(self, unread):
+    def may_test(self, unread):
         return 3 if unread > 3 else 0
 
 

@@ -153,7 +153,7 @@ class AcceptanceTable:
         self._refresh()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is to be kept, for a file."""
+        """Return what a file keeps of it."""
         if self._alike:
             return {"usual": round(self._usual_so_far(), 4)}
         return {

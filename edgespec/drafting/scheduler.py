@@ -265,7 +265,7 @@ class Scheduler:
         """Say whether a token beside the trunk, accepted with `path`, pays after `n_drafted` tokens.
 
         The trunk may grow later, so the price is a mean over the next tokens. What is accepted beside the
-        trunk rides again in the next pass, and pays the price again.
+        trunk is in the next pass again, and pays the price again.
         """
         verify = self._now.verify
         if not self.policy.may_branch or n_drafted + 3 > MAX_GAMMA:

@@ -35,7 +35,7 @@ SIZES = (8192, 16384, 32768, 65536)
 """Numbers of tokens that are tried, the smallest first."""
 
 COVERAGE = 0.995
-"""Share of a text's tokens that are to be kept: each that is not ends a draft."""
+"""Share of a text's tokens to keep: each that is missing ends a draft."""
 
 ROUNDING = 16
 """The number of kept tokens is a multiple of it: kernels take matrices of a whole number of such rows."""
@@ -115,7 +115,7 @@ def read_corpus(path: Path, model: Model) -> Corpus:
 def own_corpus(model: Model, prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> Corpus:
     """Return what the history has of the target's outputs and the texts of `prompts`.
 
-    Nothing of those `held_out` is in it, as they are to tell how good a choice is.
+    Nothing of those `held_out` is in it: they tell how good a choice is.
     """
     kept = History(tokenizer_fingerprint(model)).load(n_vocab=model.n_vocab)
     stored = [part[part >= 0].astype(np.int64) for part in np.split(kept, np.flatnonzero(kept < 0))]

@@ -61,7 +61,7 @@ ProgressFn = Callable[[str, float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be made."""
+    """Which draft to make, and how."""
 
     source: str
     target: str

@@ -128,7 +128,7 @@ class Pair(Closing):
             self._check_draft(self.draft, on_message)
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
-        self.cut = read_cut(draft.path)
+        self.cut = read_cut(draft.header)
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
@@ -228,8 +228,7 @@ class Pair(Closing):
             n_threads=self.n_threads,
             n_logits_max=MAX_GAMMA + 1,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
-            abort_callback=interrupt.callback if interrupt else 0,
-            abort_data=interrupt.data if interrupt else 0,
+            interrupt=interrupt,
         )
 
     def _hold(self, session: Session) -> None:

@@ -15,6 +15,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import DraftPrefill, Generation, Prefill
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, Scheduler
@@ -60,8 +61,7 @@ def chain_of(
 ):
     """A drafter over `session`'s model with `gamma` tokens a step."""
     target, draft = (OnlineCurve(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
-    chosen = scheduler(target, draft, Predictor())
-    chosen.policy = replace(policy, gamma=gamma)
+    chosen = scheduler(Learnt(target, draft, Predictor()), replace(policy, gamma=gamma))
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
     suffix = SuffixDrafts(4096)
     return TreeDrafter(
@@ -455,8 +455,7 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
     curves = tuple(OnlineCurve(Curve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005))
     target = ToySession(logits, 8, clock=clock, cost=lambda n: 0.02)
     draft = ToySession(logits, 8, clock=clock, cost=lambda n: 0.005)
-    scheduler = Scheduler(*curves, Predictor())
-    scheduler.policy = MODEL
+    scheduler = Scheduler(Learnt(*curves, Predictor()), MODEL)
     constraint = Constraint(Spending(clock), GREEDY, 8, is_eog=lambda _: False)
     model = DraftModel(draft, n_vocab=8)
     drafter = TreeDrafter(

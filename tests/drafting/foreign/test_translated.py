@@ -15,6 +15,7 @@ from edgespec.decoding.generate import Generation
 from edgespec.drafting.foreign.translated import TranslatedDraft
 from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
@@ -76,8 +77,7 @@ def target_of(clock, logits):
 
 def chain_of(model, policy):
     clocks = curves()
-    scheduler = (Scheduler if policy.gamma else RandomScheduler)(*clocks, Predictor())
-    scheduler.policy = policy
+    scheduler = (Scheduler if policy.gamma else RandomScheduler)(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
 

@@ -160,7 +160,7 @@ def compare_command(
     if SUFFIX in _names(drafts, "--drafts") and all(way.needs_model for way in settings.ways):
         raise UsageError(f"--drafts {SUFFIX} and --ways {ways}: they need a draft model; add auto or suffix")
     choices = _kernels(kernels)
-    types = parse_types(quants, "--quants") if quants is not None else []
+    types = parse_types(quants, "quants") if quants is not None else []
     chosen = load_suite(suite).select(category, per_category)
     questions = _problems(humaneval_file, problems) if humaneval else []
     read = _text(text) if text else "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)

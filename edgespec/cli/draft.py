@@ -97,7 +97,7 @@ def make_command(
         target=chosen,
         corpus=corpus,
         keep=keep,
-        types=() if types.strip() == "none" else tuple(parse_types(types, "--types")),
+        types=() if types.strip() == "none" else tuple(parse_types(types, "types")),
         name=name,
         force=force,
         n_threads=threads,

@@ -39,7 +39,7 @@ def quantize_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE."""
-    types = parse_types(type_, "--type")
+    types = parse_types(type_, "type")
     if output and output.exists() and not output.is_dir():
         raise UsageError(f"-o {output}: not a directory")
     with PullDisplay() as display:

@@ -16,11 +16,7 @@ are synthetic: normal logits with the spread that the real target shows, q a noi
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,13 +27,14 @@ from typing import Any
 import numpy as np
 
 from edgespec import _core
+from edgespec.benchmark.runs import rotated
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model
-from edgespec.models.registry import load_registry
-from edgespec.models.store import Store
+from edgespec.models.pull import resolve
+from edgespec.pair import choose_models
 from edgespec.sampling import SamplingParams
-from machine import facts, other_load, save, spread
+from script import Measuring, parser, spread, start
 
 GAMMA = 4
 SYNTHETIC_VOCAB = 151_936
@@ -194,8 +191,7 @@ def measure(
                 ]
                 if position.contexts is not None:
                     turns.insert(1, (FULL, lambda: timed(lambda: chain.sample(position))))  # noqa: B023
-                first = round_ % len(turns)
-                for name, turn in turns[first:] + turns[:first]:
+                for name, turn in rotated(turns, round_):
                     spent = turn()
                     note(name, spent)
                     if name == OURS:
@@ -205,20 +201,7 @@ def measure(
     return seconds, steps
 
 
-def default_pair() -> tuple[Path, Path] | None:
-    """Return the files of the default pair when both are already on this machine."""
-    store, registry = Store.default(), load_registry()
-    pair = registry.pair("default")
-    target, draft = registry.get(pair.target), registry.get(pair.draft)
-    if store.is_present(target, registry) and store.is_present(draft, registry):
-        return store.file(target), store.file(draft)
-    print("the default pair is not here: synthetic rows", file=sys.stderr)
-    return None
-
-
 def report(result: dict[str, Any]) -> None:
-    for key, value in result["machine"].items():
-        print(f"{key:<16}{value}")
     print(f"{'rows':<16}{result['rows']}")
     step_ms = None
     if result["step_s"]:
@@ -237,52 +220,32 @@ def report(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--target", type=Path, help="GGUF of the target (default: the default pair's, if here)"
-    )
-    parser.add_argument("--draft", type=Path, help="GGUF of the draft")
-    parser.add_argument("--synthetic", action="store_true", help="use no model")
-    parser.add_argument(
+    parse = parser(__doc__)
+    parse.add_argument("--synthetic", action="store_true", help="use no model")
+    parse.add_argument(
         "--text", type=Path, default=Path(__file__), help="the text that the rows are taken from"
     )
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--positions", type=int, default=12, help="steps along the text")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of every way at each position")
-    parser.add_argument("--machine", help="name for the saved file (default: the processor's)")
-    parser.add_argument("--json", action="store_true", help="print everything measured as one JSON object")
-    parser.add_argument("--save", action="store_true", help="write bench/results/accept-<machine>.json")
-    args = parser.parse_args()
-    if (args.target is None) != (args.draft is None):
-        parser.error("--target and --draft go together")
+    parse.add_argument("--positions", type=int, default=12, help="steps along the text")
+    parse.add_argument("--rounds", type=int, default=4, help="turns of every way at each position")
+    args = parse.parse_args()
+    names = (None, None) if args.synthetic else choose_models(args.target, args.draft)
 
-    loads = [other_load()]
-    pair = (args.target, args.draft) if args.target else None if args.synthetic else default_pair()
-    if pair:
+    measuring = Measuring(args)
+    if names[0] and names[1]:
         text = args.text.read_text()[: 16 * (N_PROMPT + args.positions * (GAMMA + 1))]
-        with Model(pair[0]) as target, Model(pair[1]) as draft:
+        files = resolve(names[0]), resolve(names[1])
+        with Model(files[0]) as target, Model(files[1]) as draft:
             seconds, steps = measure(recorded(target, draft, text, args.threads, args.positions), args.rounds)
-        rows = f"{pair[0].name} and {pair[1].name} on {args.text.name}, {args.threads} threads"
+        rows = f"{files[0].name} and {files[1].name} on {args.text.name}"
     else:
         seconds, steps = measure(synthetic(args.positions), args.rounds)
         rows = f"synthetic, {SYNTHETIC_VOCAB} tokens"
-    loads.append(other_load())
-    result = {
-        "machine": facts(loads),
-        "rows": rows,
-        "gamma": GAMMA,
-        "step_s": steps,
-        "seconds": {
-            case: {name.strip(): values for name, values in ways.items()} for case, ways in seconds.items()
-        },
-    }
-    if args.json:
-        print(json.dumps(result, indent=1))
-    else:
-        report({**result, "seconds": seconds})
-    if args.save:
-        save("accept", result, loads, args.machine)
+    measuring.end()
+    print(measuring)
+    result = {"rows": rows, "gamma": GAMMA, "step_s": steps, "seconds": seconds}
+    report(result)
+    measuring.keep("accept", result)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

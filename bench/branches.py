@@ -9,7 +9,6 @@ is timed: compare with the price of a node on your machine (`edgespec run --expl
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 
 import numpy as np
@@ -17,25 +16,22 @@ import numpy as np
 from edgespec import Engine, SamplingParams
 from edgespec.llama.session import Session
 from edgespec.suites import DEFAULT, load_suite
+from script import parser, start
 
 _BUCKETS = 5  # of a tenth; a second likeliest token has at most one half
 
 
 def main() -> None:
     """Print a table for each temperature."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target")
-    parser.add_argument("--draft")
-    parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8, 1.0])
-    parser.add_argument("-n", "--n-predict", type=int, default=100)
-    parser.add_argument("--per-category", type=int, default=1)
-    arguments = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8, 1.0])
+    parse.add_argument("-n", "--n-predict", type=int, default=100)
+    parse.add_argument("--per-category", type=int, default=1)
+    arguments = parse.parse_args()
     prompts = load_suite(DEFAULT).select(None, arguments.per_category).interleaved()
-    with Engine(arguments.target, arguments.draft, profile=False) as engine:
+    with Engine(arguments.target, arguments.draft, n_threads=arguments.threads, profile=False) as engine:
         if engine.draft is None:
-            parser.error("there is no draft model")
+            parse.error("there is no draft model")
         with Session(engine.draft, n_ctx=2048, n_threads=engine.n_threads, n_logits_max=512) as draft:
             for temperature in arguments.temp:
                 places: Counter[int] = Counter()
@@ -86,4 +82,4 @@ def count(
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -4,8 +4,8 @@ Two engines live in one process, each with the target and one of the drafts. Pas
 the engine runs them (embeddings and full rows included), after 128 tokens, one right after the other, round
 by round. Generations: every round runs both drafts once on each prompt, in an order that shifts, with the
 same seed; with the match rule both texts are the target's, so the same tokens are written. Ratios are taken
-within a round and a prompt; medians, and quartiles as spread. Without --gamma the scheduler chooses each
-draft's own length.
+within a round and a prompt; medians, with quartiles or the interval of docs/measuring.md. Without --gamma the
+scheduler chooses each draft's own length.
 
 The cut draft is made before, for example with
     edgespec draft make qwen2.5-coder-0.5b-q4_0 --corpus TEXT --force --name cut
@@ -14,21 +14,26 @@ The cut draft is made before, for example with
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
 
-from edgespec import Engine, SamplingParams
+import prompts as prompt_sets
+from edgespec import Engine
+from edgespec.benchmark.bench import Settings, warm_up
+from edgespec.benchmark.bench import generate as benchmark
+from edgespec.benchmark.runs import Cell, Run, rotated
+from edgespec.benchmark.summary import compare, summarise_cell
+from edgespec.benchmark.ways import parse_ways
 from edgespec.drafting.model import DraftModel
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.session import Session
 from edgespec.pair import choose_models
-from edgespec.suites import DEFAULT, load_suite
-from machine import facts, other_load, save, spread
+from edgespec.suites import DEFAULT, OVERALL, Prompt
+from ratios import shown_interval
+from script import Measuring, numbers, parser, spread, start
 
 CONTEXT = 128
 SIZES = (1, 2, 4)
@@ -36,6 +41,8 @@ FULL, CUT = "full", "cut"
 
 Seconds = dict[int, dict[str, list[float]]]
 """n -> way -> seconds of a pass, round by round."""
+Runs = dict[float, list[Run]]
+"""By temperature."""
 
 
 def opened(engine: Engine, stack: ExitStack) -> DraftModel:
@@ -67,8 +74,7 @@ def time_passes(engines: dict[str, Engine], rounds: int) -> Seconds:
         ways = list(drafts)
         for turn in range(-2, rounds):  # the first two warm up
             for n in SIZES:
-                for i in range(len(ways)):
-                    way = ways[(i + turn) % len(ways)]
+                for way in rotated(ways, turn):
                     tokens = timeline(drafts[way].n_vocab, CONTEXT + n)
                     began = time.perf_counter()
                     drafts[way].run(tokens)
@@ -79,71 +85,24 @@ def time_passes(engines: dict[str, Engine], rounds: int) -> Seconds:
     return found
 
 
-def generate(engines: dict[str, Engine], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run both drafts on all prompts in turn; return a record of each generation."""
-    runs = []
-    ways = list(engines)
-    suite = load_suite(args.suite).select(args.category, args.per_category)
-    for temperature in args.temps:
-        params = SamplingParams(temperature=temperature)
-        for turn in range(-1, args.rounds):
-            prompts = suite.prompts if turn >= 0 else suite.prompts[:1]  # the first round warms up
-            for number, prompt in enumerate(prompts):
-                for i in range(len(ways)):
-                    way = ways[(i + turn + number) % len(ways)]
-                    engine = engines[way]
-                    engine.forget()
-                    result = engine.generate(
-                        prompt.text,
-                        params=params,
-                        seed=args.seed + max(0, turn),
-                        n_predict=args.n_predict,
-                        drafter=args.drafter,
-                        gamma=args.gamma,
-                        rule="match",
-                    )
-                    stats = result.stats
-                    if turn >= 0:
-                        runs.append(
-                            {
-                                "temperature": temperature,
-                                "round": turn,
-                                "category": prompt.category,
-                                "prompt": prompt.id,
-                                "way": way,
-                                "tokens": len(result.token_ids),
-                                "text": hash(result.token_ids),
-                                "total_s": stats.total_s,
-                                "tau": stats.tau,
-                                "alpha": stats.alpha,
-                                "drafted": stats.n_drafted,
-                                "accepted": stats.n_accepted,
-                            }
-                        )
-    return runs
+def generate(engines: dict[str, Engine], prompts: Sequence[Prompt], args: argparse.Namespace) -> Runs:
+    """Run both drafts on all prompts in turn; return the runs by temperature."""
+    found: Runs = {temperature: [] for temperature in args.temps}
+    gamma = "" if args.gamma is None else f"-{args.gamma}"
+    ways = parse_ways(f"{args.drafter}{gamma}")
+    for temperature, runs in found.items():
+        settings = Settings(ways, args.n_predict, temperature, args.seed)
+        for engine in engines.values():
+            warm_up(engine, prompts, settings)
+        for turn in range(args.rounds):
+            for place, prompt in enumerate(prompts):
+                for name in rotated(list(engines), turn + place):
+                    run = benchmark(engines[name], prompt, ways[0], settings, round_=turn)
+                    runs.append(replace(run, way=name))
+    return found
 
 
-def compared(runs: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the runs of full and cut that belong together."""
-    pairs: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for run in runs:
-        pairs.setdefault((run["temperature"], run["round"], run["prompt"]), {})[run["way"]] = run
-    return [(ways[FULL], ways[CUT]) for ways in pairs.values()]
-
-
-def ratio(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
-    """Return how much faster the cut draft made a generation, in tokens a second."""
-    full, cut = pair
-    return float(cut["tokens"] / cut["total_s"] / (full["tokens"] / full["total_s"]))
-
-
-def alpha(runs: list[dict[str, Any]]) -> float:
-    """Return the share of tested tokens that were accepted, over all runs."""
-    tested = sum(run["accepted"] / run["alpha"] for run in runs if run["alpha"])
-    return float(sum(run["accepted"] for run in runs) / max(1.0, tested))
-
-
-def report(passes: Seconds, runs: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def report(passes: Seconds, found: Runs) -> None:
     """Print the tables."""
     print(f"draft passes after {CONTEXT} tokens, ms (quartiles)")
     print(f"{'n':>3}{FULL:>26}{CUT:>26}{'cut / full':>22}")
@@ -152,74 +111,59 @@ def report(passes: Seconds, runs: list[dict[str, Any]], args: argparse.Namespace
         ratios = spread([cut / full for full, cut in zip(ways[FULL], ways[CUT], strict=True)])
         columns = [f"{a:.2f} ({b:.2f} - {c:.2f})" for a, b, c in cells]
         print(f"{n:>3}{columns[0]:>26}{columns[1]:>26}{'{:.3f} ({:.3f} - {:.3f})'.format(*ratios):>22}")
-    for temperature in args.temps:
-        pairs = [pair for pair in compared(runs) if pair[0]["temperature"] == temperature]
-        print(f"\ntemperature {temperature:g}: tokens a second, cut over full (quartiles)")
-        categories: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
-        for pair in pairs:
-            categories.setdefault(pair[0]["category"], []).append(pair)
+    for temperature, runs in found.items():
+        print(f"\ntemperature {temperature:g}: tokens a second, cut over full (95 % interval)")
         medians = []
-        for name, members in [*categories.items(), ("all", pairs)]:
-            middle, low, high = spread([ratio(pair) for pair in members])
-            if name != "all":
-                medians.append(middle)
-            sides = [alpha([pair[i] for pair in members]) for i in (0, 1)]
-            print(
-                f"{name:<14}{middle:.3f} ({low:.3f} - {high:.3f})   alpha {sides[0]:.3f} full, "
-                f"{sides[1]:.3f} cut ({sides[1] - sides[0]:+.3f})"
-            )
-        mean = math.exp(statistics.fmean(math.log(x) for x in medians))
-        print(f"geometric mean over the categories: {mean:.3f}")
-        odd = sum(pair[0]["text"] != pair[1]["text"] for pair in pairs)
-        if odd:
-            print(f"{odd} of {len(pairs)} texts differ (near-ties of stock kernels)")
+        *categories, of_all = rotated(summarise_cell(Cell("", None, "", tuple(runs))), 1)
+        for summary in (*categories, of_all):
+            own = [run for run in runs if summary.category in (run.category, OVERALL)]
+            compared = compare(own, CUT, FULL)
+            alphas = {way.way: way.alpha or 0.0 for way in summary.ways}
+            if compared.speedup and summary is not of_all:
+                medians.append(compared.speedup.median)
+            print(f"{summary.category:<14}{shown_interval(compared.speedup)}   ", end="")
+            print(f"alpha {alphas[FULL]:.3f} full, {alphas[CUT]:.3f} cut ({alphas[CUT] - alphas[FULL]:+.3f})")
+        if medians:
+            print(f"geometric mean over the categories: {statistics.geometric_mean(medians):.3f}")
+        if odd := compared.n_compared - compared.n_identical:
+            print(f"{odd} of {compared.n_compared} texts differ (near-ties of stock kernels)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("cut", help="the cut draft, by its name or path")
-    parser.add_argument("--target")
-    parser.add_argument("--full", help="the draft it was cut from; default: the default pair's")
-    parser.add_argument("--suite", default=DEFAULT)
-    parser.add_argument("--category", action="append")
-    parser.add_argument("--per-category", type=int)
-    parser.add_argument("--drafter", choices=("model", "auto", "staged"), default="model")
-    parser.add_argument("--gamma", type=int, help="default: the scheduler's choice")
-    parser.add_argument(
-        "--temps", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.8]
-    )
-    parser.add_argument("-n", "--n-predict", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pass-rounds", type=int, default=31)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print the raw figures too, as JSON")
-    parser.add_argument("--save", action="store_true", help="write bench/results/drafts-...json")
-    args = parser.parse_args()
+    parse = parser(__doc__, pair=False)
+    parse.add_argument("cut", help="the cut draft, by its name or path")
+    parse.add_argument("--target")
+    parse.add_argument("--full", help="the draft it was cut from; default: the default pair's")
+    prompt_sets.add_options(parse, per_category=None)
+    parse.add_argument("--drafter", choices=("model", "auto", "staged"), default="model")
+    parse.add_argument("--gamma", type=int, help="default: the scheduler's choice")
+    parse.add_argument("--temps", type=numbers(float), default=[0.0, 0.8])
+    parse.add_argument("-n", "--n-predict", type=int, default=128)
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--pass-rounds", type=int, default=31)
+    parse.add_argument("--seed", type=int, default=0)
+    args = parse.parse_args()
 
+    args.suite = args.suite or [DEFAULT]
+    prompts = prompt_sets.of_all(prompt_sets.chosen(args))
     target, full = choose_models(args.target, args.full)
-    loads = [other_load()]
+    measuring = Measuring(args)
     with ExitStack() as stack:
         engines = {
-            way: stack.enter_context(Engine(target, draft, profile=True))
+            way: stack.enter_context(Engine(target, draft, n_threads=args.threads, profile=True))
             for way, draft in ((FULL, full), (CUT, args.cut))
         }
         cut = engines[CUT].draft
         if cut is None or read_cut(cut.header) is None:
-            parser.error(f"{args.cut}: not a cut draft; make one with `edgespec draft make`")
+            parse.error(f"{args.cut}: not a cut draft; make one with `edgespec draft make`")
         passes = time_passes(engines, args.pass_rounds)
-        runs = generate(engines, args)
-    loads.append(other_load())
-    machine = facts(loads)
-    print(f"{target}, drafted by {full} and by {args.cut}; {machine['processor']}, {machine['kernels']}\n")
-    report(passes, runs, args)
-    outcome = {"machine": machine, "command": sys.argv, "passes": passes, "runs": runs}
-    if args.json:
-        print(json.dumps(outcome, indent=1))
-    if args.save:
-        save("drafts", outcome, loads)
+        runs = generate(engines, prompts, args)
+    measuring.end()
+    print(f"{target}, drafted by {full} and by {args.cut}; {measuring}\n")
+    report(passes, runs)
+    by_temperature = [{"temperature": temperature, "runs": some} for temperature, some in runs.items()]
+    measuring.keep("drafts", {"passes": passes, "runs": by_temperature})
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -8,15 +8,13 @@ is resident after the generation: anonymous memory (packed weights, caches, buff
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 import time
 from pathlib import Path
 
 from edgespec import Engine, SamplingParams
 from edgespec.choices import DrafterName, KernelsChoice
-from machine import facts, in_child, other_load, require_kernels, save, spread
+from script import Measuring, in_child, parser, require_kernels, spread, start
 
 PROMPT = "Write a quicksort in Python."
 GIB = 1 << 30
@@ -26,7 +24,7 @@ def generate(args: argparse.Namespace, kernels: KernelsChoice) -> dict[str, floa
     """Load the models, write, and return this process's memory."""
     began = time.perf_counter()
     drafter: DrafterName = "none" if args.plain else "model"
-    with Engine(args.target, args.draft, drafter=drafter, kernels=kernels) as engine:
+    with Engine(args.target, args.draft, drafter=drafter, n_threads=args.threads, kernels=kernels) as engine:
         loaded_s = time.perf_counter() - began
         params = SamplingParams(temperature=0)
         engine.generate(PROMPT, params=params, n_predict=args.n_predict)
@@ -47,34 +45,27 @@ def generate(args: argparse.Namespace, kernels: KernelsChoice) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target")
-    parser.add_argument("--draft")
-    parser.add_argument("--plain", action="store_true", help="load no draft")
-    parser.add_argument("-n", "--n-predict", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print the raw figures too, as JSON")
-    parser.add_argument("--save", action="store_true", help="write bench/results/memory-...json")
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("--plain", action="store_true", help="load no draft")
+    parse.add_argument("-n", "--n-predict", type=int, default=64)
+    parse.add_argument("--rounds", type=int, default=3)
+    args = parse.parse_args()
     require_kernels()
 
-    loads = [other_load()]
+    measuring = Measuring(args)
     ways: dict[str, KernelsChoice] = {"stock": "off", "edgespec": "auto"}
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(args.rounds):
         for way, kernels in ways.items():
             measured[way].append(in_child(generate, args, kernels))
-    loads.append(other_load())
-    machine = facts(loads)
+    measuring.end()
 
     def middle(way: str, figure: str) -> float:
         return spread([run[figure] for run in measured[way]])[0]
 
     print(f"{args.target or 'the default pair'}{', no draft' if args.plain else ''}: ", end="")
     print(f"weights {middle('stock', 'models') / GIB:.2f} GiB in the files; medians of {args.rounds}")
-    print(f"{machine['processor']}, {machine['kernels']}; {machine['libraries']}\n")
+    print(f"{measuring}\n")
     print(f"{'GiB':<12}{'peak':>8}{'x stock':>9}{'anonymous':>11}{'file pages':>12}{'load s':>9}")
     for way in ways:
         print(
@@ -82,12 +73,9 @@ def main() -> None:
             f"{middle(way, 'anonymous') / GIB:>11.2f}{middle(way, 'file') / GIB:>12.2f}"
             f"{middle(way, 'load_s'):>9.2f}"
         )
-    outcome = {"machine": machine, "command": sys.argv, "runs": measured}
-    if args.json:
-        print(json.dumps(outcome, indent=1))
-    if args.save:
-        save(f"memory{'-plain' if args.plain else ''}", outcome, loads)
+    result = {"runs": measured}
+    measuring.keep(f"memory{'-plain' if args.plain else ''}", result)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -8,7 +8,6 @@ Beside the ratio, which a noisy machine blurs, stands the time that the marks th
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from edgespec import EnergyMeter, Engine, SamplingParams
 from edgespec.choices import DrafterName
 from edgespec.energy import Phase, Window
-from machine import facts, other_load, save, spread
+from script import Measuring, parser, spread, start
 
 PROMPT = "Write a quicksort in Python."
 GOAL = 0.005
@@ -50,14 +49,11 @@ def fake_tree(root: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fake", type=Path, metavar="DIR", help="make counters below a new folder in DIR")
-    parser.add_argument("-n", "--n-predict", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--save", action="store_true", help="write bench/results/meter-...json")
-    args = parser.parse_args()
+    parse = parser(__doc__, pair=False)
+    parse.add_argument("--fake", type=Path, metavar="DIR", help="make counters below a new folder in DIR")
+    parse.add_argument("-n", "--n-predict", type=int, default=128)
+    parse.add_argument("--rounds", type=int, default=12)
+    args = parse.parse_args()
 
     with tempfile.TemporaryDirectory(dir=args.fake) as folder:
         root = fake_tree(Path(folder)) if args.fake else Path("/")
@@ -68,10 +64,10 @@ def main() -> None:
 
 
 def measure(meter: TimedMeter, args: argparse.Namespace) -> None:
-    loads = [other_load()]
+    measuring = Measuring(args)
     seconds: dict[DrafterName, dict[str, list[float]]] = {way: {"with": [], "without": []} for way in WAYS}
     marks: dict[str, tuple[float, int]] = {}
-    with Engine() as engine:
+    with Engine(n_threads=args.threads) as engine:
         for way in WAYS:
             for round_ in range(args.rounds + 1):
                 if round_ == 1:  # the first one warmed up
@@ -84,9 +80,8 @@ def measure(meter: TimedMeter, args: argparse.Namespace) -> None:
                     if round_:
                         seconds[way][name].append(result.stats.total_s)
             marks[way] = meter.marks_s, meter.n_marks
-    loads.append(other_load())
-    machine = facts(loads)
-    print(f"{machine['processor']}; {meter.source}; {args.rounds} rounds, {args.n_predict} tokens")
+    measuring.end()
+    print(f"{measuring}; {meter.source}; {args.rounds} rounds, {args.n_predict} tokens")
     for way in WAYS:
         times = seconds[way]
         median, low, high = spread([a / b - 1 for a, b in zip(times["with"], times["without"], strict=True)])
@@ -97,10 +92,8 @@ def measure(meter: TimedMeter, args: argparse.Namespace) -> None:
             f"{'met' if share < GOAL else 'MISSED'}: below {GOAL:.1%}; "
             f"with against without {median:+.1%} (quartiles {low:+.1%} to {high:+.1%})"
         )
-    outcome = {"machine": machine, "command": sys.argv, "seconds": seconds, "marks": marks}
-    if args.save:
-        save("meter", outcome, loads)
+    measuring.keep("meter", {"seconds": seconds, "marks": marks})
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

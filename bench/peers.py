@@ -1,8 +1,7 @@
-r"""Programs that speculate on a CPU, run as a user runs them, on the prompts of bench/speed.py.
+r"""Programs beside llama.cpp's (edgespec/benchmark/peers.py) that bench/speed.py runs, as a user runs them.
 
-llama.cpp's are in edgespec/benchmark/peers.py. They should be of the commit inside the pinned
-llama-cpp-python, so that nothing differs but the program (vendor/llama.cpp of its source package; about
-15 minutes on one core):
+llama.cpp's should be of the commit inside the pinned llama-cpp-python, so that nothing differs but the
+program (vendor/llama.cpp of its source package; about 15 minutes on one core):
 
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary :all: && tar xf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release \
@@ -11,102 +10,84 @@ llama-cpp-python, so that nothing differs but the program (vendor/llama.cpp of i
     cmake --build build --target llama-completion llama-speculative-simple llama-bench
 
 ik_llama.cpp's `llama-spec-bench` is built as its own README says; it runs with run-time repacking.
-
-All get the prompt as the model's chat template renders it. Speeds are the programs' own, of decoding
-alone: they report the reading of the prompt apart (ik_llama.cpp's benchmark computes the logits of
-every prompt token, so its time for the prompt says little).
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec import Engine
 from edgespec.benchmark.bench import Settings
-from edgespec.benchmark.peers import DRAFTED_PROGRAM, LlamaCpp, run_program
+from edgespec.benchmark.peers import rendered, run_program
+from edgespec.benchmark.runs import Run
 from edgespec.errors import EdgespecError
 from edgespec.suites import Prompt
 
-
-@dataclass(frozen=True)
-class Decoded:
-    """What a peer says of one prompt."""
-
-    tokens: int
-    decode_s: float
+IK = "ik_llama.cpp"
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A program that speculates with `target` and `draft`."""
+class IkSpecBench:
+    """ik_llama.cpp's benchmark of speculation, greedy, as a peer of `bench.measure`: a process a prompt.
+
+    It computes the logits of every prompt token, so its time for the prompt says little: its runs are of
+    decoding alone.
+    """
 
     program: Path
-    target: Path
-    draft: Path
-    n_threads: int
+    engine: Engine
+    """Whose models, threads and chat template it uses."""
+    settings: Settings
     n_ctx: int
-    n_predict: int
+    gammas: Sequence[int]
     timeout_s: float
+    name = IK
 
-    name = "peer"
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        """Yield a run of each of `gammas`. Raises EdgespecError."""
+        for gamma in self.gammas:
+            row = self._attempt(rendered(self.engine, prompt.text), gamma)
+            yield Run(
+                prompt=prompt.id,
+                category=prompt.category,
+                way=f"{IK} model-{gamma}",
+                round=round_,
+                prompt_tokens=len(self.engine.prompt_tokens(prompt.text)),
+                tokens=row["generated"],
+                total_s=row["decode_s"],
+                ttft_s=0.0,
+                prefill_s=None,
+            )
 
-    def decode(self, prompts: list[str], gamma: int) -> list[Decoded]:
-        """Continue each prompt greedily, drafting `gamma` tokens; raises EdgespecError."""
-        raise NotImplementedError
-
-
-class LlamaSpeculativeSimple(Peer):
-    """llama.cpp's own program; one process a prompt. Flash attention off is its faster choice here."""
-
-    name = DRAFTED_PROGRAM
-
-    def decode(self, prompts: list[str], gamma: int) -> list[Decoded]:
-        """Continue each prompt greedily, drafting `gamma` tokens; raises EdgespecError."""
-        programs = LlamaCpp(
-            self.program.parent,
-            self.target,
-            self.draft,
-            n_threads=self.n_threads,
-            n_ctx=self.n_ctx,
-            timeout_s=self.timeout_s,
-            flash_attention=False,
-        )
-        settings = Settings(ways=(), n_predict=self.n_predict)
-        runs = [programs.drafted(Prompt("", "", text), settings, gamma) for text in prompts]
-        return [Decoded(run.tokens, run.total_s - (run.prefill_s or 0.0)) for run in runs]
-
-
-class IkSpecBench(Peer):
-    """ik_llama.cpp's benchmark of speculation; one process for all prompts."""
-
-    name = "ik_llama.cpp"
-
-    def decode(self, prompts: list[str], gamma: int) -> list[Decoded]:
-        """Continue each prompt greedily, drafting `gamma` tokens; raises EdgespecError."""
-        command = [self.program, "-m", self.target.absolute(), "-md", self.draft.absolute()]
-        command += ["-t", self.n_threads, "-td", self.n_threads, "-c", self.n_ctx, "-n", self.n_predict]
-        command += ["--temp", "0", "--top-k", "1"]
+    def _attempt(self, text: str, gamma: int) -> dict[str, Any]:
+        engine = self.engine
+        assert engine.draft is not None
+        command = [self.program, "-m", engine.target.path.absolute(), "-md", engine.draft.path.absolute()]
+        command += ["-t", engine.n_threads, "-td", engine.n_threads]
+        command += ["-c", self.n_ctx, "-n", self.settings.n_predict, "--temp", "0", "--top-k", "1"]
         command += ["-rtr", "--spec-type", f"draft:n_max={gamma}", "--in-suffix", ""]  # no second template
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-            for prompt in prompts:
-                file.write(json.dumps({"prompt": prompt}) + "\n")
+            file.write(json.dumps({"prompt": text}) + "\n")
             file.flush()
             command += ["--prompts", file.name, "--output-format", "jsonl"]
             done = run_program([str(part) for part in command], self.timeout_s)
         lines = (done.stdout + done.stderr).splitlines()
         rows = [json.loads(line) for line in lines if line.startswith('{"row_type":"attempt"')]
-        if len(rows) != len(prompts) or not all(row["ok"] for row in rows):
-            raise EdgespecError(f"{self.program.name} did not finish all of {len(prompts)} prompts")
-        return [Decoded(row["generated"], row["decode_s"]) for row in rows]
+        if len(rows) != 1 or not rows[0]["ok"]:
+            raise EdgespecError(f"{self.program.name} did not finish the prompt")
+        return dict(rows[0])
 
 
-def llama_bench(program: Path, model: Path, n_threads: int, timeout_s: float) -> dict[str, float]:
+def llama_bench(program: Path, engine: Engine, timeout_s: float) -> dict[str, float]:
     """Return the tokens a second of llama.cpp's own benchmark, without and with flash attention."""
-    command = [str(program), "-m", str(model.absolute()), "-t", str(n_threads), "-fa", "off,on"]
-    text = run_program([*command, "-r", "3", "-o", "json", "-p", "512", "-n", "128"], timeout_s).stdout
+    command = [str(program), "-m", str(engine.target.path.absolute()), "-t", str(engine.n_threads)]
+    command += ["-fa", "off,on", "-r", "3", "-o", "json", "-p", "512", "-n", "128"]
+    text = run_program(command, timeout_s).stdout
     try:
         rows: list[dict[str, Any]] = json.loads(text[text.index("[") : text.rindex("]") + 1])
     except ValueError:

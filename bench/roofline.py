@@ -19,8 +19,6 @@ taken within a round; medians, and quartiles as spread.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,8 +31,8 @@ from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
-from edgespec.pair import choose_models, default_threads
-from machine import facts, other_load, require_kernels, save, spread
+from edgespec.pair import choose_models
+from script import Measuring, numbers, parser, require_kernels, spread, start
 
 TYPES = {
     "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "q4_K": 12, "q5_K": 13, "q6_K": 14,
@@ -49,7 +47,7 @@ MATRIX_BYTES = 96 << 20
 _PEAK_ROUNDS = 200_000  # some milliseconds
 
 
-class Runs:
+class Times:
     """The raw times of all rounds."""
 
     def __init__(self) -> None:
@@ -85,93 +83,84 @@ def matrix(stream: Stream, type_: str) -> Shape:
     return Shape(TYPES[type_], int(MATRIX_BYTES / row) // 16 * 16, COLUMNS)
 
 
-def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse.Namespace) -> Runs:
+def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse.Namespace) -> Times:
     """Time everything, round by round; the first round warms up."""
-    runs = Runs()
+    times = Times()
     n_vocab, threads = session.model.n_vocab, args.threads
     matrices = {type_: matrix(stream, type_) for type_ in args.types}
     shapes = shapes_of(session.model.packed)
     session.eval([(101 + 7 * i) % n_vocab for i in range(args.context)], n_logits=0)
     for turn in range(-1, args.rounds):
         if turn == 0:
-            runs = Runs()
+            times = Times()
         for way in READS:
             size = MATRIX_BYTES // (128 << 10) * (128 << 10)
-            runs.reads.setdefault(way, []).append(size / stream.read(size, way, threads))
-        runs.peak.append(stream.peak(_PEAK_ROUNDS, threads))
+            times.reads.setdefault(way, []).append(size / stream.read(size, way, threads))
+        times.peak.append(stream.peak(_PEAK_ROUNDS, threads))
         for type_, shape in matrices.items():
             for n in args.sizes:
                 seconds = stream.products([shape], n, prefetch, threads)
-                runs.products.setdefault((type_, n), []).append(seconds)
+                times.products.setdefault((type_, n), []).append(seconds)
         for n in args.sizes:
             tokens = [(11 + 13 * (turn + j)) % n_vocab for j in range(n)]
             began = time.perf_counter()
             session.eval(tokens, n_logits=n)
-            runs.passes.setdefault(n, []).append(time.perf_counter() - began)
+            times.passes.setdefault(n, []).append(time.perf_counter() - began)
             session.rewind(args.context)
-            runs.bare.setdefault(n, []).append(stream.products(shapes, n, prefetch, threads))
-    return runs
+            times.bare.setdefault(n, []).append(stream.products(shapes, n, prefetch, threads))
+    return times
 
 
-def report(runs: Runs, stream: Stream, session: Session, args: argparse.Namespace) -> None:
+def report(times: Times, stream: Stream, session: Session, args: argparse.Namespace) -> None:
     """Print the limits and the tables."""
-    bandwidth, peak = runs.bandwidth(), spread(runs.peak)[0]
-    for way, values in runs.reads.items():
+    bandwidth, peak = times.bandwidth(), spread(times.peak)[0]
+    for way, values in times.reads.items():
         middle, low, high = (value / 1e9 for value in spread(values))
         rate = f"{middle:.1f} GB/s ({low:.1f} - {high:.1f})"
         print(f"reading, {way.bytes:>5} bytes ahead into level {way.level}: {rate}")
-    middle, low, high = (value / 1e9 for value in spread(runs.peak))
+    middle, low, high = (value / 1e9 for value in spread(times.peak))
     print(f"register peak: {middle:.0f} G multiply-adds a second ({low:.0f} - {high:.0f})")
     print(f"\n{'type':<7}{'n':>3}{'ms (quartiles)':>26}{'GB/s':>7}{'G/s':>7}{'of limit':>10}")
-    for (type_, n), seconds in runs.products.items():
+    for (type_, n), seconds in times.products.items():
         shape = matrix(stream, type_)
         size, work = stream.packed_bytes(shape), shape.rows * shape.columns * n
         least, bound = limit(size, work, bandwidth, peak)
         middle, low, high = (1e3 * value for value in spread(seconds))
-        times = f"{middle:.2f} ({low:.2f} - {high:.2f})"
+        shown = f"{middle:.2f} ({low:.2f} - {high:.2f})"
         rates = f"{size / middle / 1e6:>7.1f}{work / middle / 1e6:>7.0f}"
-        print(f"{type_:<7}{n:>3}{times:>26}{rates}{1e3 * least / middle:>10.0%} {bound}")
+        print(f"{type_:<7}{n:>3}{shown:>26}{rates}{1e3 * least / middle:>10.0%} {bound}")
     shapes = shapes_of(session.model.packed)
     size, weights = sum(map(stream.packed_bytes, shapes)), sum(shape.rows * shape.columns for shape in shapes)
     print(f"\n{session.model.path.name}, context {args.context}")
     print(f"{'n':>3}{'T(n) ms (quartiles)':>26}{'products':>10}{'not products':>24}{'products of limit':>19}")
-    for n, seconds in runs.passes.items():
+    for n, seconds in times.passes.items():
         least, bound = limit(size, weights * n, bandwidth, peak)
         middle, low, high = (1e3 * value for value in spread(seconds))
-        bare = spread(runs.bare[n])[0]
-        rest = spread([1 - a / b for a, b in zip(runs.bare[n], seconds, strict=True)])
-        times = f"{middle:.2f} ({low:.2f} - {high:.2f})"
+        bare = spread(times.bare[n])[0]
+        rest = spread([1 - a / b for a, b in zip(times.bare[n], seconds, strict=True)])
+        shown = f"{middle:.2f} ({low:.2f} - {high:.2f})"
         left = f"{rest[0]:.0%} ({rest[1]:.0%} - {rest[2]:.0%})"
-        print(f"{n:>3}{times:>26}{1e3 * bare:>10.2f}{left:>24}{least / bare:>19.0%} {bound}")
-
-
-def integers(text: str) -> list[int]:
-    return sorted({int(part) for part in text.split(",")})
+        print(f"{n:>3}{shown:>26}{1e3 * bare:>10.2f}{left:>24}{least / bare:>19.0%} {bound}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", nargs="?", help="path or name; default: the default pair's target")
-    parser.add_argument("--sizes", type=integers, default=integers("1,2,4,8,16"))
-    parser.add_argument("--types", type=lambda text: text.split(","), default=list(TYPES))
-    parser.add_argument("--context", type=int, default=128, help="tokens before the pass")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--json", action="store_true", help="print the raw times too, as JSON")
-    parser.add_argument("--save", action="store_true", help="write bench/results/roofline-MODEL-...json")
-    args = parser.parse_args()
+    parse = parser(__doc__, pair=False)
+    parse.add_argument("model", nargs="?", help="path or name; default: the default pair's target")
+    parse.add_argument("--sizes", type=numbers(int), default=[1, 2, 4, 8, 16])
+    parse.add_argument("--types", type=numbers(str), default=list(TYPES))
+    parse.add_argument("--context", type=int, default=128, help="tokens before the pass")
+    parse.add_argument("--rounds", type=int, default=15)
+    args = parse.parse_args()
     if min(args.sizes) < 1 or args.context < 1 or args.rounds < 1 or args.threads < 1:
-        parser.error("--sizes, --context, --rounds and --threads must be at least 1")
+        parse.error("--sizes, --context, --rounds and --threads must be at least 1")
     if unknown := set(args.types) - set(TYPES):
-        parser.error(f"--types: no {', '.join(sorted(unknown))}; there are {', '.join(TYPES)}")
+        parse.error(f"--types: no {', '.join(sorted(unknown))}; there are {', '.join(TYPES)}")
     require_kernels()
     loaded = kernels.load()
     assert loaded.plugin and loaded.self_test
     path = resolve(args.model or choose_models(None, None)[0])
     prefetch = loaded.self_test.choice.prefetch
-    loads = [other_load()]
+    measuring = Measuring(args)
     with ExitStack() as stack:
         model = stack.enter_context(Model(path))
         if not model.packed:
@@ -187,35 +176,28 @@ def main() -> None:
         largest = max(tensor.bytes for tensor in model.packed)
         size = max(2 * MATRIX_BYTES, beyond_caches(), largest + MATRIX_BYTES)
         stream = stack.enter_context(Stream(loaded.plugin.path, loaded.plugin.isa, size))
-        runs = measure(stream, session, prefetch, args)
-        loads.append(other_load())
-        report(runs, stream, session, args)
-    machine = facts(loads)
-    print(f"\n{machine['processor']}, {machine['kernels']}; {machine['libraries']}")
-    print(f"{args.threads} threads, weights fetched {prefetch.bytes} bytes ahead into level {prefetch.level}")
-    print(f"other load {machine['other load']}")
-    outcome: dict[str, Any] = {
-        "machine": machine,
-        "command": sys.argv,
+        times = measure(stream, session, prefetch, args)
+        measuring.end()
+        report(times, stream, session, args)
+    print(f"\n{measuring}")
+    print(f"weights fetched {prefetch.bytes} bytes ahead into level {prefetch.level}")
+    result: dict[str, Any] = {
         "model": Path(path).name,
         "threads": args.threads,
         "context": args.context,
         "prefetch": {"level": prefetch.level, "bytes": prefetch.bytes},
         "bytes a second": [
-            {"level": way.level, "bytes": way.bytes, "read": values} for way, values in runs.reads.items()
+            {"level": way.level, "bytes": way.bytes, "read": values} for way, values in times.reads.items()
         ],
-        "multiply-adds a second": runs.peak,
+        "multiply-adds a second": times.peak,
         "seconds": [
             {"type": type_, "n": n, "columns": COLUMNS, "products": values}
-            for (type_, n), values in runs.products.items()
+            for (type_, n), values in times.products.items()
         ],
-        "passes": [{"n": n, "pass": values, "products": runs.bare[n]} for n, values in runs.passes.items()],
+        "passes": [{"n": n, "pass": values, "products": times.bare[n]} for n, values in times.passes.items()],
     }
-    if args.json:
-        print(json.dumps(outcome, indent=1))
-    if args.save:
-        save(f"roofline-{path.stem}", outcome, loads)
+    measuring.keep(f"roofline-{path.stem}", result)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from machine import facts, other_load, save
+from script import Measuring, parser, start
 
 SINGLE = (
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -297,34 +297,30 @@ def show(result: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--leave", type=float, default=1 / 3, help="share of requests broken off")
-    parser.add_argument("-n", "--n-predict", type=int, default=64, help="most tokens of an answer")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write bench/results/serve-load-...json")
-    parser.add_argument("server", nargs="*", metavar="-- OPTION", help="options of `edgespec serve`")
-    args = parser.parse_args()
+    parse = parser(__doc__, pair=False)
+    parse.add_argument("--clients", type=int, default=16)
+    parse.add_argument("--seconds", type=float, default=300.0)
+    parse.add_argument("--leave", type=float, default=1 / 3, help="share of requests broken off")
+    parse.add_argument("-n", "--n-predict", type=int, default=64, help="most tokens of an answer")
+    parse.add_argument("--seed", type=int, default=1)
+    parse.add_argument("server", nargs="*", metavar="-- OPTION", help="options of `edgespec serve`")
+    args = parse.parse_args()
 
-    loads = [other_load()]
-    server = Server(["--max-queue", str(4 * args.clients), *args.server])
+    measuring = Measuring(args)
+    queue = ["--max-queue", str(4 * args.clients), "--threads", str(args.threads)]
+    server = Server([*queue, *args.server])
     try:
         result = asyncio.run(measure(server, args))
     finally:
         code = server.end()
-    loads.append(other_load())
-    machine = facts(loads)
+    measuring.end()
     result["exit code"] = code
-    print(f"{machine['processor']}; {server.facts['target']}, draft {server.facts['draft']}; ", end="")
+    print(f"{measuring}; {server.facts['target']}, draft {server.facts['draft']}; ", end="")
     print(f"{args.clients} clients")
     good = show(result)
-    if args.save:
-        save("serve-load", {"machine": machine, "command": sys.argv, "server": server.facts, **result}, loads)
+    measuring.keep("serve-load", {"server": server.facts, **result})
     sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,8 +1,9 @@
 """Filling JSON schemas: plain decoding with the grammar, and speculative decoding with it.
 
 Interleaved: every round fills each schema once each way, in an order that shifts. Figures are of whole
-generations, the prompt's reading included: median tokens a second with quartiles, and the median ratio to
-plain decoding of the same schema in the same round. The text is the same each way (a seed is given).
+generations, the prompt's reading included: median tokens a second, and the median ratio to plain decoding of
+the same schema in the same round with its interval (docs/measuring.md). The text is the same each way (a seed
+is given).
 
     plain             --drafter none
     auto              forced tokens, text seen before, the draft model: what pays
@@ -16,17 +17,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from edgespec import Engine, SamplingParams
+from edgespec.benchmark.bench import run_of
+from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
+from edgespec.benchmark.summary import summarise_cell
+from edgespec.choices import DrafterName
 from edgespec.grammar.grammar import Constraint, Grammar
-from machine import facts, other_load, save, spread
+from edgespec.suites import Prompt
+from ratios import shown_interval
+from script import Measuring, parser, start
 
 
 def record(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -92,27 +97,20 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
-WAYS = {"plain": "none", "auto": "auto", "auto, none forced": "auto"}
+WAYS: dict[str, DrafterName] = {PLAIN: "none", "auto": "auto", "auto, none forced": "auto"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Filled:
-    """One schema filled once."""
+    """One schema filled once, and what the grammar did."""
 
-    task: str
-    way: str
-    round: int
-    tokens: int
-    total_s: float
-    drafted: int
-    accepted: int
+    run: Run
     forced: int
     """Forced tokens accepted."""
     grammar_s: float
     """Time in the grammar."""
     n_masked: int
     n_full: int
-    stop_reason: str
     text: str
 
 
@@ -152,8 +150,8 @@ def fill(
     engine: Engine, task: str, way: str, grammar: Grammar, args: argparse.Namespace, turn: int
 ) -> Filled:
     """Fill a schema once."""
-    prompt, schema = TASKS[task]
-    asked = f"{prompt} Answer with JSON of {', '.join(schema['properties'])}."
+    request, schema = TASKS[task]
+    prompt = Prompt(task, task, f"{request} Answer with JSON of {', '.join(schema['properties'])}.")
     made: list[Constraint] = []
     begin = Grammar.begin
 
@@ -165,97 +163,72 @@ def fill(
     try:
         with timed(forced="none forced" not in way) as grammar_s:
             result = engine.generate(
-                asked,
+                prompt.text,
                 params=SamplingParams(temperature=args.temp),
                 seed=turn,
                 grammar=grammar,
-                drafter=WAYS[way],  # type: ignore[arg-type]
+                drafter=WAYS[way],
                 n_predict=args.n_predict,
             )
     finally:
         Grammar.begin = begin  # type: ignore[method-assign]
-    sources = result.sources
     return Filled(
-        task=task,
-        way=way,
-        round=turn,
-        tokens=len(result.token_ids),
-        total_s=result.stats.total_s,
-        drafted=sum(drafted for drafted, _ in sources.values()),
-        accepted=sum(accepted for _, accepted in sources.values()),
-        forced=sources.get("forced", (0, 0))[1],
+        run=run_of(result, prompt, way, turn),
+        forced=result.sources.get("forced", (0, 0))[1],
         grammar_s=grammar_s(),
         n_masked=made[0].n_masked,
         n_full=made[0].n_full,
-        stop_reason=result.stop_reason,
         text=result.text,
     )
 
 
-def report(runs: Sequence[Filled]) -> dict[str, Any]:
-    """Print what the runs say, and return it."""
-    by_way: dict[str, dict[tuple[str, int], Filled]] = defaultdict(dict)
-    for run in runs:
-        by_way[run.way][run.task, run.round] = run
-    rows: dict[str, Any] = {}
-    titles = f"{'tokens/s':>20}{'x plain':>9}{'accepted':>10}{'forced':>8}{'grammar':>13}{'all judged':>12}"
-    print(f"{'':<18}{titles}")
-    for way, own in by_way.items():
-        tokens = sum(run.tokens for run in own.values())
-        ratios = [by_way["plain"][place].total_s / run.total_s for place, run in own.items()]
-        row = rows[way] = {
-            "tokens_per_s": [run.tokens / run.total_s for run in own.values()],
-            "ratio": statistics.median(ratios),
-            "ratios": ratios,
-            "accepted_share": sum(run.accepted for run in own.values()) / tokens,
-            "forced_share": sum(run.forced for run in own.values()) / tokens,
-            "grammar_ms_per_token": 1e3 * sum(run.grammar_s for run in own.values()) / tokens,
-            "full_rows": sum(run.n_full for run in own.values()) / sum(run.n_masked for run in own.values()),
-            "same_text": all(run.text == by_way["plain"][place].text for place, run in own.items()),
-        }
-        median, low, high = spread(row["tokens_per_s"])
-        speed = f"{median:.1f} ({low:.1f}-{high:.1f})"
+def report(filled: Sequence[Filled]) -> None:
+    """Print what the runs say."""
+    titles = f"{'tokens/s':>10}{'x plain (95 %)':>24}{'accepted':>10}{'forced':>8}{'grammar':>13}"
+    print(f"{'':<18}{titles}{'all judged':>12}")
+    overall = summarise_cell(Cell("", None, "", tuple(one.run for one in filled)))[0]
+    beside = {found.way: found for found in overall.comparisons}
+    for way in overall.ways:
+        own = [one for one in filled if one.run.way == way.way]
+        tokens = sum(one.run.tokens for one in own)
+        accepted = sum(n * k for one in own for _, n, k in one.run.histogram or ())
+        found = beside.get(way.way)
         print(
-            f"{way:<18}{speed:>20}{row['ratio']:>9.2f}{row['accepted_share']:>10.0%}"
-            f"{row['forced_share']:>8.0%}{row['grammar_ms_per_token']:>10.2f} ms{row['full_rows']:>12.1%}"
-            f"{'' if row['same_text'] else '  another text than plain'}"
+            f"{way.way:<18}{way.whole_tokens_per_s or 0:>10.1f}"
+            f"{shown_interval(found.speedup if found else None):>24}{accepted / tokens:>10.0%}"
+            f"{sum(one.forced for one in own) / tokens:>8.0%}"
+            f"{1e3 * sum(one.grammar_s for one in own) / tokens:>10.2f} ms"
+            f"{sum(one.n_full for one in own) / sum(one.n_masked for one in own):>12.1%}"
+            f"{'  another text than plain' if found and found.n_identical < found.n_compared else ''}"
         )
-    whole = [json.loads(run.text) for run in runs if run.stop_reason == "eog"]
-    print(f"{len(whole)} of {len(runs)} texts were whole; the others were cut by -n")
-    return rows
+    whole = [json.loads(one.text) for one in filled if one.run.stop_reason == "eog"]
+    print(f"{len(whole)} of {len(filled)} texts were whole; the others were cut by -n")
 
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target")
-    parser.add_argument("--draft")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--n-predict", "-n", type=int, default=256)
-    parser.add_argument("--temp", type=float, default=0.0)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--save", action="store_true", help="write bench/results/structured-*.json")
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("--rounds", type=int, default=5)
+    parse.add_argument("--n-predict", "-n", type=int, default=256)
+    parse.add_argument("--temp", type=float, default=0.0)
+    parse.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    args = parse.parse_args()
     runs: list[Filled] = []
-    loads = [other_load()]
-    with Engine(args.target, args.draft, profile=False, prefix_cache=None) as engine:
+    measuring = Measuring(args)
+    with Engine(args.target, args.draft, n_threads=args.threads, profile=False, prefix_cache=None) as engine:
         grammars = {task: Grammar.from_json_schema(engine.target, TASKS[task][1]) for task in args.tasks}
         for way in WAYS:  # both models run once, and every context is made
             fill(engine, args.tasks[0], way, grammars[args.tasks[0]], args, 0)
         for turn in range(args.rounds):
             for shift, task in enumerate(args.tasks):
-                for i in range(len(WAYS)):
-                    way = list(WAYS)[(i + turn + shift) % len(WAYS)]
+                for way in rotated(list(WAYS), turn + shift):
                     engine.forget()  # else the next way copies the text
                     runs.append(fill(engine, task, way, grammars[task], args, turn))
-        rows = report(runs)
-    loads.append(other_load())
-    found = {"machine": facts(loads), "temperature": args.temp, "rows": rows, "runs": list(map(asdict, runs))}
-    if args.save:
-        save(f"structured-temp{args.temp:g}", found, loads)
+    measuring.end()
+    print(measuring)
+    report(runs)
+    measuring.keep(f"structured-temp{args.temp:g}", {"temperature": args.temp, "runs": runs})
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

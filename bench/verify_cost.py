@@ -8,10 +8,6 @@ far from it. For each model file (in a process of its own) the ways are loaded s
 - stock-flash (--stock-flash): the same with flash attention, which is the faster choice for a prefill
   and the slower one at long contexts. The goals are then judged against the faster of the two;
 - edgespec: the same file packed for edgespec's kernels, the default;
-- prototype (--prototype libspike.so): the yardstick of the kernels. It is an extra buffer type of
-  llama.cpp's CPU backend, in the process from the start (llama.cpp makes its list of these once), but
-  switched on only while its own copy is loaded, with flash attention for its own attention kernel.
-
 - earlier (--earlier edgespec_kernels.so): another build of edgespec's kernels, for before and after. Both
   plugins are in the process; each packs its own copy of the model.
 
@@ -28,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import sys
 import time
@@ -37,13 +32,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgespec.benchmark.runs import rotated
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
-from edgespec.pair import choose_models, default_threads
-from machine import facts, in_child, other_load, require_kernels, save, spread
+from edgespec.pair import choose_models
+from script import Measuring, in_child, numbers, parser, require_kernels, spread, start
 
 PREFILL = 512
 EMPTY = 0
@@ -51,35 +47,6 @@ EMPTY = 0
 
 Cells = dict[tuple[int, int], dict[str, list[float]]]
 """(tokens before the pass, tokens in it) -> way -> seconds, round by round."""
-
-
-class Prototype:
-    """The prototype's library: an extra buffer type that its switches let in and keep out."""
-
-    def __init__(self, path: Path) -> None:
-        """Install it; llama.cpp only takes it in before the first model is loaded."""
-        self._library = ctypes.CDLL(str(path.absolute()))
-        if self._library.spike_install_extra() < 0:
-            raise SystemExit(f"{path}: does not fit this llama.cpp")
-        self.attention(on=False)
-        self._library.spike_enable(0)
-
-    def attention(self, *, on: bool) -> None:
-        """Use its attention, or llama.cpp's, from now on."""
-        self._library.spike_fa(int(on))
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Load a model inside that uses the prototype."""
-        self._library.spike_enable(1)
-        try:
-            yield
-        finally:
-            self._library.spike_enable(0)
-        counts = (ctypes.c_longlong * 5)()
-        self._library.spike_stats(counts)
-        if counts[3] == 0:
-            print("the prototype packed none of the weights: its times are stock's", file=sys.stderr)
 
 
 class Earlier:
@@ -141,7 +108,6 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
             session = Session(model, n_ctx=n_ctx, n_threads=args.threads, n_logits_max=max(sizes))
             return stack.enter_context(session)
 
-        prototype = Prototype(args.prototype) if args.prototype else None
         stock = loaded(kernels=False)
         sessions = {"stock": opened(stock)}
         if args.stock_flash:
@@ -151,19 +117,13 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
         if args.earlier:
             with Earlier(args.earlier).loading(), flash_attention():
                 sessions["earlier"] = opened(loaded(kernels=False))
-        if prototype:
-            with prototype.loading(), flash_attention():
-                sessions["prototype"] = opened(loaded(kernels=False))
         ways = list(sessions)
         n_vocab = sessions["stock"].model.n_vocab
 
         def timed(cell: tuple[int, int], turn: int, restore: Callable[[Session], None]) -> None:
             context, size = cell
             tokens = [(11 + 13 * (turn + j)) % n_vocab for j in range(size)]
-            for i in range(len(ways)):
-                way = ways[(i + turn) % len(ways)]
-                if prototype:
-                    prototype.attention(on=way == "prototype")
+            for way in rotated(ways, turn):
                 began = time.perf_counter()
                 sessions[way].eval(tokens, n_logits=1 if context == EMPTY else size)
                 spent = time.perf_counter() - began
@@ -174,15 +134,12 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
         for turn in range(-1, args.prefill_rounds):  # the first round warms up
             timed((EMPTY, PREFILL), turn, Session.clear)
         for context in contexts:
-            for way, session in sessions.items():
-                if prototype:
-                    prototype.attention(on=way == "prototype")
+            for session in sessions.values():
                 session.clear()
                 session.eval([(101 + 7 * i) % n_vocab for i in range(context)], n_logits=0)
             for turn in range(-1, args.rounds):
-                for i in range(len(sizes)):
-                    cell = context, sizes[(i + turn) % len(sizes)]
-                    timed(cell, turn, lambda session, n=context: session.rewind(n))  # type: ignore[misc]
+                for size in rotated(sizes, turn):
+                    timed((context, size), turn, lambda session, n=context: session.rewind(n))  # type: ignore[misc]
     return cells
 
 
@@ -191,7 +148,7 @@ def paired(over: list[float], under: list[float]) -> float:
     return spread([a / b for a, b in zip(over, under, strict=True)])[0]
 
 
-def goals(cell: tuple[int, int], growth: float, gain: float, lead: float | None) -> list[tuple[str, bool]]:
+def goals(cell: tuple[int, int], growth: float, gain: float) -> list[tuple[str, bool]]:
     """Return the goals of issue 3 for one cell and whether they are met, to two decimals."""
     context, size = cell
     growth, gain = round(growth, 2), round(gain, 2)
@@ -203,8 +160,6 @@ def goals(cell: tuple[int, int], growth: float, gain: float, lead: float | None)
         found.append(("T(1) no slower than stock", gain >= 1))
     if context == EMPTY:
         found.append(("1.80x stock", gain >= 1.8))
-    if lead is not None:
-        found.append(("as fast as the prototype", round(lead, 2) >= 1))
     return found
 
 
@@ -229,67 +184,46 @@ def report(cells: Cells) -> None:
                 (context, size),
                 paired(seconds["edgespec"], first["edgespec"]),
                 min(gain for way, gain in gains.items() if way.startswith("stock")),
-                gains.get("prototype"),
             )
             print(line + "   " + "; ".join(f"{'met' if met else 'MISSED'}: {goal}" for goal, met in verdicts))
 
 
-def integers(text: str) -> list[int]:
-    return sorted({int(part) for part in text.split(",")})
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="*", help="paths or names; default: the default pair's target")
-    parser.add_argument("--sizes", type=integers, default=integers("1,2,3,4,6,8,12,16"))
-    parser.add_argument(
-        "--contexts", type=integers, default=integers("128,2048"), help="tokens before the pass"
-    )
-    parser.add_argument("--stock-flash", action="store_true", help="measure stock with flash attention too")
-    parser.add_argument("--prototype", type=Path, help="libspike.so of the kernels' prototype")
-    parser.add_argument("--earlier", type=Path, help="edgespec_kernels.so of another build")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--prefill-rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--json", action="store_true", help="print the raw times too, as JSON")
-    parser.add_argument("--save", action="store_true", help="write bench/results/verify-cost-MODEL-...json")
-    args = parser.parse_args()
+    parse = parser(__doc__, pair=False)
+    parse.add_argument("models", nargs="*", help="paths or names; default: the default pair's target")
+    parse.add_argument("--sizes", type=numbers(int), default=[1, 2, 3, 4, 6, 8, 12, 16])
+    parse.add_argument("--contexts", type=numbers(int), default=[128, 2048], help="tokens before the pass")
+    parse.add_argument("--stock-flash", action="store_true", help="measure stock with flash attention too")
+    parse.add_argument("--earlier", type=Path, help="edgespec_kernels.so of another build")
+    parse.add_argument("--rounds", type=int, default=15)
+    parse.add_argument("--prefill-rounds", type=int, default=5)
+    args = parse.parse_args()
 
     args.sizes = sorted({1, *args.sizes})
     if min(args.sizes) < 1 or min(args.contexts) < 1 or args.rounds < 1 or args.prefill_rounds < 1:
-        parser.error("--sizes, --contexts, --rounds and --prefill-rounds must be at least 1")
-    for library in filter(None, (args.prototype, args.earlier)):
-        if not library.exists():
-            parser.error(f"no file {library}")
+        parse.error("--sizes, --contexts, --rounds and --prefill-rounds must be at least 1")
+    if args.earlier and not args.earlier.exists():
+        parse.error(f"no file {args.earlier}")
     require_kernels()
     paths = [resolve(model) for model in args.models or [choose_models(None, None)[0]]]
-    loads = [other_load()]
+    measuring = Measuring(args)
     measured: dict[Path, Cells] = {}
     for path in paths:
         measured[path] = in_child(measure, path, args)
-        loads.append(other_load())
         print(f"\n{path.name}, {args.threads} threads, {args.rounds} rounds", end="")
         report(measured[path])
-    machine = facts(loads)
-    print(f"\n{machine['processor']}, {machine['kernels']}; {machine['libraries']}")
-    print(f"other load {machine['other load']}")
+    measuring.end()
+    print(f"\n{measuring}")
     for path, cells in measured.items():
-        outcome = {
-            "machine": machine,
-            "command": sys.argv,
+        result = {
             "model": path.name,
             "threads": args.threads,
             "seconds": [
                 {"context": context, "n": size, **ways} for (context, size), ways in sorted(cells.items())
             ],
         }
-        if args.json:
-            print(json.dumps(outcome, indent=1))
-        if args.save:
-            save(f"verify-cost-{'earlier-' if args.earlier else ''}{path.stem}", outcome, loads)
+        measuring.keep(f"verify-cost-{'earlier-' if args.earlier else ''}{path.stem}", result)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

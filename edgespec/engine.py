@@ -13,8 +13,9 @@ from edgespec.choices import DrafterName, KernelsChoice, Objective, Rule, check_
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.knowledge import Knowledge, Recollection
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Policy
-from edgespec.drafting.trees import DraftStep, TreeDrafter
+from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Constraint
@@ -336,13 +337,12 @@ class Engine(Closing):
 
     def _drafter(self, policy: Policy, model: DraftModel | None, task: _Task) -> TreeDrafter:
         scheduler = self._knowledge.scheduler(policy, task.prompt, greedy=task.options.params.greedy)
-        clocks = self._knowledge.clocks
         return TreeDrafter(
             scheduler,
             suffix=self._recollection.ready(),
             model=model,
             is_eog=self.target.is_eog,
-            clocks=(clocks.target, clocks.draft),
+            clocks=self._knowledge.clocks,
             on_step=task.on_step,
             constraint=task.constraint,
         )

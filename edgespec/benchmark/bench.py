@@ -16,10 +16,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edgespec.benchmark.runs import Run
+from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import noise
 from edgespec.benchmark.ways import PLAIN_WAY, Way
 from edgespec.choices import Rule
@@ -27,6 +27,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.lossy.teacher import Teacher
 from edgespec.options import Options
+from edgespec.records import Result
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
 from edgespec.suites import Prompt
@@ -141,15 +142,20 @@ def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, ro
     """Answer one prompt in one way; one that is not exact is then set beside the target's distribution."""
     stream = _stream(engine, prompt, way, settings, round_)
     alone = [token.origin == "alone" for token in stream]
-    result = stream.result
+    run = run_of(stream.result, prompt, way.name, round_)
+    if way.exact:
+        return run
+    agreement, kl = _beside(engine, stream, alone, greedy=settings.params.greedy)
+    return replace(run, exact=False, agreement=agreement, kl=kl)
+
+
+def run_of(result: Result, prompt: Prompt, way: str, round_: int) -> Run:
+    """Return what is kept of a generation."""
     stats = result.stats
-    agreement, kl = (
-        (None, None) if way.exact else _beside(engine, stream, alone, greedy=settings.params.greedy)
-    )
     return Run(
         prompt=prompt.id,
         category=prompt.category,
-        way=way.name,
+        way=way,
         round=round_,
         prompt_tokens=result.prompt_tokens,
         tokens=len(result.token_ids),
@@ -165,10 +171,7 @@ def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, ro
         stop_reason=result.stop_reason,
         text_sha256=hashlib.sha256(" ".join(map(str, result.token_ids)).encode()).hexdigest(),
         energy=result.energy,
-        exact=way.exact,
         target_share=result.target_share,
-        agreement=agreement,
-        kl=kl,
     )
 
 
@@ -204,9 +207,7 @@ def turns(
     place: int,
 ) -> Iterator[Run]:
     """Yield a run of every way over one prompt, the first way another one each time."""
-    ways = (PLAIN_WAY, *settings.ways)
-    first = (round_ + place) % len(ways)
-    for way in (*ways[first:], *ways[:first]):
+    for way in rotated((PLAIN_WAY, *settings.ways), round_ + place):
         yield generate(engine, prompt, way, settings, round_=round_)
 
 

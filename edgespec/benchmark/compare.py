@@ -21,7 +21,7 @@ import msgspec
 
 from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.benchmark.machine import Watch
-from edgespec.benchmark.runs import Cell, Run, as_json, from_json
+from edgespec.benchmark.runs import Cell, Run, as_json, from_json, rotated
 from edgespec.choices import KernelsChoice
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine
@@ -184,8 +184,7 @@ class Comparison:
         total = plan.rounds * sum(map(plan.n_runs, plan.combinations))
         done = 0
         for round_ in range(plan.rounds):
-            first = round_ % len(plan.combinations)
-            for combination in (*plan.combinations[first:], *plan.combinations[:first]):
+            for combination in rotated(plan.combinations, round_):
                 before = done
                 if combination not in self._skipped and self._stored(combination, round_) is None:
                     on_progress(Progress(combination, round_, "", done, total))

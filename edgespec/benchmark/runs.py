@@ -9,7 +9,7 @@ They are written as JSON and read again: a comparison that was stopped goes on f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -174,6 +174,12 @@ class Outcome:
         """Return what a way that is not exact solves; None where it was not asked for."""
         wanted = cell.target, cell.draft, cell.kernels, way
         return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.way) == wanted), None)
+
+
+def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:
+    """Return `these` in their order, beginning `n` places later: each is first as often."""
+    first = n % len(these)
+    return (*these[first:], *these[:first])
 
 
 def as_json(record: object) -> bytes:

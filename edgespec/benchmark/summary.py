@@ -116,6 +116,12 @@ def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
     return tuple(_category(name, runs) for name, runs in [(OVERALL, cell.runs), *parts])
 
 
+def compare(runs: Iterable[Run], way: str, base: str = PLAIN) -> Comparison:
+    """Return `way` beside `base` over the prompts and rounds of `runs` that have both."""
+    ways = _by_way(runs)
+    return _comparison(way, ways.get(way, {}), ways.get(base, {}))
+
+
 def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = True) -> Interval | None:
     """Return the median of all ratios, element i holding those of prompt i, with its 95 % interval.
 

@@ -129,9 +129,9 @@ def serve_command(
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
     from edgespec.server.api import create_app
-    from edgespec.server.requests import Service
     from edgespec.server.limits import MIB, Gate, Limits, is_loopback
     from edgespec.server.metrics import Metrics
+    from edgespec.server.requests import Service
     from edgespec.server.serving import bind, serve
     from edgespec.server.worker import Worker
 

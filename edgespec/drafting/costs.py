@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgespec.options import MAX_GAMMA
 
@@ -140,3 +141,10 @@ class OnlineCurve:
 
     def _tabulate(self) -> None:
         self._table = [s * math.exp(self._common + own) for s, own in zip(self._base, self._own, strict=True)]
+
+
+class Clocks(NamedTuple):
+    """What passes of target and draft model take, in seconds; told of every pass."""
+
+    target: OnlineCurve
+    draft: OnlineCurve | None

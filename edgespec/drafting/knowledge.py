@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.choices import Objective
-from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
@@ -34,14 +33,6 @@ OWN_TOKENS = 1 << 16
 
 _NAMES = {True: "greedy", False: "sampled"}
 _STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """What passes of target and draft model take, in seconds; told of every pass."""
-
-    target: OnlineCurve
-    draft: OnlineCurve | None
 
 
 class Knowledge:
@@ -96,10 +87,11 @@ class Knowledge:
         if self._objective == "latency":
             return self.clocks
         if not profile or not profile.target_joules or (profile.draft and not profile.draft_joules):
-            raise UsageError(
-                "--objective energy: no joules are known of these models on this machine; run "
-                "`edgespec profile` where an energy counter can be read, or leave it at latency"
+            problem = (
+                "no joules are known of these models on this machine; run `edgespec profile` where an energy "
+                "counter can be read, or leave it at latency"
             )
+            raise UsageError(problem, field="objective", value="energy")
         return Clocks(
             OnlineCurve(profile.target_joules),
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,

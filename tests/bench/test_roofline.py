@@ -11,7 +11,7 @@ import pytest
 
 import roofline
 from edgespec.llama.kernels import Kernels
-from roofline import Runs, limit
+from roofline import Times, limit
 
 SCRIPT = Path(roofline.__file__)
 
@@ -22,9 +22,9 @@ def test_a_product_is_bound_by_the_slower_of_reading_and_multiplying() -> None:
 
 
 def test_the_bandwidth_is_that_of_the_best_way() -> None:
-    runs = Runs()
-    runs.reads = {roofline.READS[0]: [1.0, 9.0, 2.0], roofline.READS[1]: [3.0, 3.0, 3.0]}
-    assert runs.bandwidth() == 3.0  # of medians: one lucky run is none
+    times = Times()
+    times.reads = {roofline.READS[0]: [1.0, 9.0, 2.0], roofline.READS[1]: [3.0, 3.0, 3.0]}
+    assert times.bandwidth() == 3.0  # of medians: one lucky run is none
 
 
 def test_every_type_that_is_packed_can_be_timed(kernels: Kernels, packable_path: Path) -> None:

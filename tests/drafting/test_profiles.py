@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from edgespec.drafting.profile import Key, Profile, as_json, as_text, from_json
-from edgespec.drafting.profile_store import load, merge_learnt, update
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
+from edgespec.drafting.profile import Key, Profile, as_json, as_text, from_json
+from edgespec.drafting.profile_store import load, merge_learnt, update
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.platform.cpu import read_cpu
 

@@ -51,8 +51,8 @@ class DropsUnlikely(TreeDrafter):
             if probs[node.token] < 0.4:
                 break
             kept.append(node)
-        self._now.proposed = tuple(kept)
-        return self._now.proposed
+        self._proposal.tree = tuple(kept)
+        return self._proposal.tree
 
 
 class DropsUnlikelySiblings(TreeDrafter):
@@ -68,12 +68,12 @@ class DropsUnlikelySiblings(TreeDrafter):
                 if probs[node.token] < 0.6:
                     unlikely.add(i)
         place = [i - sum(j < i for j in unlikely) for i in range(len(tree))]
-        self._now.proposed = tuple(
+        self._proposal.tree = tuple(
             replace(node, parent=place[node.parent] if node.parent >= 0 else -1)
             for i, node in enumerate(tree)
             if i not in unlikely
         )
-        return self._now.proposed
+        return self._proposal.tree
 
 
 class Branches(Scheduler):

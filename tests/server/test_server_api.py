@@ -18,10 +18,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.server import api
 from edgespec.server.strict import strict_json
-from server_app import Served, served, serving
+from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
-
-__all__ = ["served"]
 
 ASK = {"model": "edgespec", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 GO_ON = {"model": "edgespec", "prompt": "hello", "max_tokens": 24}

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import IO, Any
 from unittest import mock
 
@@ -64,6 +64,17 @@ def run_cli(
         err.seek(0)
         shown = out.read(), err.read()
     return CompletedProcess(words, code, *((part.decode() for part in shown) if text else shown))
+
+
+@contextmanager
+def started(*arguments: object, env: Mapping[str, str]) -> Iterator[Popen[bytes]]:
+    """Start `edgespec ARGUMENTS` in a process of its own, without input; it does not outlive the test."""
+    command = [*COMMAND, *map(str, arguments)]
+    with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=dict(env)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -86,10 +85,3 @@ def serving(
         finally:
             server.should_exit = True
             thread.join(30)
-
-
-@pytest.fixture(scope="module")
-def served(tiny_path: Path, tiny_draft_path: Path) -> Iterator[Served]:
-    """The tiny pair's server, one for the tests of a file."""
-    with serving(tiny_path, tiny_draft_path) as running:
-        yield running

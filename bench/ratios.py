@@ -1,0 +1,70 @@
+"""How the ways of a benchmark stand beside each other: by prompt, by category, over all.
+
+A prompt's ratio is the median over its rounds, each taken within a round (`summary.compare`); a category's is
+the geometric mean over its prompts, and the one over all that of the categories, each counted alike. Beside
+them stand the package's own summaries, with the interval of docs/measuring.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import cache
+
+from edgespec.benchmark.runs import PLAIN, Cell, Run
+from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, compare, summarise_cell
+from edgespec.suites import OVERALL
+
+
+class Ratios:
+    """Some runs, and the ratios between their ways."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        summaries = summarise_cell(Cell("", None, "", tuple(runs)))
+        self.summaries: dict[str, CategorySummary] = {found.category: found for found in summaries}
+        self.categories = [name for name in self.summaries if name != OVERALL]
+        self.ways = [way.way for way in summaries[0].ways] if summaries else []
+        self._compared = cache(self._compare)
+
+    def beside(self, name: str, base: str = PLAIN, category: str = OVERALL) -> Comparison:
+        """Return a way beside another one in a category."""
+        return compare((run for run in self._runs if category in (run.category, OVERALL)), name, base)
+
+    def prompts(self, category: str) -> list[str]:
+        """Return the ids of a category's prompts."""
+        return list(dict.fromkeys(run.prompt for run in self._runs if run.category == category))
+
+    def of_prompt(self, prompt: str, name: str, base: str = PLAIN, *, decoding: bool = False) -> float | None:
+        """Return the ratio of a prompt, of whole generations or of `decoding` alone; None: there is none."""
+        found = self._compared(prompt, name, base)
+        interval = found.decode_speedup if decoding else found.speedup
+        return interval.median if interval else None
+
+    def ratio(
+        self, name: str, base: str = PLAIN, category: str = OVERALL, *, decoding: bool = False
+    ) -> float | None:
+        """Return the ratio of a category, or over all; None where there is none."""
+        if category == OVERALL:
+            found = [self.ratio(name, base, one, decoding=decoding) for one in self.categories]
+        else:
+            prompts = self.prompts(category)
+            found = [self.of_prompt(prompt, name, base, decoding=decoding) for prompt in prompts]
+        known = [ratio for ratio in found if ratio is not None]
+        return statistics.geometric_mean(known) if known else None
+
+    def _compare(self, prompt: str, name: str, base: str) -> Comparison:
+        return compare((run for run in self._runs if run.prompt == prompt), name, base)
+
+
+def shown_interval(found: Interval | None) -> str:
+    """Return a median, with its interval where there is one."""
+    if found is None:
+        return "-"
+    known = found.low is not None and found.high is not None
+    return f"{found.median:.3f}" + (f" ({found.low:.3f} - {found.high:.3f})" if known else "")
+
+
+def shown(value: float | None, width: int = 8) -> str:
+    """Return a ratio or a speed for a column."""
+    return f"{'-' if value is None else f'{value:.2f}':>{width}}"

@@ -1,0 +1,129 @@
+"""What the scripts here share beside the package: options, the machine they ran on, saving."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import multiprocessing
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from edgespec import _core
+from edgespec.benchmark.machine import Watch, facts
+from edgespec.benchmark.runs import as_json
+from edgespec.errors import EdgespecError
+from edgespec.llama import kernels
+from edgespec.pair import default_threads
+from edgespec.platform.cpu import read_cpu
+
+_RESULTS = Path(__file__).parent / "results"
+
+_T = TypeVar("_T")
+
+
+def parser(description: str | None, *, pair: bool = True) -> argparse.ArgumentParser:
+    """Return a parser of the options that all scripts have; `pair`: a target and a draft too."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if pair:
+        made.add_argument("--target", metavar="MODEL", help="path or name; default: the default pair's")
+        made.add_argument("--draft", metavar="MODEL")
+    made.add_argument("--threads", type=int, default=default_threads())
+    made.add_argument("--json", action="store_true", help="print everything measured too, as JSON")
+    made.add_argument("--save", action="store_true", help="write it to bench/results/")
+    return made
+
+
+def numbers(kind: Callable[[str], _T]) -> Callable[[str], list[_T]]:
+    """Return how an option of several numbers with commas is read."""
+
+    def read(text: str) -> list[_T]:
+        return [kind(part) for part in text.split(",")]
+
+    return read
+
+
+class Measuring:
+    """The machine while a script measures: made before, asked after."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._watch = Watch(n_threads=args.threads)
+        self._warnings: tuple[str, ...] = ()
+        self.machine: dict[str, Any] = {}
+        """Facts of the machine and the versions, and what disturbed the measurement; empty before `end`."""
+
+    def end(self) -> dict[str, Any]:
+        """Return `machine`, now that everything is measured; print what disturbed it."""
+        self._warnings = self._watch.warnings()
+        for line in self._warnings:
+            print(f"warning: {line}", file=sys.stderr)
+        self.machine = {
+            **facts(),
+            "row kernels": _core.simd(),
+            "kernels": kernels.load().name,
+            "warnings": self._warnings,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        }
+        return self.machine
+
+    def __str__(self) -> str:
+        known = self.machine
+        return (
+            f"{known['processor']}, {self._args.threads} threads, kernels {known['kernels']}, "
+            f"llama.cpp {known['llama.cpp']}"
+        )
+
+    def keep(self, name: str, result: dict[str, Any]) -> None:
+        """Print `result` as JSON and write bench/results/NAME-PROCESSOR.json, each where it is asked for.
+
+        A result of a machine that was disturbed is not written: the script ends with the reason.
+        """
+        command = [Path(part).name if part.startswith("/") else part for part in sys.argv]
+        outcome = as_json({"machine": self.machine, "command": command, **result})
+        text = msgspec.json.format(outcome, indent=1).decode() + "\n"
+        if self._args.json:
+            print(text, end="")
+        if not self._args.save:
+            return
+        if self._warnings:
+            raise SystemExit("not saved: the machine was disturbed")
+        processor = re.sub(r"[^a-z0-9]+", "-", read_cpu().model.lower()).strip("-")
+        file = _RESULTS / f"{name}-{processor}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        print(f"saved {file}", file=sys.stderr)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median and the quartiles."""
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
+    return median, low, high
+
+
+def require_kernels() -> None:
+    """End the script in one line where there is nothing to compare the stock kernels with."""
+    if reason := kernels.load().reason:
+        raise SystemExit(f"nothing to compare, only stock kernels here: {reason}")
+
+
+def in_child(function: Callable[..., _T], *arguments: object) -> _T:
+    """Run `function` in a fresh process: nothing that one model leaves behind touches the next."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def start(main: Callable[[], None]) -> None:
+    """Run a script; an error that its user can act on is one line."""
+    try:
+        main()
+    except EdgespecError as error:
+        raise SystemExit(str(error)) from None

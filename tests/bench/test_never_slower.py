@@ -1,0 +1,245 @@
+"""bench/never_slower.py: its arithmetic on made-up runs, and how it asks an engine."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import never_slower
+from edgespec import Engine, SamplingParams
+from edgespec.benchmark.runs import Run
+from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
+from edgespec.platform.files import cache_root
+from edgespec.suites import OVERALL, Prompt
+from never_slower import (
+    Bench,
+    at_plains_length,
+    best_fixed,
+    fixed,
+    plain_speed,
+    report,
+    report_second,
+    second_run,
+    verdicts,
+    worst,
+)
+from prompts import Limits
+from ratios import Ratios
+
+
+def run(name, total_s, *, turn=0, category="copy", prompt="1", tokens=101, once_s=1.0, text="same"):
+    return Run(
+        *(prompt, category, name, turn),
+        prompt_tokens=10,
+        tokens=tokens,
+        total_s=total_s,
+        ttft_s=once_s / 2,
+        prefill_s=None,
+        draft_prefill_s=once_s / 2,
+        text_sha256=text,
+    )
+
+
+def test_times_are_taken_to_plains_length():
+    plain = run("plain", 11.0)
+    longer, shorter = run("auto", 6.0, tokens=201), run("model-3", 3.5, tokens=51)
+    same, *converted = at_plains_length([plain, longer, shorter])
+    assert same == plain
+    assert [one.tokens for one in converted] == [101, 101]
+    # What is spent once, and half or twice of the rest.
+    assert [one.total_s for one in converted] == pytest.approx([1.0 + 2.5, 1.0 + 5.0])
+    # Each at plain's length, also where plain is not compared.
+    assert Ratios([plain, *converted]).ratio("auto", "model-3") == pytest.approx(6.0 / 3.5)
+
+
+def test_short_answers():
+    plain = run("plain", 2.0, tokens=1)
+    alike = at_plains_length([plain, run("auto", 1.0, tokens=1)])
+    assert Ratios(alike).ratio("auto") == 2.0  # equal: nothing to convert
+    for lengths in ((1, 2), (101, 7), (7, 101)):
+        found = at_plains_length([run("plain", 2.0, tokens=lengths[0]), run("auto", 1.0, tokens=lengths[1])])
+        assert [one.tokens for one in found] == [lengths[0], 0]
+        assert Ratios(found).ratio("auto") is None
+
+
+@pytest.fixture
+def ratios():
+    """Two categories; "copy" has two prompts, one slow round, and the plain way is not constant."""
+    runs = []
+    for turn, drift in enumerate((1.0, 2.0, 1.0)):
+        for prompt, auto_s in (("1", 2.0), ("2", 8.0)):
+            runs += [
+                run("plain", 8.0 * drift, turn=turn, prompt=prompt),
+                run("auto", auto_s * drift, turn=turn, prompt=prompt),
+                run("model-3", 4.0 * drift, turn=turn, prompt=prompt),
+                run("suffix-8", 8.0 if turn == 1 else 2.0, turn=turn, prompt=prompt),
+            ]
+        for name, seconds in (("plain", 4.0), ("auto", 4.2), ("model-3", 5.0), ("suffix-8", 4.4)):
+            text = "other" if name == "model-3" and turn == 0 else "same"
+            runs.append(run(name, seconds, turn=turn, category="poem", prompt="3", text=text))
+    return Ratios(runs)
+
+
+def test_ratios(ratios):
+    assert ratios.categories == ["copy", "poem"]
+    assert fixed(ratios) == ["plain", "model-3", "suffix-8"]
+    assert ratios.ratio("auto", "plain", "copy") == pytest.approx(2.0)  # of 4 and 1
+    assert ratios.ratio("auto", "plain", "poem") == pytest.approx(4.0 / 4.2)
+    assert ratios.ratio("auto") == pytest.approx((2.0 * 4.0 / 4.2) ** 0.5)
+    assert ratios.ratio("auto", "model-3", "copy") == pytest.approx(1.0)
+    assert ratios.ratio("suffix-8", "plain", "copy") == pytest.approx(4.0)  # the median round
+    assert plain_speed(ratios, "poem") == 101 / 4.0
+    found = ratios.beside("model-3")
+    assert (found.n_identical, found.n_compared) == (8, 9)
+
+
+def test_best_fixed_choice_and_worst_prompts(ratios):
+    assert best_fixed(ratios, "copy") == "suffix-8"
+    assert best_fixed(ratios, "poem") == "plain"
+    slowest = worst(ratios, "auto", 2)
+    assert [place for _, *place in slowest] == [["poem", "3"], ["copy", "2"]]
+    assert [ratio for ratio, *_ in slowest] == pytest.approx([4.0 / 4.2, 1.0])
+
+
+def test_verdicts(ratios):
+    lines = verdicts(ratios, own_kernels=True)
+    assert lines == [
+        "MISSED: no category below 0.97 of plain: poem 0.952",
+        "MISSED: at least 0.95 of the best fixed choice: copy 0.500",
+        "MISSED: ahead of model-3, llama.cpp's default: copy 1.000",
+        "MISSED: copying at 3 times plain with edgespec's kernels: 2.000",
+    ]
+    assert (
+        verdicts(ratios, own_kernels=False)[-1]
+        == "stated: copying at 2.000 times plain with llama.cpp's kernels"
+    )
+
+
+def test_verdicts_met_and_not_judged():
+    runs = [run("plain", 8.0), run("auto", 2.0), run("model-3", 3.0)]
+    runs += [run("plain", 8.0, category="qa", prompt="2", tokens=2)]
+    runs += [run("auto", 2.0, category="qa", prompt="2", tokens=3)]
+    runs += [run("model-3", 3.0, category="qa", prompt="2", tokens=2)]
+    ratios = Ratios(at_plains_length(runs))
+    assert ratios.ratio("auto", "plain", "qa") is None
+    assert verdicts(ratios, own_kernels=True) == [
+        "met: no category below 0.97 of plain; lowest 4.000, copy (nothing comparable: qa)",
+        "met: ahead of model-3, llama.cpp's default; lowest 1.500, copy (nothing comparable: qa)",
+        "met: copying at 3 times plain with edgespec's kernels: 4.000",
+    ]
+    short = [replace(one, category="qa", tokens=i) for i, one in enumerate(runs[:2])]
+    silent = Ratios(at_plains_length(short))
+    assert verdicts(silent, own_kernels=True) == [
+        "not judged: no category below 0.97 of plain (nothing comparable: qa)"
+    ]
+
+
+def test_report(ratios, capsys):
+    texts = dict.fromkeys("123", "Write a poem\nof " + 60 * "x")
+    report(ratios, texts, {"2": "because"}, own_kernels=True, one_text=True)
+    printed = capsys.readouterr().out
+    assert re.search(r"^copy +2 +12\.\d\d +2\.00 +2\.00 +4\.00 +1\.00-4\.00 +suffix-8 +0\.50$", printed, re.M)
+    assert "auto at its worst: 0.95  poem  3  'Write a poem of xxx" in printed
+    assert "1.00  copy  2  'Write a poem of " in printed
+    assert "because" in printed
+    assert "NOT THE SAME TEXT as plain: model-3\n" in printed
+
+
+def test_chosen_ways():
+    args = never_slower.arguments(["--sweep", "--temp", "0,0.8"])
+    names = [way.name for way in never_slower.chosen_ways(args, has_draft=True)]
+    assert names[:4] == ["plain", "auto", "model-3", "model-1"]
+    assert len(names) == len(set(names)) == 1 + 1 + 8 + 5 + 3
+    without = never_slower.chosen_ways(args, has_draft=False)
+    assert {way.drafter for way in without} == {"none", "auto", "suffix"}
+
+
+@pytest.fixture
+def engine(tiny_path, tiny_draft_path):
+    with Engine(tiny_path, tiny_draft_path, n_threads=1) as opened:
+        yield opened
+
+
+def asking(engine, limits=None, *, seeded=False):
+    return Bench(engine, limits or {}, n_predict=24, cold=False, seeded=seeded)
+
+
+@pytest.fixture
+def asked(engine, monkeypatch):
+    """What the engine was told, in order: "forget", or a prompt and its options."""
+    calls = []
+    generate, forget = engine.generate, engine.forget
+
+    def noted(text, **options):
+        calls.append((text, options))
+        return generate(text, **options)
+
+    monkeypatch.setattr(engine, "generate", noted)
+    monkeypatch.setattr(engine, "forget", lambda **options: (calls.append("forget"), forget(**options)))
+    return calls
+
+
+def test_compare_is_interleaved_and_forgets(engine, asked):
+    prompts = [Prompt("1", "a", "the cat and the hat"), Prompt("2", "b", "another thing")]
+    ways = [PLAIN_WAY, *parse_ways("auto,model-3,suffix-4,staged-2")]
+    bench = asking(engine, {"2": Limits(n_predict=10)})
+    bench.warm_up(prompts, ways)
+    runs = bench.compare(prompts, ways, 2, 0.0)
+    assert asked[0] == "forget"
+    requests = [call for call in asked if call != "forget"]
+    drafters = [options["drafter"] for _, options in requests]
+    assert drafters[:10] == [
+        *("none", "auto", "model", "suffix", "staged"),
+        *("auto", "model", "suffix", "staged", "none"),
+    ]
+    between = [asked[i - 1] == "forget" for i, call in enumerate(asked) if call != "forget"]
+    assert all(between), "no way copies from another"
+    assert [options["n_predict"] for _, options in requests][:10] == [24] * 5 + [10] * 5
+    assert all(options["params"] == SamplingParams(temperature=0.0) for _, options in requests)
+    assert [options["seed"] for _, options in requests] == [0] * 10 + [1] * 10
+    ratios = Ratios(runs)
+    assert ratios.ways == ["plain", "auto", "model-3", "suffix-4", "staged-2"]
+    same = ratios.summaries[OVERALL].comparisons
+    assert [(found.n_identical, found.n_compared) for found in same] == [(4, 4)] * 4
+    assert all(0 < one.ttft_s + one.draft_prefill_s <= one.total_s for one in runs)
+    assert all(bench.notes[prompt.id] for prompt in prompts)
+
+
+def test_no_seed_above_temperature_zero(engine, asked):
+    prompts = [Prompt("1", "a", "the cat")]
+    for seeded, expected in ((False, None), (True, 0)):
+        asked.clear()
+        asking(engine, seeded=seeded).compare(prompts, [PLAIN_WAY, *parse_ways("auto")], 1, 0.8)
+        assert [call[1]["seed"] for call in asked if call != "forget"] == [expected] * 2
+
+
+def test_only_auto_teaches_auto(engine):
+    """What the other ways on the same prompt would tell of it is undone."""
+    bench = asking(engine)
+    prompt = Prompt("1", "a", "the cat and the hat")
+    before = engine._knowledge.scheduler(greedy=True).predictor.as_dict()
+    for way in (*parse_ways("model-3,suffix-4,staged-2"), PLAIN_WAY):
+        bench.ask(prompt, way, 0, 0.0)
+    assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() == before
+    bench.ask(prompt, *parse_ways("auto"), 0, 0.0)
+    assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() != before
+
+
+def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
+    """The history is that of the first request, and nothing of it is left afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = []
+
+    def open_engine():
+        seen.append(sum(file.stat().st_size for file in cache_root().glob("history/*.tokens")))
+        return Engine(tiny_path, tiny_draft_path, n_threads=1, history=True)
+
+    families = {"family": ("the first", "the second")}
+    runs = second_run(asking, open_engine, families, 1, 0.0)
+    plain, unseen, first, second = seen
+    assert plain == unseen == first == 0
+    assert second > 0
+    assert not list(cache_root().glob("history/*.tokens"))
+    assert [one.way for one in runs] == ["plain", "unseen", "seen"]
+    report_second(Ratios(runs))
+    assert re.search(r"^family( +\d+\.\d\d){4} +-$", capsys.readouterr().out, re.M)

@@ -109,7 +109,7 @@ def make_command(
         target=making.target or target_for(source),
         corpus=making.corpus,
         keep=making.keep,
-        types=() if making.types.strip() == "none" else tuple(parse_types(making.types, "--types")),
+        types=() if making.types.strip() == "none" else tuple(parse_types(making.types, "types")),
         name=making.name,
         force=making.force,
         n_threads=compute.threads,

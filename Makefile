@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where pip compiled what is installed. The C tests are linked with the same objects.
+BUILT := build/cp311-abi3-linux_$(shell uname -m)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
 C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/*)
@@ -33,8 +35,8 @@ serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at 
 test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls the 1.6 GB default pair)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST)
 
-test-c: build/tests/.built ## Run the C tests alone
-	$(BIN)/ctest --test-dir build/tests --output-on-failure
+test-c: $(BUILT)/.tests ## Run the C tests alone
+	$(BIN)/ctest --test-dir $(BUILT) --parallel 2 --output-on-failure
 
 lint: $(VENV)/.dev ## Check style, types, and which package imports which
 	$(BIN)/ruff check .
@@ -46,20 +48,19 @@ format: $(VENV)/.dev ## Format the Python code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# -S and -P keep the installed edgespec out, so that the one in build/sanitize-py is found. Python
-# leaks at exit by itself: leaks are looked for in the C tests only. What has no memory is to be told so, not ended.
+# One build for the C tests and for Python's. -S and -P keep the installed edgespec out, so that the one in
+# build/sanitize-py is found. Python leaks at exit by itself: leaks are looked for in the C tests only. What
+# has no memory is to be told so, not ended. SANITIZED: statistics are drawn from fewer samples.
 sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
-	$(CMAKE) -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=address,undefined >/dev/null
-	$(CMAKE) --build build/sanitize
-	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
+		--target build/sanitize-py -C build-dir=build/sanitize \
+		-C cmake.define.EDGESPEC_SANITIZE=address,undefined -C cmake.define.EDGESPEC_TESTS=ON .
+	$(BIN)/ctest --test-dir build/sanitize --parallel 2 --output-on-failure
 	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
 	$(CMAKE) --build build/sanitize-threads --target test_threads
 	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
-		--target build/sanitize-py -C build-dir=build/sanitize-py-cmake -C cmake.define.EDGESPEC_SANITIZE=address,undefined .
-	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	SANITIZED=1 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
@@ -120,19 +121,19 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.installed
-	$(PIP) install --editable '.[serve]'
+	$(PIP) install 'edgespec[serve]' # what it needs: a second installation would compile all of it again
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) install --editable '.[dev]'
+	$(PIP) install 'edgespec[dev]'
 	@touch $@
 
 $(VENV)/.pi: $(VENV)/.dev
-	$(PIP) install --editable '.[dev,pi]'
+	$(PIP) install 'edgespec[dev,pi]'
 	@touch $@
 
-build/tests/.built: $(VENV)/.dev
-	$(CMAKE) -S . -B build/tests -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON \
+$(BUILT)/.tests: $(VENV)/.dev
+	$(CMAKE) -S . -B $(BUILT) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON \
 		-DGGML_INCLUDE_DIR="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/include" >/dev/null
-	$(CMAKE) --build build/tests
+	$(CMAKE) --build $(BUILT)
 	@touch $@

@@ -1,7 +1,7 @@
-"""What a speculative step costs outside `llama_decode`: the C core beside llama.cpp's samplers.
+"""What a speculative step costs outside `llama_decode`: the C core against llama.cpp's samplers.
 
 One step at gamma 4: four drafted tokens are sampled, then verified against five target rows with
-the block rule. Two ways, run in turn (A B, B A, ...) over the same rows of logits:
+the block rule. Run in turn (A B, B A, ...) over the same rows of logits:
 
 - edgespec: four `Sampler.sample` and one `Sampler.verify`, called from Python as the engine does;
 - llama.cpp: its sampler chain (top-k, top-p, temperature, dist) over the same nine rows, which is
@@ -28,11 +28,11 @@ import numpy as np
 
 from edgespec import _core
 from edgespec.benchmark.runs import rotated
-from edgespec.engine import choose_models
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models
 from edgespec.sampling import SamplingParams
 from script import Measuring, parser, spread, start
 

@@ -28,9 +28,9 @@ from edgespec.benchmark.runs import Cell, Run, rotated
 from edgespec.benchmark.summary import compare, summarise_cell
 from edgespec.benchmark.ways import parse_ways
 from edgespec.drafting.model import DraftModel
-from edgespec.engine import choose_models
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.session import Session
+from edgespec.pair import choose_models
 from edgespec.suites import DEFAULT, OVERALL, Prompt
 from ratios import shown_interval
 from script import Measuring, numbers, parser, spread, start
@@ -48,7 +48,7 @@ Runs = dict[float, list[Run]]
 def opened(engine: Engine, stack: ExitStack) -> DraftModel:
     """Return the engine's draft in a session of its own, as the engine opens it, with a context read."""
     assert engine.draft is not None
-    cut = read_cut(engine.draft.path)
+    cut = read_cut(engine.draft.header)
     session = Session(
         engine.draft,
         n_ctx=CONTEXT + max(SIZES),
@@ -154,7 +154,7 @@ def main() -> None:
             for way, draft in ((FULL, full), (CUT, args.cut))
         }
         cut = engines[CUT].draft
-        if cut is None or read_cut(cut.path) is None:
+        if cut is None or read_cut(cut.header) is None:
             parse.error(f"{args.cut}: not a cut draft; make one with `edgespec draft make`")
         passes = time_passes(engines, args.pass_rounds)
         runs = generate(engines, prompts, args)

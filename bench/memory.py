@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 from edgespec import Engine, SamplingParams
-from edgespec.engine import DrafterName
-from edgespec.llama.kernels import KernelsChoice
+from edgespec.choices import DrafterName, KernelsChoice
 from script import Measuring, in_child, parser, require_kernels, spread, start
 
 PROMPT = "Write a quicksort in Python."

@@ -238,8 +238,8 @@ class Bench:
     def ask(self, prompt: Prompt, way: Way, turn: int, temperature: float) -> Result:
         """Generate once."""
         knowledge = self._engine._knowledge
-        schedulers = [knowledge.scheduler(greedy=greedy) for greedy in (True, False)]
-        known = copy.deepcopy(([one.predictor for one in schedulers], knowledge._lengths))
+        learnt = knowledge._learnt.values()
+        known = copy.deepcopy(([one.predictor for one in learnt], knowledge._lengths))
         result = self._engine.generate(
             prompt.text,
             params=SamplingParams(temperature=temperature),
@@ -253,8 +253,8 @@ class Bench:
         else:
             self._engine.forget()  # which ends the generation: then the length of its answer is learnt
             predictors, knowledge._lengths = known
-            for scheduler, predictor in zip(schedulers, predictors, strict=True):
-                scheduler.predictor = predictor
+            for one, predictor in zip(learnt, predictors, strict=True):
+                one.predictor = predictor
         return result
 
     def remember(self, prompts: Sequence[Prompt]) -> None:

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 import prompts as prompt_sets
-from edgespec.engine import choose_models
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models
 from edgespec.suites import evenly
 from script import Measuring, in_child, parser, require_kernels, start
 

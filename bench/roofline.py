@@ -24,7 +24,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgespec.engine import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
 from edgespec.llama.kernels import PackedTensor
@@ -32,6 +31,7 @@ from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models
 from script import Measuring, numbers, parser, require_kernels, spread, start
 
 TYPES = {

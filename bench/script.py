@@ -18,9 +18,9 @@ import msgspec
 from edgespec import _core
 from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.runs import as_json
-from edgespec.engine import default_threads
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
+from edgespec.pair import default_threads
 from edgespec.platform.cpu import read_cpu
 
 _RESULTS = Path(__file__).parent / "results"

@@ -9,27 +9,37 @@ if TYPE_CHECKING:
     from edgespec.energy import EnergyMeter, Measurement
     from edgespec.engine import Engine
     from edgespec.errors import EdgespecError, UsageError
+    from edgespec.grammar.grammar import Grammar
+    from edgespec.options import Options, Waking
+    from edgespec.platform.signals import Cancellation
     from edgespec.records import Result, Stats, Token
     from edgespec.sampling import SamplingParams
     from edgespec.stream import Stream
 
 __all__ = [
+    "Cancellation",
     "EdgespecError",
     "EnergyMeter",
     "Engine",
+    "Grammar",
     "Measurement",
+    "Options",
     "Result",
     "SamplingParams",
     "Stats",
     "Stream",
     "Token",
     "UsageError",
+    "Waking",
 ]
 
-_ROOMS = {
+_HOMES = {
     "energy": ("EnergyMeter", "Measurement"),
     "engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),
+    "grammar.grammar": ("Grammar",),
+    "options": ("Options", "Waking"),
+    "platform.signals": ("Cancellation",),
     "records": ("Result", "Stats", "Token"),
     "sampling": ("SamplingParams",),
     "stream": ("Stream",),
@@ -44,8 +54,8 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Return a public name at its first use: what needs no llama.cpp runs where it cannot be loaded."""
-        room = next((room for room, names in _ROOMS.items() if name in names), None)
-        if room is None:
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
+        value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
         return value

@@ -12,7 +12,10 @@ with more of them (several tokens sampled for one position); "model", "suffix" (
 (the model, with the suffix store's guesses) force one; "none" decodes plainly."""
 
 Rule = Literal["block", "chain", "match"]
-"""How drafted tokens are accepted, all exactly: see decoding/verify.py."""
+"""How drafted tokens are accepted, all exactly (decoding/verify.py). The match rule: the target samples each
+position with a coin of that position, and drafted tokens, point masses all, are kept while they are what it
+samples. So the text for a seed does not depend on what was drafted (drafter invariance: Daliri et al., arXiv
+2408.07978)."""
 
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels where they can be used, or llama.cpp's."""

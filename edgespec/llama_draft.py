@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.history import History
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.llama.backend import LlamaDraftModel
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 
 Ids = npt.NDArray[np.intc]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypedDict, Unpack
 
 from edgespec.choices import DrafterName, Rule, Signal, check_choice
 from edgespec.errors import UsageError
@@ -101,6 +101,12 @@ class Options:
         self._check_ranges()
         self._check_modes()
 
+    def changed(self, **keywords: Unpack[OptionKeywords]) -> Options:
+        """Return these options with other values; None for `params` stands for its defaults."""
+        if "params" in keywords and keywords["params"] is None:
+            keywords["params"] = SamplingParams()
+        return replace(self, **keywords)  # type: ignore[arg-type] # no None is left
+
     def _check_ranges(self) -> None:
         for name, value, good, wanted in (
             ("gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"0 to {MAX_GAMMA}"),
@@ -143,7 +149,7 @@ class Options:
 class OptionKeywords(TypedDict, total=False):
     """The fields of `Options` as keyword arguments, for the type checker: a test compares the two."""
 
-    params: SamplingParams
+    params: SamplingParams | None
     seed: int | None
     n_predict: int | None
     drafter: DrafterName | None

@@ -1,25 +1,17 @@
-"""Sampling parameters, and the reference ("twin") of the filters in `csrc/sampler.c`.
+"""How a token is chosen from logits: the parameters, the C core's sampler for them, and the random numbers.
 
-The engine runs the C core. The twin is written for reading: float64, whole arrays, no tricks; the
-tests hold the two against each other. Order and meaning of the filters are llama.cpp's: logit
-bias, penalties, top-k, typical, top-p, min-p, temperature. Equal logits are ordered by token id.
+Order and meaning of the filters are llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p,
+temperature. Equal logits are ordered by token id. `tests/support/reference.py` says them in numpy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from edgespec import _core
 from edgespec.errors import UsageError
-
-Floats = npt.NDArray[np.float64]
-Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -54,31 +46,32 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checks = [
             (
-                "--temp",
+                "temperature",
                 self.temperature,
                 self.temperature == 0 or 1e-3 <= self.temperature <= 1e3,
                 "0, or 0.001 to 1000",
             ),
-            ("--top-k", self.top_k, 0 <= self.top_k < 1 << 31, "0 to 2^31 - 1"),
-            ("--top-p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("--min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("--typical", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
-            ("--repeat-penalty", self.repeat_penalty, 1e-3 <= self.repeat_penalty <= 1e3, "0.001 to 1000"),
+            ("top_k", self.top_k, 0 <= self.top_k < 1 << 31, "0 to 2^31 - 1"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("typical_p", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
+            ("repeat_penalty", self.repeat_penalty, 1e-3 <= self.repeat_penalty <= 1e3, "0.001 to 1000"),
             (
-                "--frequency-penalty",
+                "frequency_penalty",
                 self.frequency_penalty,
                 abs(self.frequency_penalty) <= 1e3,
                 "-1000 to 1000",
             ),
-            ("--presence-penalty", self.presence_penalty, abs(self.presence_penalty) <= 1e3, "-1000 to 1000"),
-            ("--repeat-last-n", self.penalty_last_n, -1 <= self.penalty_last_n < 1 << 31, "-1 to 2^31 - 1"),
+            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 1e3, "-1000 to 1000"),
+            ("penalty_last_n", self.penalty_last_n, -1 <= self.penalty_last_n < 1 << 31, "-1 to 2^31 - 1"),
         ]
-        for option, value, good, wanted in checks:
+        for name, value, good, wanted in checks:
             if not good:
-                raise UsageError(f"{option} {value}: must be {wanted}")
+                raise UsageError(f"must be {wanted}", field=name, value=value)
         for token, bias in self.logit_bias.items():
             if not (bias == -math.inf or abs(bias) <= 1e4):
-                raise UsageError(f"--logit-bias {token}={bias}: must be -10000 to 10000, or -inf")
+                problem = "must be -10000 to 10000, or -inf"
+                raise UsageError(problem, field="logit_bias", value=f"{token}={bias}")
 
     @property
     def greedy(self) -> bool:
@@ -99,7 +92,8 @@ class SamplingParams:
         """
         outside = [token for token in self.logit_bias if not 0 <= token < n_vocab]
         if outside:
-            raise UsageError(f"--logit-bias {outside[0]}: the model's token ids are 0..{n_vocab - 1}")
+            problem = f"the model's token ids are 0..{n_vocab - 1}"
+            raise UsageError(problem, field="logit_bias", value=outside[0])
         return _core.Sampler(
             n_vocab,
             n_slots,
@@ -128,68 +122,3 @@ class Coins:
         coins = _core.coins(self.seed, self._next, n)
         self._next += n
         return coins
-
-
-def filtered_probs(logits: npt.ArrayLike, params: SamplingParams, prefix: Sequence[int] = ()) -> Floats:
-    """Return the probabilities of all tokens after bias, penalties, filters and temperature.
-
-    `logits` has shape (n_vocab,); `prefix` is what precedes the position. The result has the same
-    shape and sums to 1.
-    """
-    x = np.array(logits, dtype=np.float32)
-    for token, bias in params.logit_bias.items():
-        x[token] += np.float32(bias)
-    if params.uses_prefix:
-        _penalise(x, params, prefix)
-
-    x64 = x.astype(np.float64)
-    kept = np.lexsort((np.arange(len(x)), -x64))  # best first, ties by id
-    if params.top_k > 0:
-        kept = kept[: params.top_k]
-    if params.typical_p < 1.0:
-        kept = _typical(x64, kept, params.typical_p)
-    if params.top_p < 1.0:
-        reached = np.cumsum(_softmax(x64[kept])) >= params.top_p
-        kept = kept[: int(np.argmax(reached)) + 1] if reached.any() else kept
-    if params.min_p > 0.0:
-        least = np.float32(x[kept[0]]) + np.log(np.float32(params.min_p))
-        kept = kept[x[kept] >= least]
-    probs = np.zeros(len(x))
-    if params.greedy:
-        probs[kept[0]] = 1.0
-    else:
-        probs[kept] = _softmax(x64[kept] / params.temperature)
-    return probs
-
-
-def sample(probs: npt.ArrayLike, coin: float) -> int:
-    """Return the token at which the running sum of `probs` first exceeds `coin` times its total."""
-    running = np.cumsum(np.asarray(probs, dtype=np.float64))
-    return int(np.searchsorted(running, coin * running[-1], side="right"))
-
-
-def _softmax(x: Floats) -> Floats:
-    e = np.exp(x - x.max())
-    return np.asarray(e / e.sum())
-
-
-def _penalise(x: Logits, params: SamplingParams, prefix: Sequence[int]) -> None:
-    recent = list(prefix) if params.penalty_last_n < 0 else list(prefix)[-params.penalty_last_n :]
-    for token in set(recent):
-        penalty = np.float32(params.repeat_penalty)
-        x[token] = x[token] * penalty if x[token] <= 0 else x[token] / penalty
-        x[token] -= np.float32(recent.count(token)) * np.float32(params.frequency_penalty) + np.float32(
-            params.presence_penalty
-        )
-
-
-def _typical(x: Floats, kept: npt.NDArray[Any], share: float) -> npt.NDArray[Any]:
-    """Locally typical sampling (Meister et al., arXiv 2202.00666): best first by logit."""
-    probs = _softmax(x[kept])
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(probs)
-    entropy = float(np.sum(probs[probs > 0] * surprise[probs > 0]))
-    order = np.lexsort((kept, np.abs(surprise - entropy)))
-    above = np.cumsum(probs[order]) > share
-    order = order[: int(np.argmax(above)) + 1] if above.any() else order
-    return kept[np.sort(order)]

@@ -6,12 +6,14 @@ import atexit
 import importlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from command_line import python_path
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
 from edgespec.llama.backend import quantize
@@ -24,6 +26,10 @@ if not kernels_room.plugin_path().exists():
     # Each engine would say so; the tests of the guards ask for that themselves.
     os.environ["EDGESPEC_KERNELS"] = "off"
 
+# `make test &` in a script starts with Ctrl-C ignored, which each child would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # What runs learn and what is measured goes to a cache of the tests' own; the 1.6 GB of models do not.
 os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="edgespec-tests-")
@@ -32,6 +38,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For two workers: a file stays together, and the real pair comes last, when the machine is its own."""
     for item in items:
@@ -108,6 +115,4 @@ def kernels() -> kernels_room.Kernels:
 @pytest.fixture
 def child_environment() -> dict[str, str]:
     """An environment in which a child Python finds the edgespec under test."""
-    root = str(Path(__file__).parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": python_path()}

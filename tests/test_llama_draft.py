@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from llama_cpp import Llama
 
-from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.llama_draft import MOST, PACKED, STOCK, SuffixDraft
 from tiny_gguf import N_WORDS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from command_line import started
 from edgespec import Engine, SamplingParams
 from edgespec.llama.session import Session
 
@@ -98,22 +98,10 @@ def test_same_seed_same_text_and_different_seeds_differ(engine):
 
 def test_the_command_with_its_defaults(pair, child_environment):
     """No model is named: the default pair, its chat template, drafting."""
-    command = [
-        sys.executable,
-        "-m",
-        "edgespec",
-        "run",
-        "Name three colours.",
-        "-n",
-        "24",
-        "--json",
-        "--seed",
-        "1",
-    ]
-    process = subprocess.run(
-        command, capture_output=True, env=child_environment, check=True, stdin=subprocess.DEVNULL
-    )
-    result = json.loads(process.stdout)
+    with started("run", "Name three colours.", "-n", 24, "--json", "--seed", 1, env=child_environment) as run:
+        stdout, _ = run.communicate()
+    assert run.returncode == 0
+    result = json.loads(stdout)
     assert result["target"] == "qwen2.5-coder-1.5b-q4_k_m"
     assert result["draft"] == "qwen2.5-coder-0.5b-q4_0"
     assert len(result["text"].split()) >= 3
@@ -121,33 +109,33 @@ def test_the_command_with_its_defaults(pair, child_environment):
     assert result["stats"]["peak_rss_bytes"] > 1 << 30
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_ctrl_c_keeps_text_and_statistics(pair, child_environment, as_json):
-    command = [sys.executable, "-m", "edgespec", "run", "Count from 1 to 1000.", "-n", "2000", "--temp", "0"]
-    process = subprocess.Popen(
-        [*command, *(["--json"] if as_json else [])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        env=child_environment,
-    )
-    if as_json:  # nothing is printed before the end: interrupt it in the middle of its work
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-        result = json.loads(stdout)
-        assert result["stop_reason"] == "interrupted"
-        assert result["stats"]["total_s"] > 0
-    else:
+COUNTING = ("run", "Count from 1 to 1000.", "-n", 2000, "--temp", 0)
+
+
+def test_ctrl_c_keeps_text_and_statistics(pair, child_environment):
+    with started(*COUNTING, env=child_environment) as process:
         first = process.stdout.read(8)
         process.send_signal(signal.SIGINT)
         rest, stderr = process.communicate(timeout=60)
-        assert len(first + rest) >= 8
-        assert (first + rest).endswith(b"\n")
-        assert b"interrupted" in stderr
-        assert b"tokens/s" in stderr
     assert process.returncode == 130
+    assert len(first + rest) >= 8
+    assert (first + rest).endswith(b"\n")
+    assert b"interrupted" in stderr
+    assert b"tokens/s" in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_ctrl_c_keeps_the_object_of_json(pair, child_environment):
+    """Nothing of it is printed before the end."""
+    with started(*COUNTING, "--json", "--explain", "steps", env=child_environment) as process:
+        while not process.stderr.readline().startswith(b"step 3"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    result = json.loads(stdout)
+    assert result["stop_reason"] == "interrupted"
+    assert result["stats"]["total_s"] > 0
     assert b"Traceback" not in stderr
 
 
@@ -155,18 +143,11 @@ def test_ctrl_c_while_the_prompt_is_read(pair, child_environment, tmp_path):
     """One pass over 512 tokens takes seconds; the interrupt must not wait for the whole prompt."""
     prompt = tmp_path / "long.txt"
     prompt.write_text("All work and no play makes Jack a dull boy. " * 1500)
-    command = [sys.executable, "-m", "edgespec", "run", "-f", str(prompt), "-n", "5"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        env=child_environment,
-    )
-    with pytest.raises(subprocess.TimeoutExpired):  # far from done: the whole prompt takes minutes
-        process.wait(timeout=8)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    with started("run", "-f", prompt, "-n", 5, env=child_environment) as process:
+        with pytest.raises(subprocess.TimeoutExpired):  # far from done: the whole prompt takes minutes
+            process.wait(timeout=8)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in stderr
     assert b"interrupted" in stderr

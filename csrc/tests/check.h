@@ -33,6 +33,13 @@ static inline double random_normal(uint64_t *state) {
     return radius * cos(6.283185307179586 * random_unit(state));
 }
 
+/* From how many samples a statistic is drawn. Under a sanitizer a tenth goes through the same code. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SAMPLES(n) ((n) / 10)
+#else
+#define SAMPLES(n) (n)
+#endif
+
 /* `size` bytes and not one more, so that AddressSanitizer sees any read beyond them. */
 static inline void *exact(size_t size) {
     void *memory = malloc(size ? size : 1);

@@ -132,7 +132,7 @@ static void lengths_are_refused(void) {
 /* ---- half a million samples ---- */
 
 enum { V = 3, MOST_NODES = 7, LENGTH = 3, N_SEQUENCES = 27, N_COINS = 2 * MOST_NODES + 1 + LENGTH,
-       N_SAMPLES = 500000 };
+       N_SAMPLES = SAMPLES(500000) };
 
 /* A toy model: logits for each of the 1 + 3 + 9 prefixes shorter than three tokens. */
 typedef struct toy {

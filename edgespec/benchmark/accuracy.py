@@ -248,8 +248,7 @@ def score(
             n_threads=n_threads,
             n_batch=_AT_ONCE,
             n_logits_max=_AT_ONCE,
-            abort_callback=signals.interrupt.callback if signals else 0,
-            abort_data=signals.interrupt.data if signals else 0,
+            interrupt=signals.interrupt if signals else None,
         ) as session,
     ):
         for rows, following in _rows(session, text, on_progress):

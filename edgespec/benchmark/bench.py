@@ -22,10 +22,11 @@ from typing import Protocol
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import noise
 from edgespec.benchmark.ways import PLAIN_WAY, Way
-from edgespec.decoding.verify import Rule
-from edgespec.engine import Engine, check_options
+from edgespec.choices import Rule
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.lossy.teacher import Teacher
+from edgespec.options import Options
 from edgespec.records import Result
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
@@ -58,8 +59,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation takes, before anything is loaded."""
-        check_options(gamma=None, n_predict=self.n_predict, stop=(), seed=self.seed, rule=self.rule)
-        _ = self.params
+        Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
 
     @property
     def params(self) -> SamplingParams:

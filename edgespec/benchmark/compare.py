@@ -22,10 +22,10 @@ import msgspec
 from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.benchmark.machine import Watch
 from edgespec.benchmark.runs import Cell, Run, as_json, from_json, rotated
+from edgespec.choices import KernelsChoice
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama.kernels import KernelsChoice
 from edgespec.models.quantizations import ModelFacts
 from edgespec.platform.child import REFUSED, Conversation, answer, say
 from edgespec.platform.files import write_atomically

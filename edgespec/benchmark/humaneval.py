@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 
 from edgespec.benchmark.sandbox import TIMEOUT_S, SandboxResult, run_sandboxed
-from edgespec.engine import DrafterName, Engine
+from edgespec.choices import DrafterName
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.lossy.cascade import Waking
+from edgespec.options import Waking
 from edgespec.sampling import SamplingParams
 from edgespec.suites import human_eval_file, numbered_lines, read_contents
 

@@ -21,14 +21,16 @@ from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_to
 from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
 from edgespec.benchmark.runs import Accuracy, Cell, Solved, as_json
 from edgespec.benchmark.ways import Way
-from edgespec.engine import Engine, default_threads
+from edgespec.choices import KernelsChoice
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.kernels import STOCK, KernelsChoice
+from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.quantizations import ModelFacts, ModelFile
+from edgespec.pair import default_threads
 from edgespec.platform.child import Conversation, answer, say
 from edgespec.platform.files import write_atomically
 

@@ -16,10 +16,12 @@ from typing import get_args
 import numpy as np
 
 from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
+from edgespec.choices import Signal
 from edgespec.engine import Engine
 from edgespec.lossy.calibration import Point
-from edgespec.lossy.cascade import Confidence, Signal, Span, Waking
+from edgespec.lossy.cascade import Confidence
 from edgespec.lossy.teacher import Marks, Teacher
+from edgespec.options import Span, Waking
 from edgespec.platform.signals import Cancellation
 from edgespec.sampling import SamplingParams
 

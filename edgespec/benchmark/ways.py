@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from edgespec.benchmark.runs import PLAIN
-from edgespec.drafting.scheduler import MAX_GAMMA
-from edgespec.engine import DrafterName, check_options
+from edgespec.choices import DrafterName, Signal
 from edgespec.errors import UsageError
-from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
+from edgespec.options import MAX_GAMMA, SPAN, Options, Span, Waking
 
 _WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
 _NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
@@ -74,24 +73,14 @@ def _drafting(name: str) -> Way:
 
 def _lossy(name: str) -> Way | None:
     """Return the way that is not exact, if `name` is one's."""
-    way = None
-    if found := _CASCADE.fullmatch(name):
-        signal: Signal = "entropy" if found[1] == "entropy" else "margin"
-        span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
-        way = Way(name, "auto", cascade=Waking(signal, float(found[3]) if found[3] else None, span=span))
-    elif found := _LENIENT.fullmatch(name):
-        way = Way(name, "auto", lenience=float(found[1]))
-    if way:
-        try:
-            check_options(
-                gamma=None,
-                n_predict=None,
-                stop=(),
-                seed=None,
-                rule=None,
-                cascade=way.cascade,
-                lenience=way.lenience,
-            )
-        except UsageError as error:
-            raise UsageError(f"--ways {name}: {error}") from None
-    return way
+    try:
+        if found := _CASCADE.fullmatch(name):
+            signal: Signal = "entropy" if found[1] == "entropy" else "margin"
+            span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
+            threshold = float(found[3]) if found[3] else None
+            return Way(name, "auto", cascade=Waking(signal, threshold, span=span))
+        if found := _LENIENT.fullmatch(name):
+            return Way(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
+    except UsageError as error:
+        raise UsageError(f"--ways {name}: {error}") from None
+    return None

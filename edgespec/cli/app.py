@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from edgespec.cli.console import INTERRUPTED, out, print_error
+from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 _LONGEST_LINE = 1000  # characters
@@ -142,7 +142,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     """
     match error:
         case EdgespecError():
-            return str(error), error.exit_code
+            return line_of(error), error.exit_code
         case _ParserUsageError():
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "edgespec"

@@ -15,7 +15,8 @@ from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Cell, Outcome, Run
 from edgespec.benchmark.ways import parse_ways
-from edgespec.cli.console import INTERRUPTED, err, message
+from edgespec.choices import DrafterName
+from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.options import (
     CategoryOption,
@@ -36,10 +37,11 @@ from edgespec.cli.options import (
 from edgespec.cli.outputs import CsvOption, JsonOption, Outputs, PngOption, ReportOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
-from edgespec.engine import DrafterName, Engine, choose_models
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.quantizations import ModelFacts, model_file
 from edgespec.models.registry import load_registry
+from edgespec.pair import choose_models
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.platform.signals import SignalPipe
 from edgespec.suites import DEFAULT, Suite, load_suite
@@ -201,7 +203,7 @@ def _bench(
         except KeyboardInterrupt:
             ended, code = "interrupted", INTERRUPTED
         except EdgespecError as error:
-            ended, failure = f"failed: {error}", error
+            ended, failure = f"failed: {line_of(error)}", error
     if runs:
         n_answered = len({run.prompt for run in runs})
         if n_answered < len(prompts):

@@ -36,15 +36,15 @@ from edgespec.drafting.history import (
     Stored,
     find_histories,
     history_root,
-    tokenizer_fingerprint,
 )
-from edgespec.engine import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.pull import resolve
 from edgespec.models.sources import format_size
+from edgespec.pair import choose_models
 from edgespec.platform.files import expand_user
 
 cache_app = typer.Typer(

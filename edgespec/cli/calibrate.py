@@ -23,6 +23,7 @@ from edgespec.benchmark.tradeoff import (
     read_answers,
     solved,
 )
+from edgespec.choices import Signal
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import (
     CategoryOption,
@@ -41,8 +42,8 @@ from edgespec.cli.progress import WorkDisplay, pull_chosen
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.lossy.calibration import Choice, Measure, Point, calibration_path, store
-from edgespec.lossy.cascade import SPAN, Signal, Span, Waking
 from edgespec.lossy.teacher import Marks
+from edgespec.options import SPAN, Span, Waking
 from edgespec.platform.signals import SignalPipe
 from edgespec.suites import DEFAULT, HUMAN_EVAL, evenly, load_suite
 

@@ -39,9 +39,11 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import pull_chosen
 from edgespec.conversation import Conversation
-from edgespec.engine import MAX_DRAFT_CTX, Engine, check_options
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.footprint import CTX_STEP, fits_in_memory
+from edgespec.options import Options
+from edgespec.pair import MAX_DRAFT_CTX
 from edgespec.platform.files import cache_root, expand_user
 from edgespec.platform.signals import SignalPipe
 from edgespec.sampling import SamplingParams
@@ -110,7 +112,7 @@ def chat_command(
         logit_bias=parse_bias(logit_bias or []),
     )
     limit = None if n_predict == -1 else n_predict
-    check_options(gamma=gamma, n_predict=limit, stop=[], seed=seed, rule=None)
+    Options(gamma=gamma, n_predict=limit, seed=seed)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
     check_unicode(system or "")

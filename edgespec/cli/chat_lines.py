@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from edgespec.cli.console import err, message, print_error
+from edgespec.cli.console import err, line_of, message, print_error
 from edgespec.cli.render import TextWriter, as_json, printable
 from edgespec.conversation import Conversation, Exchange, Figures, answer_of
 from edgespec.engine import Engine
@@ -69,7 +69,7 @@ class Chat:
             elif text and not self._ask(text.removeprefix("/") if text.startswith("//") else text):
                 return line
         except EdgespecError as error:
-            print_error(printable(str(error)))
+            print_error(printable(line_of(error)))
             self.failed = True
             return line
         return ""

@@ -20,6 +20,7 @@ from edgespec.benchmark.judge import TEXT_TOKENS, Judge
 from edgespec.benchmark.machine import facts
 from edgespec.benchmark.runs import Accuracy, Cell, Outcome, Solved
 from edgespec.benchmark.ways import parse_ways
+from edgespec.choices import KernelsChoice
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
@@ -38,10 +39,9 @@ from edgespec.cli.options import (
 from edgespec.cli.outputs import CsvOption, JsonOption, Outputs, PngOption, ReportOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
-from edgespec.engine import default_threads
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama.kernels import KernelsChoice
 from edgespec.models.quantizations import ModelFile, model_file, parse_types, variants
+from edgespec.pair import default_threads
 from edgespec.suites import DEFAULT, evenly, load_suite
 
 _ACCURACY = "Accuracy"

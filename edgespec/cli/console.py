@@ -8,6 +8,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from edgespec.errors import EdgespecError
+
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 
 
@@ -31,6 +33,27 @@ def message(line: str) -> None:
 def print_error(line: str) -> None:
     """Print why a command failed to stderr."""
     err.print(f"edgespec: error: {line}", markup=False)
+
+
+_OPTIONS = {
+    "n_ctx": "--ctx",
+    "n_threads": "--threads",
+    "temperature": "--temp",
+    "typical_p": "--typical",
+    "penalty_last_n": "--repeat-last-n",
+}
+
+
+def option_of(field: str) -> str:
+    """Return the option that sets `field`, an argument's name in Python; what is no such name as it is."""
+    if not field.isidentifier():
+        return field
+    return _OPTIONS.get(field) or f"--{field.replace('_', '-')}"
+
+
+def line_of(error: EdgespecError) -> str:
+    """Return an error's line, which calls its field by the option that sets it."""
+    return error.spelled(option_of(error.field))
 
 
 def print_table(table: Table) -> None:

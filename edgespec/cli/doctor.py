@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out, print_line, print_table
+from edgespec.cli.console import err, line_of, out, print_line, print_table
 from edgespec.cli.machine import (
     Report,
     energy_report,
@@ -26,17 +25,17 @@ from edgespec.cli.machine import (
     print_pairs,
     size,
 )
-from edgespec.engine import choose_models, default_threads
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, library_version
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.gguf_tensors import FileTensor, read_tensors
+from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.llama.kernels import Kernels, PackedTensor
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.pull import resolve
+from edgespec.pair import choose_models, default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
@@ -162,20 +161,25 @@ def _model(name: str, path: Path, loaded: Kernels) -> Report:
             packed = {tensor.name: tensor for tensor in model.packed}
         matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
     except EdgespecError as error:
-        return report | {"error": str(error)}
+        return report | {"error": line_of(error)}
     return report | {
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
         ],
         "unpacked": [
-            asdict(tensor) | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
+            _facts(tensor) | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
             for tensor in matrices
             if tensor.name not in packed
         ],
     }
 
 
-def _type(type_: str, matrices: Iterable[FileTensor], packed: dict[str, PackedTensor]) -> Report:
+def _facts(tensor: TensorInfo) -> Report:
+    names = ("name", "type", "columns", "rows", "n_matrices", "bytes")
+    return {name: getattr(tensor, name) for name in names}
+
+
+def _type(type_: str, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> Report:
     """Return the counts and bytes of one type's matrices."""
     of_type = [tensor for tensor in matrices if tensor.type == type_]
     names = [tensor.name for tensor in of_type if tensor.name in packed]
@@ -188,7 +192,7 @@ def _type(type_: str, matrices: Iterable[FileTensor], packed: dict[str, PackedTe
     }
 
 
-def _why(tensor: FileTensor, matrices: Iterable[FileTensor], packed: dict[str, PackedTensor]) -> str:
+def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> str:
     """Return why a matrix was not packed, as far as it can be told from outside."""
     if tensor.name == "token_embd.weight":
         return "rows are looked up, not multiplied"

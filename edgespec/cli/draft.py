@@ -12,10 +12,9 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.options import KernelsOption, ThreadsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.errors import UsageError
-from edgespec.forge.corpus import COVERAGE
+from edgespec.forge.corpus import COVERAGE, check_corpus
 from edgespec.forge.drafts import BUDGET_S, LEAST_GAIN, N_PREDICT, TYPES, Made, Request, make, target_for
-from edgespec.forge.worth import MOST_TOKENS, Judged, SpeedUp
+from edgespec.forge.speedup import MOST_TOKENS, Judged, SpeedUp
 from edgespec.models.quantizations import parse_types
 from edgespec.models.sources import format_size
 from edgespec.platform.signals import SignalPipe
@@ -105,9 +104,8 @@ def make_command(
         n_predict=n_predict,
         budget_s=budget,
     )
-    if corpus is not None and not corpus.is_file():
-        problem = "a directory" if corpus.is_dir() else "no such file"
-        raise UsageError(f"--corpus {corpus}: {problem}; give a text")  # before a model is pulled for it
+    if corpus is not None:
+        check_corpus(corpus)  # before a model is pulled for it
     pull_named(chosen, source)
     with SignalPipe() as signals, WorkDisplay() as display:
         made = make(request, on_progress=display.show, on_message=message, signals=signals)

@@ -19,10 +19,10 @@ from edgespec.drafting.foreign.overlap import (
     with_agreement,
 )
 from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
-from edgespec.engine import default_threads
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
 from edgespec.models.pull import resolve
+from edgespec.pair import default_threads
 from edgespec.suites import DEFAULT, load_suite
 
 _MEASURED = ("code", "chat", "reasoning")  # categories of the suite, a prompt of each

@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
+from edgespec.choices import DrafterName, KernelsChoice, Rule
 from edgespec.cli.completion import complete_model, complete_pair
-from edgespec.decoding.verify import Rule
-from edgespec.engine import DrafterName
 from edgespec.errors import UsageError
-from edgespec.llama.kernels import KernelsChoice
-from edgespec.lossy.cascade import SPAN, Span
+from edgespec.options import SPAN, Span
 
 PairOption = Annotated[
     str | None,

@@ -13,10 +13,12 @@ from edgespec.cli.options import DraftOption, KernelsOption, PairOption, TargetO
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.drafting.costs import CONTEXTS, Curve
 from edgespec.drafting.measure import PairCosts, measure
-from edgespec.drafting.profiles import Key, Profile, as_text, profile_path, store
+from edgespec.drafting.profile import Key, Profile, as_text
+from edgespec.drafting.profile_store import profile_path, store
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.registry import load_registry
+from edgespec.platform.kept_file import NewerError
 from edgespec.platform.signals import SignalPipe
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -84,11 +86,14 @@ def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
         profile = _profile(key, measured, stored)
         return profile
 
-    reason = "a newer edgespec's file is there"
+    file, reason = None, ""
     try:
         file = store(key, change, on_message=message)
     except OSError as error:
-        file, reason = None, describe_os_error(error)
+        reason = describe_os_error(error)
+    except NewerError as error:
+        message(str(error))
+        reason = "a later edgespec's file is there"
     if json:
         out.print(as_text(profile), markup=False, end="")
     else:

@@ -32,7 +32,7 @@ from edgespec.models.registry import Entry, load_registry
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
-    from edgespec.engine import DrafterName
+    from edgespec.choices import DrafterName
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
 _LONG = ("pulling", "compiling")  # of which more lines than the first are printed
@@ -59,7 +59,7 @@ def pull_chosen(
     if pair is not None:
         named = load_registry().pair(pair)
         target, draft = named.target, named.draft
-    from edgespec.engine import choose_models  # not with this file: llama.cpp may be compiling still
+    from edgespec.pair import choose_models  # not with this file: llama.cpp may be compiling still
 
     chosen = choose_models(target, draft, drafter)
     pull_named(*chosen)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from edgespec.cli.console import err, out
 from edgespec.decoding.tree import Tree, dump
-from edgespec.drafting.trees import DraftStep
+from edgespec.drafting.proposal import DraftStep
 from edgespec.energy import Measurement
 from edgespec.llama.weights import Model
 from edgespec.records import Origin, Result, Stats, Token

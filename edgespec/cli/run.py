@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgespec.choices import Objective, Rule, Signal
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.options import (
     DRAFTING,
@@ -44,12 +45,10 @@ from edgespec.cli.options import (
 from edgespec.cli.progress import pull_chosen
 from edgespec.cli.render import ExplainedSteps, Explanation, TextWriter, as_json, print_stats
 from edgespec.cli.structure import GrammarOption, JsonSchemaOption, read_structure, tell_if_cut
-from edgespec.decoding.verify import Rule
-from edgespec.drafting.knowledge import Objective
 from edgespec.energy import EnergyMeter
-from edgespec.engine import Engine, check_options
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.lossy.cascade import SPAN, Signal, Waking
+from edgespec.options import SPAN, Options, Waking
 from edgespec.platform.signals import SignalPipe
 from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
@@ -210,7 +209,7 @@ def run_command(
         logit_bias=parse_bias(logit_bias or []),
     )
     limit = None if n_predict == -1 else n_predict
-    check_options(
+    Options(
         gamma=gamma,
         n_predict=limit,
         stop=stop or [],

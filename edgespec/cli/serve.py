@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.choices import DrafterName
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.options import (
     DraftOption,
@@ -26,7 +27,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import pull_chosen
 from edgespec.energy import EnergyMeter
-from edgespec.engine import DrafterName, Engine
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.signals import Cancellation
 
@@ -128,9 +129,9 @@ def serve_command(
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
     from edgespec.server.api import create_app
-    from edgespec.server.asking import Settings
     from edgespec.server.limits import MIB, Gate, Limits, is_loopback
     from edgespec.server.metrics import Metrics
+    from edgespec.server.requests import Service
     from edgespec.server.serving import bind, serve
     from edgespec.server.worker import Worker
 
@@ -162,8 +163,8 @@ def serve_command(
                 worker = Worker(engine, cancellation, max_queue=max_queue, max_seconds=max_seconds)
                 metrics = Metrics(energy=meter.available)
                 metrics.watch(worker)
-                settings = Settings.of(engine, n_ctx=ctx, max_prompt=max_prompt)
-                app = create_app(engine, worker, metrics=metrics, settings=settings, log=message)
+                service = Service.of(engine, n_ctx=ctx, max_prompt=max_prompt)
+                app = create_app(engine, worker, metrics=metrics, service=service, log=message)
                 limits = Limits(max_body=max_body * MIB, api_key=key, loopback=loopback)
                 hurried = serve(
                     metrics.counting(Gate(app, limits)),

@@ -16,6 +16,18 @@ Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """What it takes to sample a token after the timeline or after drafted tokens, for both models alike."""
+
+    sampler: _core.Sampler
+    """Keeps in its slots what drafted tokens were sampled from."""
+    recent: Callable[[Sequence[int]], Tokens]
+    """Return what the penalties look back on after these drafted tokens, int32."""
+    coins: Callable[[int], list[float]]
+    """Return the next n random numbers of the generation, each in [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a draft."""
 
@@ -51,18 +63,8 @@ class Drafter(Protocol):
         `n_predict` tokens are emitted in all.
         """
 
-    def draft(
-        self,
-        tokens: Sequence[int],
-        room: int,
-        sampler: _core.Sampler,
-        recent: Callable[[Sequence[int]], Tokens],
-        coins: Callable[[int], list[float]],
-    ) -> Tree:
-        """Propose at most `room` tokens, maybe none, to follow `tokens`: a tree as `tree.order` lays it out.
-
-        `recent` gives the penalties' history for a prefix, `coins(n)` the next n coins.
-        """
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
+        """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
     def accept(self, tokens: Sequence[int], outcome: Outcome) -> None:
         """Learn what became of the last draft; the timeline now holds `tokens`."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.decoding.drafter import Drafter, Outcome, Tokens
+from edgespec.choices import Rule
+from edgespec.decoding.drafter import Drafter, Outcome, Position, Tokens
 from edgespec.decoding.lenience import lenient_choice
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.tree import Tree, is_chain, lower
-from edgespec.decoding.verify import Rule
 from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
 from edgespec.grammar.grammar import Constraint
@@ -96,6 +96,7 @@ class Generation:
         self.mark: Callable[[Phase], None] = unmarked
         """Told at the end of each phase which one it was; may be replaced before the first event."""
         self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
+        self._position = Position(self._sampler, self._recent, coins.take)
         self.n_known = n_known
         self._n_logprobs = n_logprobs
         self._constraint = constraint
@@ -244,7 +245,7 @@ class Generation:
         room = self._n_ctx - len(self.tokens) - 1
         if self._n_predict is not None:
             room = min(room, self._n_predict - self._n_emitted - 1)
-        return self._drafter.draft(self.tokens, room, self._sampler, self._recent, self._coins.take)
+        return self._drafter.draft(self.tokens, room, self._position)
 
     @property
     def _n_emitted(self) -> int:

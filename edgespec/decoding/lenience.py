@@ -11,15 +11,8 @@ import math
 from collections.abc import Sequence
 
 from edgespec.decoding.drafter import Tokens
-from edgespec.errors import UsageError
 from edgespec.llama.session import Rows
 from edgespec.sampling import SamplingParams
-
-
-def check_lenience(lenience: float) -> None:
-    """Raise UsageError for a lenience that is none."""
-    if not 0.0 < lenience <= 1.0:  # nan too
-        raise UsageError(f"--lenience {lenience:g}: must be above 0 and at most 1; 1 is exact")
 
 
 def lenient_choice(  # noqa: PLR0917 - what is known of one position, in the order in which it becomes known

@@ -9,9 +9,6 @@ import numpy as np
 from edgespec.llama.session import Rows
 from edgespec.records import Logprobs
 
-MAX_LOGPROBS = 20
-"""Most of the likeliest tokens that come with a token; OpenAI's limit too."""
-
 
 def logprobs_of(row: Rows, token: int, n: int) -> Logprobs:
     """Return the natural logarithms for `token` and for the `n` likeliest, by raw logits, shape (n_vocab,).

@@ -1,7 +1,7 @@
 """What a pass of a model costs on this machine: measured curves, or guesses, corrected as real passes come.
 
 A curve is T(n): the seconds of one pass over n tokens with all their logits, at two lengths of context;
-between them it is interpolated, beyond them extended. A run starts from the stored curve (profiles.py) or
+between them it is interpolated, beyond them extended. A run starts from the stored curve (profile.py) or
 from a guess out of the file's size, and `OnlineCurve` moves it with every pass that is timed.
 """
 
@@ -10,8 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-N_MAX = 33
+from edgespec.options import MAX_GAMMA
+
+N_MAX = MAX_GAMMA + 1
 """Longest pass in a curve: the longest draft and the token before it."""
 
 CONTEXTS = (128, 2048)
@@ -138,3 +141,10 @@ class OnlineCurve:
 
     def _tabulate(self) -> None:
         self._table = [s * math.exp(self._common + own) for s, own in zip(self._base, self._own, strict=True)]
+
+
+class Clocks(NamedTuple):
+    """What passes of target and draft model take, in seconds; told of every pass."""
+
+    target: OnlineCurve
+    draft: OnlineCurve | None

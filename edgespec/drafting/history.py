@@ -5,87 +5,42 @@
         qwen2-0123456789abcdef.tokens.set-aside   (-2 ..)   was damaged or foreign, and kept
         .qwen2-0123456789abcdef.lock                        held by the process that writes
 
-    file    = header, records      all numbers little-endian
-    header  = "EDGEHIST", version, 16 hex digits of the fingerprint, CRC-32 of these 28 bytes
-    record  = number of tokens, CRC-32 of the tokens, CRC-32 of these 8 bytes, the tokens as int32
-
-The header's 32 bytes are the same in all versions. A record is one document and is written at once. One
-that a killed process left unfinished is the last: it is ignored, and cut off by the next process that
-writes. The second CRC tells it from a damaged length, which would make all that follows look unfinished.
-
 No failure here ends a generation: each is one line for `on_message`.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import glob
-import hashlib
-import mmap
 import os
 import re
-import struct
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.drafting.history_file import (
+    Contents,
+    Tokens,
+    encode_head,
+    encode_header,
+    encode_tokens,
+    parse,
+    places,
+)
+from edgespec.errors import describe_os_error
 from edgespec.platform.files import cache_root
-
-if TYPE_CHECKING:
-    from edgespec.llama.weights import Model
+from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, write_all
+from edgespec.platform.messages import MessageFn, silent
 
 MAX_TOKENS = 524_288
 """Places that a history keeps by default: one for each token, and one for each document's end."""
 
-Tokens = Sequence[int] | npt.NDArray[np.int32]
-
-_MAGIC, _VERSION = b"EDGEHIST", 1
-_HEADER = struct.Struct("<8sI16sI")
-_RECORD = struct.Struct("<III")
-_CRC_BYTES = 4  # the CRC of a header, and of a record's head, is the last number in it
 _END = -1  # follows each document where the history is loaded
 
 _FINGERPRINT = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{16}")
 _FILE = re.compile(rf"({_FINGERPRINT.pattern})\.tokens(?:\.set-aside(?:-\d+)?)?")
-
-
-class _DamagedError(Exception):
-    """The file is not what this room wrote; `str(error)` says how."""
-
-
-class _NewerError(Exception):
-    """The file is of a later format version."""
-
-
-class _Record(NamedTuple):  # made by the thousand: three times as fast as a frozen dataclass
-    start: int
-    """Offset of the tokens in `_Contents.data`, bytes."""
-    n_tokens: int
-    crc: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    """The whole records of a file."""
-
-    data: bytes = b""
-    """The file without its header."""
-    records: tuple[_Record, ...] = ()
-    end: int = 0
-    """Where the next record belongs in the file, bytes; 0: the header is not there yet."""
-
-    def raw(self, record: _Record) -> bytes:
-        """Return the bytes of a record, its head included."""
-        return self.data[record.start - _RECORD.size : record.start + 4 * record.n_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +74,6 @@ class HistoryInfo:
     """Files kept because they were damaged or foreign."""
 
 
-def _no_message(_: str) -> None:
-    pass
-
-
 class History:
     """The documents of one tokenizer, on disk. Any number of processes may use it at once.
 
@@ -139,7 +90,7 @@ class History:
         *,
         root: Path | None = None,
         max_tokens: int = MAX_TOKENS,
-        on_message: Callable[[str], None] = _no_message,
+        on_message: MessageFn = silent,
     ) -> None:
         """Name the history; no file is touched.
 
@@ -153,8 +104,12 @@ class History:
         self.fingerprint = fingerprint
         self.max_tokens = max_tokens
         self.path = (history_root() if root is None else root) / f"{fingerprint}.tokens"
-        self._on_message = on_message
-        self._said: set[str] = set()
+        self._file = KeptFile(
+            self.path,
+            lambda data: parse(self.path, data, fingerprint),
+            lock=f".{fingerprint}.lock",
+            on_message=on_message,
+        )
 
     def load(self, capacity: int = MAX_TOKENS, *, n_vocab: int | None = None) -> npt.NDArray[np.int32]:
         """Return the newest documents, oldest of them first, each followed by -1.
@@ -164,18 +119,18 @@ class History:
         differ in their padding. Raises nothing: what cannot be read is one line, and empty.
         """
         try:
-            contents = self._look()
+            contents = self._file.read() or Contents()
         except OSError as error:
-            self._say(f"the history cannot be read: {describe_os_error(error)}")
-            contents = _Contents()
+            self._file.say(f"the history cannot be read: {describe_os_error(error)}")
+            contents = Contents()
         chosen: list[tuple[int, int]] = []
-        room = max(0, capacity)
+        n_free = max(0, capacity)
         for record in reversed(contents.records):
-            if room < 2:
+            if n_free < 2:
                 break
-            n = min(record.n_tokens, room - 1)
+            n = min(record.n_tokens, n_free - 1)
             chosen.append((record.start // 4 + record.n_tokens - n, n))
-            room -= n + 1
+            n_free -= n + 1
         stored = np.frombuffer(contents.data, "<i4", len(contents.data) // 4)
         loaded = np.full(sum(n + 1 for _, n in chosen), _END, np.int32)
         at = 0
@@ -197,14 +152,14 @@ class History:
         file is larger than the bound by a quarter, it is rewritten with the newest documents that keep
         within the bound. Raises ValueError for tokens that are negative or no int32.
         """
-        encoded = [_encode(tokens, self.max_tokens - 1) for tokens in documents]
+        encoded = [encode_tokens(tokens, self.max_tokens - 1) for tokens in documents]
         try:
             with self._locked():
                 return self._extend([document for document in encoded if document])
-        except _NewerError as error:
-            self._say(str(error))
+        except NewerError as error:
+            self._file.say(str(error))
         except OSError as error:
-            self._say(f"the history cannot be written, nothing is added: {describe_os_error(error)}")
+            self._file.say(f"the history cannot be written, nothing is added: {describe_os_error(error)}")
         return None
 
     def clear(self) -> list[Path]:
@@ -215,7 +170,7 @@ class History:
         if not self.path.parent.exists():
             return []
         with self._locked():
-            gone = [self.path, *self._set_aside(), self._temporary]
+            gone = [self.path, *self._file.set_aside(), self._file.temporary]
             if self.info().newer:
                 gone.remove(self.path)
             gone = [path for path in gone if path.exists()]
@@ -225,16 +180,16 @@ class History:
 
     def info(self) -> HistoryInfo:
         """Return the facts of the history. Changes nothing and raises nothing."""
-        contents, size, modified, problem, newer = _Contents(), 0, None, "", False
+        contents, size, modified, problem, newer = Contents(), 0, None, "", False
         try:
             stat = self.path.stat()
             size, modified = stat.st_size, stat.st_mtime
-            contents = self._parse()
+            contents = self._file.peek() or Contents()
         except FileNotFoundError:
             pass
-        except _DamagedError as error:
+        except DamagedError as error:
             problem = f"damaged: {error}; the next run sets it aside"
-        except _NewerError as error:
+        except NewerError as error:
             problem, newer = str(error), True
         except OSError as error:
             problem = describe_os_error(error)
@@ -247,104 +202,30 @@ class History:
             modified=modified,
             problem=problem,
             newer=newer,
-            set_aside=tuple(self._set_aside()),
+            set_aside=tuple(self._file.set_aside()),
         )
-
-    @property
-    def _temporary(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.new")
-
-    def _say(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self._on_message(line)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of this history; it goes with the process, however that ends."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Never deleted: a process that waits for a deleted lock file would hold a lock nobody sees.
-        lock = os.open(self.path.with_name(f".{self.fingerprint}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._file.locked():
             yield
-        finally:
-            os.close(lock)
-
-    def _parse(self) -> _Contents:
-        """Return what the file holds. Raises _DamagedError, _NewerError or OSError."""
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                header = file.read(_HEADER.size)
-                expected = _header(self.fingerprint)
-                if header == expected:
-                    return _parse_records(file.readall())
-        except FileNotFoundError:
-            return _Contents()
-        if expected.startswith(header):
-            return _Contents()  # its first process was killed while it wrote the header
-        raise self._wrong_header(header)
-
-    def _wrong_header(self, header: bytes) -> Exception:
-        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-            return _DamagedError("not a history")
-        _, version, key, crc = _HEADER.unpack(header)
-        if crc != zlib.crc32(header[:-_CRC_BYTES]):
-            return _DamagedError("its header is wrong")
-        if version > _VERSION:
-            return _NewerError(
-                f"{self.path} was written by a later edgespec (format {version}): left alone, not used"
-            )
-        return _DamagedError(f"of another tokenizer ({key.decode(errors='replace')}) or format ({version})")
-
-    def _look(self) -> _Contents:
-        """Return what the file holds, without a lock; what is damaged is set aside."""
-        try:
-            return self._parse()
-        except _NewerError as error:
-            self._say(str(error))
-            return _Contents()
-        except _DamagedError:
-            # Perhaps only read while another process cut off an unfinished record and wrote its own.
-            with self._locked():
-                return self._recover()
-
-    def _recover(self) -> _Contents:
-        """Return what the file holds, having renamed a damaged one; under the lock."""
-        try:
-            return self._parse()
-        except _DamagedError as error:
-            taken, n = set(self._set_aside()), 1
-            while (aside := self._aside_name(n)) in taken:
-                n += 1
-            self.path.rename(aside)
-            self._say(f"{self.path}: {error}; it was set aside as {aside.name}, the history begins anew")
-            return _Contents()
-
-    def _aside_name(self, n: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.set-aside{'' if n == 1 else f'-{n}'}")
-
-    def _set_aside(self) -> list[Path]:
-        try:
-            return sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.set-aside*"))
-        except OSError:
-            return []
 
     def _extend(self, encoded: list[bytes]) -> Stored:
-        contents = self._recover()
-        known = {(record.n_tokens, record.crc) for record in contents.records}
+        contents = self._file.read_locked() or Contents()
+        known = {record.identity for record in contents.records}
         new: list[bytes] = []
         tokens = duplicates = 0
         for document in encoded:
-            head, identity = _head(document)
+            head, identity = encode_head(document)
             if identity in known:
                 duplicates += 1
                 continue
             known.add(identity)
             new.append(head + document)
             tokens += identity[0]
-        places = tokens + len(new) + sum(record.n_tokens + 1 for record in contents.records)
-        if places > self.max_tokens * 5 // 4:
+        n_places = tokens + len(new) + sum(record.n_tokens + 1 for record in contents.records)
+        if n_places > self.max_tokens * 5 // 4:
             self._rewrite([*(contents.raw(record) for record in contents.records), *new])
         elif new:
             self._write_at(contents.end, b"".join(new))
@@ -356,7 +237,7 @@ class History:
         try:
             os.ftruncate(file, end)  # an unfinished record, if there is one
             try:
-                _write(file, records if end else _header(self.fingerprint) + records, end)
+                write_all(file, records if end else encode_header(self.fingerprint) + records, end)
             except OSError:
                 os.ftruncate(file, end)
                 raise
@@ -365,77 +246,10 @@ class History:
 
     def _rewrite(self, records: list[bytes]) -> None:
         """Replace the file by one with the newest records within the bound, or leave it as it was."""
-        room, first = self.max_tokens, len(records)
-        while first > 0 and (room := room - _places(records[first - 1])) >= 0:
+        n_free, first = self.max_tokens, len(records)
+        while first > 0 and (n_free := n_free - places(records[first - 1])) >= 0:
             first -= 1
-        new = self._temporary  # one that a killed process left is overwritten: the lock is ours
-        try:
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                _write(file, b"".join([_header(self.fingerprint), *records[first:]]), 0)
-                os.fsync(file)
-            finally:
-                os.close(file)
-            new.replace(self.path)
-        except BaseException:  # Ctrl-C too: it is a copy of prompts
-            new.unlink(missing_ok=True)
-            raise
-
-
-def _header(fingerprint: str) -> bytes:
-    start = _HEADER.pack(_MAGIC, _VERSION, fingerprint[-16:].encode(), 0)[:-_CRC_BYTES]
-    return start + zlib.crc32(start).to_bytes(_CRC_BYTES, "little")
-
-
-def _encode(tokens: Tokens, n_max: int) -> bytes:
-    """Return the last `n_max` tokens as they lie in a record."""
-    ids = np.asarray(tokens[-n_max:], np.int64)
-    if ids.size and (ids.min() < 0 or ids.max() >= 1 << 31):
-        raise ValueError(f"token ids must be in [0, 2^31), these are {ids.min()} to {ids.max()}")
-    return ids.astype("<i4").tobytes()
-
-
-def _head(document: bytes) -> tuple[bytes, tuple[int, int]]:
-    """Return a document's head, and what it is recognised by: its number of tokens and their CRC."""
-    n_tokens, crc = len(document) // 4, zlib.crc32(document)
-    check = zlib.crc32(_RECORD.pack(n_tokens, crc, 0)[:-_CRC_BYTES])
-    return _RECORD.pack(n_tokens, crc, check), (n_tokens, crc)
-
-
-def _places(record: bytes) -> int:
-    return (len(record) - _RECORD.size) // 4 + 1
-
-
-def _write(file: int, data: bytes, offset: int) -> None:
-    """Write all of `data`: one call, unless the disk is so full that a part fits and the next call fails."""
-    rest = memoryview(data)
-    while rest:
-        n = os.pwrite(file, rest, offset)
-        if n == 0:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        rest, offset = rest[n:], offset + n
-
-
-def _parse_records(data: bytes) -> _Contents:
-    """Return the whole records of a file without its header; _DamagedError if not only the last is wrong."""
-    records: list[_Record] = []
-    view, size, crc32, unpack, at = memoryview(data), _RECORD.size, zlib.crc32, _RECORD.unpack_from, 0
-    while (start := at + size) <= len(data):
-        n_tokens, crc, check = unpack(data, at)
-        if crc32(view[at : start - _CRC_BYTES]) != check:
-            if not any(view[at:]):
-                break  # after a power failure, a file may be longer than what was written to it
-            raise _DamagedError(f"wrong at byte {_HEADER.size + at}")
-        end = start + 4 * n_tokens
-        if end > len(data):
-            break
-        if crc32(view[start:end]) != crc:
-            if end == len(data):
-                break
-            raise _DamagedError(f"wrong in the {4 * n_tokens} bytes after byte {_HEADER.size + start}")
-        records.append(_Record(start, n_tokens, crc))
-        at = end
-    return _Contents(data, tuple(records), _HEADER.size + at)
+        self._file.write_locked(b"".join([encode_header(self.fingerprint), *records[first:]]))
 
 
 def history_root() -> Path:
@@ -450,93 +264,3 @@ def find_histories(root: Path | None = None) -> list[History]:
         return []
     names = {match[1] for path in root.iterdir() if (match := _FILE.fullmatch(path.name))}
     return [History(name, root=root) for name in sorted(names)]
-
-
-# --- Which tokenizer is it? ----------------------------------------------------------------------
-
-_STRING, _ARRAY, _INT32 = 8, 9, 5  # enum gguf_type
-_UNUSED = 5  # enum llama_token_type
-_LENGTH = struct.Struct("<Q")
-_SEARCHED = 64 << 20  # bytes from a file's start: several times what the largest vocabularies take
-
-
-def tokenizer_fingerprint(source: Model | GGUFHeader) -> str:
-    """Return a name for what a model's token ids mean, such as "qwen2-0123456789abcdef".
-
-    The same for all sizes and quantizations of a family: a hash of the token list and the merges as
-    they lie in the file, without the padding at the list's end, and of how text is split for them.
-    Raises EdgespecError when the file has no token list, OSError when it cannot be read.
-    """
-    header = source if isinstance(source, GGUFHeader) else source.header
-    with (
-        header.path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        found = _Tokenizer(data, header)
-        digest = hashlib.sha256(f"{header.tokenizer} {found.pre}".encode())
-        for start, end in found.lists():
-            digest.update(data[start:end])
-            digest.update(b"\0")
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", found.pre or header.tokenizer)[:32] or "tokenizer"
-    return f"{readable}-{digest.hexdigest()[:16]}"
-
-
-class _Tokenizer:
-    """Where a GGUF file, mapped as `data`, has what defines its tokens.
-
-    ggml's parser has accepted the file, so each key is there once, in this encoding. A list's end is
-    not stated; walking 151,936 texts takes longer than all the rest, so the key after them is looked for.
-    """
-
-    def __init__(self, data: mmap.mmap, header: GGUFHeader) -> None:
-        self._data, self._header = data, header
-        pre = self._find("tokenizer.ggml.pre", struct.pack("<I", _STRING))
-        self.pre = "" if pre is None else self._text(pre).decode(errors="replace")
-
-    def _find(self, key: str, kind: bytes) -> int | None:
-        """Return what follows a key and its type, as an offset; None where there is no such key."""
-        pattern = _LENGTH.pack(len(key)) + key.encode() + kind
-        found = self._data.find(pattern, 0, _SEARCHED)
-        return None if found < 0 else found + len(pattern)
-
-    def _text(self, offset: int) -> bytes:
-        start = offset + _LENGTH.size
-        return self._data[start : start + self._length(offset)]
-
-    def _length(self, offset: int) -> int:
-        length: int = _LENGTH.unpack_from(self._data, offset)[0]
-        return length
-
-    def lists(self) -> list[tuple[int, int]]:
-        """Return where the token list without its padding and, of BPE, the merges start and end."""
-        texts = struct.pack("<II", _ARRAY, _STRING)
-        tokens = self._find("tokenizer.ggml.tokens", texts)
-        if tokens is None:
-            raise EdgespecError(f"{self._header.path}: no token list was found in it")
-        found = [(tokens + _LENGTH.size, self._padding(tokens) or self._list_end(tokens))]
-        if self._header.tokenizer == "gpt2" and (merges := self._find("tokenizer.ggml.merges", texts)):
-            found.append((merges + _LENGTH.size, self._list_end(merges)))
-        return found
-
-    def _padding(self, tokens: int) -> int | None:
-        """Return where the padding at the list's end starts, as converters write it; None: nowhere."""
-        n_vocab = self._length(tokens)
-        types = self._find("tokenizer.ggml.token_type", struct.pack("<IIQ", _ARRAY, _INT32, n_vocab))
-        if types is None:
-            return None
-        used = np.flatnonzero(np.frombuffer(self._data[types : types + 4 * n_vocab], "<i4") != _UNUSED)
-        first = f"[PAD{used[-1] + 1 if used.size else 0}]".encode()
-        found = self._data.find(_LENGTH.pack(len(first)) + first, tokens, _SEARCHED)
-        return None if found < 0 else found
-
-    def _list_end(self, array: int) -> int:
-        """Return where the list at `array` ends: before the next key, whose length has seven zeros."""
-        start = array + _LENGTH.size
-        for room in (b"tokenizer.", b"general.", self._header.architecture.encode() + b"."):
-            found = self._data.find(bytes(7) + room, start, _SEARCHED)
-            if found >= 0:
-                return found - 1
-        end = start
-        for _ in range(self._length(array)):
-            end += _LENGTH.size + self._length(end)
-        return end

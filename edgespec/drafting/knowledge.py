@@ -1,6 +1,6 @@
 """What an engine knows before it begins, and keeps when it ends: the profile and the history.
 
-    profile (profiles.py)   what passes cost, what is accepted, how long answers are -> the schedulers
+    profile (profile.py)   what passes cost, what is accepted, how long answers are -> the schedulers
     history (history.py)    earlier prompts and answers as tokens                    -> the suffix store
 
 Either may be missing: then there are guesses instead of a profile, and the suffix store begins empty.
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from edgespec.drafting.costs import Curve, OnlineCurve, guessed_curve
-from edgespec.drafting.history import MAX_TOKENS, History, tokenizer_fingerprint
+from edgespec.choices import Objective
+from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.history import MAX_TOKENS, History
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profiles import Key, Profile, load, merge_learnt
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.profile import Key, Profile
+from edgespec.drafting.profile_store import load, merge_learnt
+from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
-
-Objective = Literal["latency", "energy"]
 
 OWN_TOKENS = 1 << 16
 """Tokens of an engine's own timelines that drafts are looked for in."""
@@ -35,16 +35,8 @@ _NAMES = {True: "greedy", False: "sampled"}
 _STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """What passes of target and draft model take, in seconds; told of every pass."""
-
-    target: OnlineCurve
-    draft: OnlineCurve | None
-
-
 class Knowledge:
-    """The curves and the schedulers of a pair: one for greedy generations, one for sampled ones."""
+    """What is known of a pair: its curves and tables, these apart for greedy and for sampled generations."""
 
     def __init__(
         self,
@@ -82,36 +74,32 @@ class Knowledge:
             _clock(draft, profile.draft if profile else None) if draft else None,
         )
         costs = self._costs(profile)
-        self._schedulers: dict[bool, Scheduler] = {}
+        self._learnt: dict[bool, Learnt] = {}
         for greedy, name in _NAMES.items():
             predictor = Predictor()
             if profile and isinstance(stored := profile.acceptance.get(name), dict):
                 predictor.restore(stored)
-            self._schedulers[greedy] = Scheduler(
-                costs.target,
-                costs.draft,
-                predictor,
-                in_joules=self._objective == "energy",
+            self._learnt[greedy] = Learnt(
+                costs.target, costs.draft, predictor, in_joules=self._objective == "energy"
             )
 
     def _costs(self, profile: Profile | None) -> Clocks:
         if self._objective == "latency":
             return self.clocks
         if not profile or not profile.target_joules or (profile.draft and not profile.draft_joules):
-            raise UsageError(
-                "--objective energy: no joules are known of these models on this machine; run "
-                "`edgespec profile` where an energy counter can be read, or leave it at latency"
+            problem = (
+                "no joules are known of these models on this machine; run `edgespec profile` where an energy "
+                "counter can be read, or leave it at latency"
             )
+            raise UsageError(problem, field="objective", value="energy")
         return Clocks(
             OnlineCurve(profile.target_joules),
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,
         )
 
-    def scheduler(self, *, greedy: bool, prompt: str | Sequence[int] = "") -> Scheduler:
-        """Return the scheduler of greedy, or of sampled, generations, told how long the answer may become."""
-        scheduler = self._schedulers[greedy]
-        scheduler.lengths = self._lengths.of(prompt)
-        return scheduler
+    def scheduler(self, policy: Policy, prompt: str | Sequence[int], *, greedy: bool) -> Scheduler:
+        """Return a scheduler for one generation, greedy or sampled, of the answer to `prompt`."""
+        return Scheduler(self._learnt[greedy], policy, self._lengths.of(prompt))
 
     def forget(self) -> None:
         """Begin again with what was stored."""
@@ -135,7 +123,7 @@ class Knowledge:
             draft=draft.curve() if draft else None,
             draft_passes=draft.n_observed if draft else 0,
             acceptance={
-                **{name: self._schedulers[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
+                **{name: self._learnt[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
                 _STARTS: self._lengths.as_dict(),
             },
             answers=self._answers,

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from edgespec.decoding.drafter import Outcome
-from edgespec.decoding.tree import Node, Tree
+from edgespec.decoding.tree import Tree
 from edgespec.drafting.predictor import Predictor
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the suffix store offered after `at` drafted tokens, taken or not."""
-
-    at: int
-    tokens: list[int] = field(default_factory=list)
-    buckets: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
+from edgespec.drafting.proposal import Offer, Proposal
 
 
 class ForcedChance:
@@ -46,17 +36,17 @@ class ForcedChance:
                 self._hits += i in kept
 
 
-def n_emitted_of(trunk: Sequence[Node], emitted: Sequence[int]) -> int:
-    """Return how many tokens of the trunk are what was emitted."""
-    n = 0
-    for node, token in zip(trunk, emitted, strict=False):
-        if node.token != token:
-            break
-        n += 1
-    return n
+def learn_step(predictor: Predictor, proposal: Proposal, outcome: Outcome) -> None:
+    """Learn what became of `proposal`."""
+    n_right = proposal.n_right(outcome.emitted)
+    _learn_offers(predictor, proposal.offers, n_right, outcome.emitted)
+    _learn_others(predictor, proposal.others, n_right, outcome.emitted)
+    _learn_tree(predictor, proposal.tree, outcome)
 
 
-def learn_offers(predictor: Predictor, offers: Sequence[Offer], n_trunk: int, emitted: Sequence[int]) -> None:
+def _learn_offers(
+    predictor: Predictor, offers: Sequence[Offer], n_trunk: int, emitted: Sequence[int]
+) -> None:
     """Learn from what the suffix store offered along a trunk, `n_trunk` tokens of which were emitted.
 
     What was emitted tells of every offer, also of those that were not taken.
@@ -73,7 +63,7 @@ def learn_offers(predictor: Predictor, offers: Sequence[Offer], n_trunk: int, em
                 break
 
 
-def learn_others(
+def _learn_others(
     predictor: Predictor, others: Sequence[Sequence[tuple[int, int]]], n_trunk: int, emitted: Sequence[int]
 ) -> None:
     """Learn from the draft model's likeliest tokens at each position of a trunk: (token, bucket).
@@ -85,7 +75,7 @@ def learn_others(
             predictor.other.learn(depth, bucket, emitted[depth] == token)
 
 
-def learn_tree(predictor: Predictor, tree: Tree, outcome: Outcome) -> None:
+def _learn_tree(predictor: Predictor, tree: Tree, outcome: Outcome) -> None:
     """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
     judged = {i: (p, q) for i, p, q in outcome.judged}
     at = -1

@@ -11,13 +11,13 @@ What is too slow for that is measured less closely: fewer n, a shorter long cont
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve, interpolated
+from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
+from edgespec.drafting.timings import ENERGY_SIZES, Timeline, Timings, spread_of
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
@@ -35,9 +35,8 @@ MOST_SPREAD = 0.15
 _SIZES = (
     tuple(range(1, N_MAX + 1)),
     (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, N_MAX),
-    (1, 2, 4, 8, 16, N_MAX),
+    ENERGY_SIZES,
 )  # the n that are timed: the first that the budget allows
-_ENERGY_SIZES = _SIZES[-1]
 _FEWEST, _MOST = 3, 9  # sweeps: for quartiles, and as many as make medians steady
 _READ_SHARE = 0.4  # of the budget, for reading the long context
 _WARM_UP_SHARE = 0.1  # of the budget, for reading the short context twice
@@ -82,47 +81,6 @@ class PairCosts:
     """Repeats of each."""
 
 
-@dataclass
-class _Timeline:
-    """A session that was filled to `n_past` tokens, and what its passes took."""
-
-    session: Session
-    n_past: int
-    seconds: dict[int, list[float]] = field(default_factory=dict)
-    """n -> seconds of each sweep."""
-    joules: dict[int, float] = field(default_factory=dict)
-
-    def timed(self, n: int) -> float:
-        """Return the seconds of one pass over `n` tokens, which are taken back afterwards."""
-        tokens = [(11 + 13 * i) % self.session.model.n_vocab for i in range(n)]
-        began = perf_counter()
-        self.session.eval(tokens, n_logits=n)
-        spent = max(perf_counter() - began, 1e-9)
-        self.session.rewind(self.n_past)
-        return spent
-
-    def first_timed(self, n: int) -> float:
-        """Return as `timed` the best of three, since the first warms up; slow ones are not repeated."""
-        seconds = [self.timed(n)]
-        while len(seconds) < 3 and sum(seconds) < 1.0:
-            seconds.append(self.timed(n))
-        return min(seconds)
-
-    def typical(self) -> dict[int, float]:
-        """Return the median for each n."""
-        return {n: statistics.median(seconds) for n, seconds in self.seconds.items()}
-
-
-@dataclass
-class _Side:
-    """One of the models: its timelines at one or two contexts."""
-
-    timelines: list[_Timeline]
-    read: float
-    """Seconds a token."""
-    read_joules: float | None = None
-
-
 def measure(
     target: Model,
     draft: Model | None,
@@ -154,7 +112,7 @@ def measure(
             )
     with ExitStack() as stack:
         meter = meter or stack.enter_context(EnergyMeter.choose())
-        run = _Run(
+        measurement = _Measurement(
             models,
             n_threads=n_threads,
             budget_s=budget_s,
@@ -163,10 +121,10 @@ def measure(
             meter=meter if meter.counts else EnergyMeter(None, reason="no counter of energy"),
             stack=stack,
         )
-        return run.measure()
+        return measurement.run()
 
 
-class _Run:
+class _Measurement:
     """One measurement: what its steps share."""
 
     def __init__(
@@ -190,20 +148,20 @@ class _Run:
         self._energy_s = 0.0
         self._began = perf_counter()
 
-    def measure(self) -> PairCosts:
+    def run(self) -> PairCosts:
         load = OtherLoad()
-        sides = self._read_contexts()
-        timelines = [timeline for side in sides for timeline in side.timelines]
+        timings = self._read_contexts()
+        timelines = [timeline for one in timings for timeline in one.timelines]
         sizes = self._plan(timelines)
         n_swept = self._sweep(timelines, sizes)
         self._count_energy(timelines)
         self._report("done", ended=True)
 
-        spread = _spread(timelines)
+        spread = spread_of(timelines)
         warnings = _warnings(spread, n_swept, load.processors(), self._n_threads, self._budget_s)
-        curves = [_curve(side) for side in sides]
-        joules = [_joules(side) for side in sides]
-        with_draft = len(sides) > 1
+        curves = [one.curve() for one in timings]
+        joules = [one.joules_curve() for one in timings]
+        with_draft = len(timings) > 1
         return PairCosts(
             target=curves[0],
             draft=curves[1] if with_draft else None,
@@ -225,24 +183,24 @@ class _Run:
 
     # ---- contexts ----
 
-    def _read_contexts(self) -> list[_Side]:
+    def _read_contexts(self) -> list[Timings]:
         near_lengths = [min(CONTEXTS[0], model.n_ctx_train - N_MAX) for model in self._models]
-        sides = []
+        timings = []
         for model, length in zip(self._models, near_lengths, strict=True):
             timeline, seconds, joules = self._open(model, length)
             if seconds < _WARM_UP_SHARE * self._budget_s:
                 # Read once more: the first time, buffers are made and pages of the file come in.
                 timeline.session.clear()
                 seconds, joules = self._fill(timeline)
-            sides.append(_Side([timeline], seconds / length, joules and joules / length))
-        far = self._far_context(sum(side.read for side in sides))
-        for model, side in zip(self._models, sides, strict=True):
+            timings.append(Timings([timeline], seconds / length, joules and joules / length))
+        far = self._far_context(sum(one.read for one in timings))
+        for model, one in zip(self._models, timings, strict=True):
             length = min(far, model.n_ctx_train - N_MAX)
             if length >= _SHORTEST_FAR:
                 timeline, seconds, joules = self._open(model, length)
-                side.timelines.append(timeline)
-                side.read, side.read_joules = seconds / length, joules and joules / length
-        return sides
+                one.timelines.append(timeline)
+                one.read, one.read_joules = seconds / length, joules and joules / length
+        return timings
 
     def _far_context(self, read_s: float) -> int:
         """Return the long context, in tokens: the whole, or what time and memory allow."""
@@ -256,7 +214,7 @@ class _Run:
                 length //= 2
         return length
 
-    def _open(self, model: Model, n_past: int) -> tuple[_Timeline, float, float | None]:
+    def _open(self, model: Model, n_past: int) -> tuple[Timeline, float, float | None]:
         """Return a timeline of `n_past` tokens, and the seconds and joules of reading them."""
         interrupt = self._signals.interrupt if self._signals else None
         session = Session(
@@ -264,13 +222,12 @@ class _Run:
             n_ctx=n_past + N_MAX,
             n_threads=self._n_threads,
             n_logits_max=N_MAX,
-            abort_callback=interrupt.callback if interrupt else 0,
-            abort_data=interrupt.data if interrupt else 0,
+            interrupt=interrupt,
         )
-        timeline = _Timeline(self._stack.enter_context(session), n_past)
+        timeline = Timeline(self._stack.enter_context(session), n_past)
         return timeline, *self._fill(timeline)
 
-    def _fill(self, timeline: _Timeline) -> tuple[float, float | None]:
+    def _fill(self, timeline: Timeline) -> tuple[float, float | None]:
         tokens = [(101 + 7 * i) % timeline.session.model.n_vocab for i in range(timeline.n_past)]
         what = f"reading {len(tokens)} tokens"
         window, began = self._meter.begin(), perf_counter()
@@ -281,7 +238,7 @@ class _Run:
 
     # ---- passes ----
 
-    def _plan(self, timelines: Sequence[_Timeline]) -> tuple[int, ...]:
+    def _plan(self, timelines: Sequence[Timeline]) -> tuple[int, ...]:
         """Return which n to time, from a first timing."""
         many = sum(timeline.first_timed(N_MAX) for timeline in timelines)
         one = sum(timeline.first_timed(1) for timeline in timelines)
@@ -291,7 +248,7 @@ class _Run:
             return passes + one  # for n = 1 there is an untimed pass
 
         if self._meter.available:
-            self._energy_s = len(timelines) * len(_ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(_ENERGY_SIZES)
+            self._energy_s = len(timelines) * len(ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(ENERGY_SIZES)
         left = self._left()
         sizes = next((s for s in _SIZES if _FEWEST * sweep_s(s) <= left), _SIZES[-1])
         self._expect(_MOST, sweep_s(sizes))
@@ -307,7 +264,7 @@ class _Run:
         self._total_s = self._spent() + max(1, fit) * sweep_s + self._energy_s
         return fit > 0
 
-    def _sweep(self, timelines: Sequence[_Timeline], sizes: Sequence[int]) -> int:
+    def _sweep(self, timelines: Sequence[Timeline], sizes: Sequence[int]) -> int:
         """Time all n in all timelines, again and again until the budget is spent; return how often."""
         longest = 0.0
         for turn in range(_MOST):
@@ -324,9 +281,9 @@ class _Run:
             longest = max(longest, self._spent() - began)
         return _MOST
 
-    def _count_energy(self, timelines: Sequence[_Timeline]) -> None:
+    def _count_energy(self, timelines: Sequence[Timeline]) -> None:
         for timeline in timelines:
-            for n in _ENERGY_SIZES:
+            for n in ENERGY_SIZES:
                 if not self._meter.available:
                     return
                 self._report("counting energy")
@@ -337,44 +294,6 @@ class _Run:
                 joules = self._meter.end(window).joules
                 if joules:
                     timeline.joules[n] = joules / passes
-
-
-# ---- from figures to curves ----
-
-
-def _curve(side: _Side) -> Curve:
-    return _extended([(line.n_past, line.typical()) for line in side.timelines], side.read)
-
-
-def _joules(side: _Side) -> Curve | None:
-    """Return the curve in joules; None when a figure is missing: no counters, or they went away."""
-    if not side.read_joules or any(len(line.joules) < len(_ENERGY_SIZES) for line in side.timelines):
-        return None
-    return _extended([(line.n_past, line.joules) for line in side.timelines], side.read_joules)
-
-
-def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> Curve:
-    """Return the curve through what is `known` at one or two contexts, extended to those of all curves.
-
-    A pass at the longer context takes no less than one at the shorter: attention reads more there, and
-    a slope the other way, carried on to longer contexts still, would be noise made large.
-    """
-    near_at, near = known[0][0], interpolated(known[0][1])
-    far_at, far = known[-1][0], interpolated(known[-1][1])
-    scale = (CONTEXTS[1] - near_at) / (far_at - near_at) if far_at > near_at else 0.0
-    extended = [a + max(0.0, b - a) * scale for a, b in zip(near, far, strict=True)]
-    return Curve((tuple(near), tuple(extended)), read)
-
-
-def _spread(timelines: Sequence[_Timeline]) -> float:
-    """Return the median over all passes of (interquartile range / median); 0 if nothing was repeated."""
-    spreads = []
-    for timeline in timelines:
-        for seconds in timeline.seconds.values():
-            if len(seconds) > 1:
-                low, median, high = statistics.quantiles(seconds, n=4)
-                spreads.append((high - low) / median)
-    return statistics.median(spreads) if spreads else 0.0
 
 
 def _warnings(

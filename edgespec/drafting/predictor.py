@@ -85,13 +85,18 @@ class Table:
                         counts[bucket] = self._CARRIED
             self._refresh()
             return
-        tested = self._tested[N_DEPTHS][0]
-        if tested > 5.0:
-            self.usual += _USUAL * (self._hits[N_DEPTHS][0] / tested - self.usual)
+        self.usual = self._usual_so_far()
         for rows in (self._hits, self._tested, self._recent):
             for row in rows:
                 row[:] = [-1.0 if rows is self._recent else 0.0] * N_BUCKETS
         self._refresh()
+
+    def _usual_so_far(self) -> float:
+        """Return the mean over generations, this one counted."""
+        tested = self._tested[N_DEPTHS][0]
+        if tested <= 5.0:
+            return self.usual
+        return self.usual + _USUAL * (self._hits[N_DEPTHS][0] / tested - self.usual)
 
     def chance(self, depth: int, bucket: int) -> float:
         """Return the estimated acceptance of a token, those before it being accepted."""
@@ -149,8 +154,7 @@ class Table:
     def as_dict(self) -> dict[str, Any]:
         """Return what is to be kept, for a file."""
         if self._alike:
-            self.begin()
-            return {"usual": round(self.usual, 4)}
+            return {"usual": round(self._usual_so_far(), 4)}
         return {
             name: [[round(count, 2) for count in row] for row in rows]
             for name, rows in (("accepted", self._hits), ("tested", self._tested))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from edgespec import _core
 from edgespec.drafting.costs import OnlineCurve
+from edgespec.drafting.gains import ASLEEP
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import bucket_of
-from edgespec.drafting.scheduler import ASLEEP, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 
 _FEWEST_TESTED, _TESTED = 8, 24  # tokens of the answer that an idle draft model is tested on
 _WAKE_AFTER = 6  # steps
@@ -50,6 +51,8 @@ class Sleep:
         tested = not n_read and sampler is not None and len(tokens) - self._n_prompt > _FEWEST_TESTED
         if tested:
             n_read = scheduler.may_explore(n_unread)
+            if n_read:
+                scheduler.pay_for_test(n_read)
         n_read = min(n_read, n_unread, model.n_ctx // 2)
         if not n_read:
             return 0
@@ -71,7 +74,7 @@ class Sleep:
     def _test(self, tokens: Sequence[int], n_tested: int, sampler: _core.Sampler) -> None:
         """Read what is unread but for the last token, and see which of the last it would have drafted."""
         first = len(tokens) - n_tested
-        predictor = self._scheduler.predictor
+        predictor = self._scheduler.learnt.predictor
         for row, token in zip(self._model.run(tokens[:first], tokens[first:-1]), tokens[first:], strict=True):
             ((likeliest, probability),) = sampler.likeliest(row, 1)
             predictor.argmax.learn(0, bucket_of(probability), likeliest == token)

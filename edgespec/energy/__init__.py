@@ -2,9 +2,10 @@
 
 from edgespec.energy.base import Finding, Source
 from edgespec.energy.idle import Idle, measure_idle
-from edgespec.energy.kept_idle import MessageFn, idle_path, keep_idle
+from edgespec.energy.kept_idle import idle_path, keep_idle
 from edgespec.energy.measurement import Measurement, Phase
-from edgespec.energy.meter import EnergyMeter, Resolution, Window
+from edgespec.energy.meter import EnergyMeter, Window
+from edgespec.energy.resolution import Resolution
 from edgespec.energy.sources import survey
 
 __all__ = [
@@ -12,7 +13,6 @@ __all__ = [
     "Finding",
     "Idle",
     "Measurement",
-    "MessageFn",
     "Phase",
     "Resolution",
     "Source",

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import describe_os_error
 from edgespec.platform.cpu import read_cpu
-from edgespec.platform.files import cache_root, write_atomically
+from edgespec.platform.files import cache_root
+from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json
+from edgespec.platform.messages import MessageFn, silent
 
 FORMAT, VERSION = "edgespec energy", 1
-MessageFn = Callable[[str], None]
-"""Takes one line worth telling the user although the work goes on."""
 
-
-def silent(_line: str) -> None:
-    """Take a line and tell nobody."""
+Entries = dict[str, dict[str, Any]]
+"""By source: watts, cpu, measured."""
 
 
 def idle_path() -> Path:
@@ -36,7 +34,11 @@ def idle_path() -> Path:
 
 def kept_idle(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
     """Return the watts that were kept of `source` on this processor; None where there are none."""
-    entry = _kept(on_message).get(source)
+    try:
+        entry = (_file(on_message).read() or {}).get(source)
+    except OSError as error:
+        on_message(f"the idle power is not known: {describe_os_error(error)}")
+        return None
     if entry is None or entry["cpu"] != _cpu(root):
         return None
     return float(entry["watts"])
@@ -46,39 +48,38 @@ def keep_idle(
     source: str, watts: float, root: Path = Path("/"), on_message: MessageFn = silent
 ) -> Path | None:
     """Keep the idle power of `source` beside those of others; return the file, None if it cannot be."""
-    path = idle_path()
+    file = _file(on_message)
     measured = datetime.now().astimezone().isoformat(timespec="seconds")
     entry = {"watts": float(f"{watts:.6g}"), "cpu": _cpu(root), "measured": measured}
-    content = {"format": FORMAT, "version": VERSION, "idle": {**_kept(silent), source: entry}}
+
+    def with_entry(kept: Entries | None) -> bytes:
+        content = {"format": FORMAT, "version": VERSION, "idle": {**(kept or {}), source: entry}}
+        return json.dumps(content, indent=2).encode() + b"\n"
+
     try:
-        write_atomically(path, json.dumps(content, indent=2) + "\n")
-    except OSError as error:
-        on_message(f"the idle power could not be kept: {describe_os_error(error)}")
+        file.update(with_entry)
+    except (OSError, NewerError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        on_message(f"the idle power could not be kept: {reason}")
         return None
-    return path
+    return file.path
 
 
 def _cpu(root: Path) -> str:
     return read_cpu(root / "proc/cpuinfo").model
 
 
-def _kept(on_message: MessageFn) -> dict[str, dict[str, Any]]:
-    """Return the entries by source; of a file that cannot be read none."""
-    path = idle_path()
+def _file(on_message: MessageFn) -> KeptFile[Entries]:
+    return KeptFile(idle_path(), _parse, on_message=on_message)
+
+
+def _parse(data: bytes) -> Entries:
+    document = parse_json(idle_path(), data, form=FORMAT, version=VERSION)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if (content["format"], content["version"]) != (FORMAT, VERSION):
-            raise ValueError("not of this version")
-        idle: dict[str, dict[str, Any]] = content["idle"]
+        idle: Entries = document["idle"]
         for entry in idle.values():
             if not (0 < entry["watts"] < math.inf and isinstance(entry["cpu"], str)):
-                raise ValueError("no power")
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        on_message(f"the idle power is not known: {describe_os_error(error)}")
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        on_message(f"{path}: damaged or not this edgespec's; run edgespec energy to write it anew")
-        return {}
+                raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedError("damaged: no power of the idle machine") from None
     return idle

@@ -20,20 +20,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from threading import Event, RLock, Thread
 from typing import Self
 
 from edgespec.energy.base import Finding, Reading, Source, UnreadableError
-from edgespec.energy.kept_idle import MessageFn, kept_idle, silent
+from edgespec.energy.kept_idle import kept_idle
 from edgespec.energy.measurement import Measurement, Phase
+from edgespec.energy.resolution import Resolution, find_resolution
 from edgespec.energy.sources import survey, why_none
 from edgespec.energy.trail import Point, Trail
 from edgespec.errors import describe_os_error
 from edgespec.platform.closing import Closing
+from edgespec.platform.messages import MessageFn, silent
 
 MOST_GAP = 0.1
 """Share of a window without samples close enough, above which it has no joules."""
@@ -41,8 +40,6 @@ MOST_GAP = 0.1
 ClockFn = Callable[[], float]
 
 _MOVES_IN_S = 0.1  # a counter that works ticks about every millisecond
-_LOOKED_S = 0.2  # at a counter, for its resolution
-_LOOKED_AT = 50  # steps of it, which are enough
 
 
 def boot_clock() -> float:
@@ -51,18 +48,6 @@ def boot_clock() -> float:
     A counter may wrap in a suspend, or start anew; Python's monotonic clock would not show the time.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """How finely a source tells energy."""
-
-    step_j: float | None = None
-    """Of a counter: its smallest step seen. None: a source of power, or it stood still."""
-    step_s: float | None = None
-    """Of a counter: the median time between two steps."""
-    interval_s: float | None = None
-    """Of a source of power: the time between two samples; None: a counter, or an assumption."""
 
 
 class Window:
@@ -176,28 +161,7 @@ class EnergyMeter(Closing):
 
     def resolution(self) -> Resolution:
         """Return how finely the source tells energy. Reads it, a counter for a fifth of a second."""
-        if self._source is None:
-            return Resolution()
-        if not self._source.counts:
-            if math.isinf(self._source.interval_s):
-                return Resolution()
-            self._read()
-            return Resolution(interval_s=self._source.interval_s)
-        steps: list[float] = []
-        times: list[float] = []
-        began = before = self._read()
-        while before and began and len(steps) < _LOOKED_AT:
-            now = self._read()
-            if now is None or now.at - began.at > _LOOKED_S:
-                break
-            pairs = zip(self._source.counted, before.figures, now.figures, strict=True)
-            changes = [after - start for counted, start, after in pairs if counted and after > start]
-            if changes:
-                steps.append(min(changes) / 1e6)
-                times.append(now.at)
-                before = now
-        apart = [after - start for start, after in pairwise(times)]
-        return Resolution(min(steps, default=None), median(apart) if apart else None)
+        return find_resolution(self._source, self._read) if self._source else Resolution()
 
     # ---- windows ----
 

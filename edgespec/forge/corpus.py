@@ -1,7 +1,7 @@
 """Which tokens a cut draft keeps: those that texts like the target's use, and how many are enough.
 
-    --corpus FILE     a text, or a suite of prompts (.jsonl), as tokens
-    else              the target's own outputs (history.py), and the shipped suite's texts
+    a file that the user names    a text, or a suite of prompts (.jsonl), as tokens
+    else                          the target's own outputs (history.py), and the shipped suite's texts
 
 A corpus is small beside a vocabulary, so tokens it has not are ranked too: by the probability that the model
 itself gives them all along the corpus, and by their ids, as tokenizers number by frequency, about. Of Qwen's
@@ -20,10 +20,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.history import History
 from edgespec.errors import UsageError
 from edgespec.forge.cutting import Vocabulary
-from edgespec.forge.worth import softmax
+from edgespec.forge.speedup import softmax
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.suites import Prompt, evenly, load_suite, read_contents
@@ -86,22 +87,28 @@ class _Half:
         return _Half(self.counts + other.counts, self.expected + other.expected)
 
 
+def check_corpus(path: Path) -> None:
+    """Raise UsageError unless `path` is a file."""
+    if not path.is_file():
+        problem = "a directory" if path.is_dir() else "no such file"
+        raise UsageError(f"{problem}; give a text", field="corpus", value=path)
+
+
 def read_corpus(path: Path, model: Model) -> Corpus:
     """Return the texts of a file as the tokens of `model`. Raises UsageError for what is no text."""
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         texts = [prompt.text for prompt in load_suite(str(path)).prompts]
     else:
-        if not path.is_file():
-            raise UsageError(
-                f"--corpus {path}: {'a directory' if path.is_dir() else 'no such file'}; give a text"
-            )
+        check_corpus(path)
         try:
             texts = [read_contents(path)[1].decode()]
         except UnicodeDecodeError as error:
-            raise UsageError(f"--corpus {path}: not UTF-8 text (byte {error.start}); give a text") from None
+            problem = f"not UTF-8 text (byte {error.start}); give a text"
+            raise UsageError(problem, field="corpus", value=path) from None
     documents = _tokenized(texts, model)
     if not documents:
-        raise UsageError(f"--corpus {path}: an empty text; give one like those the target writes")
+        problem = "an empty text; give one like those the target writes"
+        raise UsageError(problem, field="corpus", value=path)
     return Corpus(path.name, documents)
 
 
@@ -155,15 +162,15 @@ def _sizes(vocabulary: Vocabulary, keep: int | None) -> list[int]:
     n_words = vocabulary.n_vocab - len(vocabulary.unused)
     fewest = len(vocabulary.required)
     if keep is not None and keep < fewest:
-        raise UsageError(
-            f"--keep {keep}: at least {fewest} tokens stay: control tokens, single bytes and such"
-        )
+        problem = f"at least {fewest} tokens stay: control tokens, single bytes and such"
+        raise UsageError(problem, field="keep", value=keep)
     sizes = [_rounded(keep)] if keep else [size for size in SIZES if size >= fewest]
     sizes = [size for size in sizes if size < n_words]
     if not sizes and keep:
-        raise UsageError(f"--keep {keep}: the model has only {n_words:,} tokens, so nothing would be cut")
+        problem = f"the model has only {n_words:,} tokens, so nothing would be cut"
+        raise UsageError(problem, field="keep", value=keep)
     if not sizes:
-        raise UsageError(f"the model has only {n_words:,} tokens: name how many to keep with --keep")
+        raise UsageError(f"the model has only {n_words:,} tokens: say how many to keep", field="keep")
     return sizes
 
 

@@ -8,9 +8,8 @@ stay in the full vocabulary (embeddings.py). The file is a model of its own to a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama import gguf_fields
+from edgespec.llama import gguf_encoding
 from edgespec.llama.embeddings import (
     KIND,
     N_VOCAB,
@@ -30,11 +29,21 @@ from edgespec.llama.embeddings import (
     TOKEN_IDS,
     WIDTH,
     read_cut,
-    row_bytes,
 )
-from edgespec.llama.gguf_fields import Field, TensorInfo, aligned, read_fields, read_tensor_infos
+from edgespec.llama.gguf import (
+    FLOAT32,
+    MERGES,
+    SCORES,
+    TOKEN_TYPES,
+    TOKENS,
+    UINT32,
+    UINT64,
+    Field,
+    TensorInfo,
+    aligned,
+)
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.platform.files import beside
+from edgespec.platform.files import replacing
 
 INPUT_SCALES: dict[str, Callable[[int], float]] = {
     "llama": lambda _: 1.0,
@@ -46,9 +55,6 @@ INPUT_SCALES: dict[str, Callable[[int], float]] = {
 
 Of each a test shows that the cut model's logits are the full one's. Others may treat rows otherwise.
 """
-
-TOKENS, SCORES, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"
-MERGES = "tokenizer.ggml.merges"
 
 _EMBEDDINGS = "token_embd.weight"
 _CUT_TENSORS = (_EMBEDDINGS, "output.weight", "output.bias")
@@ -79,17 +85,16 @@ def check_source(header: GGUFHeader) -> None:
         raise UsageError(
             f"{header.path}: a {header.architecture} model; the vocabulary can be cut of {known} models only"
         )
-    if read_cut(header.path):
+    if read_cut(header):
         raise UsageError(f"{header.path}: its vocabulary is cut already; name the model it was made from")
 
 
 def read_vocabulary(header: GGUFHeader) -> Vocabulary:
     """Return the tokens of a model that `check_source` accepts."""
-    with _mapped(header.path) as data:
-        fields = {field.key: field for field in read_fields(data)}
-        texts = fields[TOKENS].texts()
-        types = fields[TYPES].numbers() if TYPES in fields else np.full(len(texts), _NORMAL)
-        named = [int(field.number) for field in fields.values() if _names_a_token(field)]
+    gguf = header.gguf
+    texts = gguf.texts(TOKENS)
+    types = gguf.numbers(TOKEN_TYPES) if TOKEN_TYPES in gguf.fields else np.full(len(texts), _NORMAL)
+    named = [token for field in gguf.fields.values() if (token := _named_token(field)) is not None]
     # Byte-level BPE writes each byte as one character; elsewhere bytes have a type of their own.
     is_bpe = header.tokenizer == "gpt2"
     single = [i for i, text in enumerate(texts) if is_bpe and len(text.decode(errors="replace")) == 1]
@@ -109,7 +114,7 @@ def cut(header: GGUFHeader, path: Path, token_ids: npt.NDArray[np.int64], *, sou
     with _mapped(header.path) as data:
         writing = _Cut(data, header, np.asarray(token_ids, np.int64), source_sha256)
         try:
-            with _complete(path) as file:
+            with replacing(path) as file:
                 writing.write(file)
         except OSError as error:
             raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
@@ -121,27 +126,21 @@ class _Cut:
     def __init__(
         self, data: mmap, header: GGUFHeader, token_ids: npt.NDArray[np.int64], source_sha256: str
     ) -> None:
-        self._data, self._ids = data, token_ids
-        self._fields = list(read_fields(data))
-        self._by_key = {field.key: field for field in self._fields}
-        self._infos, end = read_tensor_infos(data, self._fields[-1].end)
-        alignment = self._by_key.get(gguf_fields.ALIGNMENT_KEY)
-        self._alignment = int(alignment.number) if alignment else gguf_fields.ALIGNMENT
-        self._start = aligned(end, self._alignment)
+        self._data, self._ids, self._gguf = data, token_ids, header.gguf
         self._sha256 = source_sha256
         self._scale = INPUT_SCALES[header.architecture](header.n_embd)
         self._vocab_size = f"{header.architecture}.vocab_size"
         self._n_vocab = header.n_vocab
-        self._embeddings = next(info for info in self._infos if info.name == _EMBEDDINGS)
+        self._embeddings = next(info for info in self._gguf.tensors if info.name == _EMBEDDINGS)
 
     def write(self, file: BinaryIO) -> None:
         infos = self._new_infos()
-        # The offset of the embeddings has its room whatever it is, so it can be filled in later.
-        start = aligned(len(self._metadata(infos, 0)), self._alignment)
-        end = start + max(info.offset + self._size(info) for info in infos)
-        offset = aligned(end, self._alignment)
+        # The offset of the embeddings takes eight bytes whatever it is, so it can be filled in later.
+        start = aligned(len(self._metadata(infos, 0)), self._gguf.alignment)
+        end = start + max(info.offset + info.bytes for info in infos)
+        offset = aligned(end, self._gguf.alignment)
         file.write(self._metadata(infos, offset))
-        for old, new in zip(self._infos, infos, strict=True):
+        for old, new in zip(self._gguf.tensors, infos, strict=True):
             self._pad(file, start + new.offset)
             if old.name in _CUT_TENSORS:
                 file.write(self._rows(old)[self._ids].tobytes())
@@ -152,42 +151,44 @@ class _Cut:
 
     def _metadata(self, infos: list[TensorInfo], offset: int) -> bytes:
         own = [
-            gguf_fields.encode_text(SOURCE, self._sha256),
-            gguf_fields.encode_number(N_VOCAB, gguf_fields.UINT32, self._n_vocab),
-            gguf_fields.encode_numbers(TOKEN_IDS, gguf_fields.UINT32, self._ids),
-            gguf_fields.encode_number(WIDTH, gguf_fields.UINT32, self._embeddings.shape[0]),
-            gguf_fields.encode_number(KIND, gguf_fields.UINT32, self._embeddings.kind),
-            gguf_fields.encode_number(OFFSET, gguf_fields.UINT64, offset),
-            gguf_fields.encode_number(SCALE, gguf_fields.FLOAT32, self._scale),
+            gguf_encoding.encode_text(SOURCE, self._sha256),
+            gguf_encoding.encode_number(N_VOCAB, UINT32, self._n_vocab),
+            gguf_encoding.encode_numbers(TOKEN_IDS, UINT32, self._ids),
+            gguf_encoding.encode_number(WIDTH, UINT32, self._embeddings.shape[0]),
+            gguf_encoding.encode_number(KIND, UINT32, self._embeddings.kind),
+            gguf_encoding.encode_number(OFFSET, UINT64, offset),
+            gguf_encoding.encode_number(SCALE, FLOAT32, self._scale),
         ]
-        # The architecture stays first, as everywhere; then ours, which are looked for before the tokens.
-        fields = [self._encode(field) for field in self._fields]
+        # The architecture stays first, as everywhere; then ours.
+        fields = [self._encode(field) for field in self._gguf.fields.values()]
         fields[1:1] = own
-        head = gguf_fields.encode_head(len(infos), len(fields))
-        return head + b"".join(fields) + b"".join(map(gguf_fields.encode_tensor_info, infos))
+        head = gguf_encoding.encode_head(len(infos), len(fields))
+        return head + b"".join(fields) + b"".join(map(gguf_encoding.encode_tensor_info, infos))
 
     def _encode(self, field: Field) -> bytes:
         """Return a field of the source as the cut model has it."""
         if field.key == TOKENS:
-            texts = field.texts()
-            return gguf_fields.encode_texts(field.key, [texts[i] for i in self._ids])
-        if field.key in (SCORES, TYPES):
-            return gguf_fields.encode_numbers(field.key, field.kind, field.numbers()[self._ids])
+            texts = self._gguf.texts(TOKENS)
+            return gguf_encoding.encode_texts(field.key, [texts[i] for i in self._ids])
+        if field.key in (SCORES, TOKEN_TYPES):
+            kept = self._gguf.numbers(field.key)[self._ids]
+            return gguf_encoding.encode_numbers(field.key, field.kind, kept)
         if field.key == MERGES:
-            return gguf_fields.encode_texts(field.key, self._kept_merges(field))
+            return gguf_encoding.encode_texts(field.key, self._kept_merges())
         if field.key == self._vocab_size:
-            return gguf_fields.encode_number(field.key, field.kind, len(self._ids))
-        if _names_a_token(field) and 0 <= field.number < self._n_vocab:
-            row = int(np.searchsorted(self._ids, int(field.number)))
-            return gguf_fields.encode_number(field.key, field.kind, row)
-        return field.raw
+            return gguf_encoding.encode_number(field.key, field.kind, len(self._ids))
+        token = _named_token(field)
+        if token is not None and 0 <= token < self._n_vocab:
+            row = int(np.searchsorted(self._ids, token))
+            return gguf_encoding.encode_number(field.key, field.kind, row)
+        return self._gguf.raw(field)
 
-    def _kept_merges(self, field: Field) -> list[bytes]:
+    def _kept_merges(self) -> list[bytes]:
         """Return the merges whose parts and whose result are tokens still."""
-        texts = self._by_key[TOKENS].texts()
+        texts = self._gguf.texts(TOKENS)
         kept = {texts[i] for i in self._ids}
         found = []
-        for merge in field.texts():
+        for merge in self._gguf.texts(MERGES):
             left, _, right = merge.partition(b" ")
             if left in kept and right in kept and left + right in kept:
                 found.append(merge)
@@ -195,27 +196,24 @@ class _Cut:
 
     def _new_infos(self) -> list[TensorInfo]:
         infos, offset = [], 0
-        for old in self._infos:
+        for old in self._gguf.tensors:
             shape = old.shape
             if old.name in _CUT_TENSORS:
                 shape = (*shape[:-1], len(self._ids))
             info = TensorInfo(old.name, shape, old.kind, offset)
             infos.append(info)
-            offset = aligned(offset + self._size(info), self._alignment)
+            offset = aligned(offset + info.bytes, self._gguf.alignment)
         return infos
-
-    def _size(self, info: TensorInfo) -> int:
-        return row_bytes(info.kind, info.shape[0]) * math.prod(info.shape[1:])
 
     def _rows(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """Return a matrix of the source as rows of bytes; of a vector, the elements are the rows."""
-        size = self._size(info)
-        raw = np.frombuffer(self._data, np.uint8, size, self._start + info.offset)
+        size = info.bytes
+        raw = np.frombuffer(self._data, np.uint8, size, self._gguf.data_start + info.offset)
         return raw.reshape(info.shape[-1], size // info.shape[-1])
 
     def _copy(self, file: BinaryIO, info: TensorInfo) -> None:
-        start = self._start + info.offset
-        end = start + self._size(info)
+        start = self._gguf.data_start + info.offset
+        end = start + info.bytes
         for at in range(start, end, _CHUNK):
             file.write(self._data[at : min(end, at + _CHUNK)])
 
@@ -224,9 +222,10 @@ class _Cut:
         file.write(bytes(offset - file.tell()))
 
 
-def _names_a_token(field: Field) -> bool:
-    """Whether the value is a token's id, as of tokenizer.ggml.eos_token_id."""
-    return field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id") and not field.is_array
+def _named_token(field: Field) -> int | None:
+    """Return the token whose id the value is, as of tokenizer.ggml.eos_token_id; None for other fields."""
+    names_one = field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id")
+    return field.value if names_one and isinstance(field.value, int) else None
 
 
 @contextmanager
@@ -234,19 +233,3 @@ def _mapped(path: Path) -> Iterator[mmap]:
     file = path.open("rb")
     with file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         yield data
-
-
-@contextmanager
-def _complete(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that has the name `path` only when all is written."""
-    temporary = beside(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:  # Ctrl-C too
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

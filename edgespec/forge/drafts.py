@@ -1,32 +1,26 @@
 """`edgespec draft make`: from a small model the draft that is worth most to a target on this machine.
 
-    corpus -> which tokens stay          (corpus.py)
-    source -> candidates                 each quantization, with its vocabulary cut (cutting.py)
-    target -> answers                    to some prompts that are not in the corpus (worth.py)
-    source, candidates -> worth          what is measured of each
-    the best one                         to the models directory, with a name, if it is better than the source
-
-A candidate is made and measured in a folder of its own in the models directory, under a lock, and gets its
-name when it is complete. A killed run leaves nothing but that folder, which the next one removes.
+corpus -> which tokens stay          (corpus.py)
+source -> candidates                 each quantization, with its vocabulary cut (cutting.py)
+target -> answers                    to some prompts that are not in the corpus (speedup.py)
+source, candidates -> speed-ups      what is measured of each
+the best one                         to the models directory, with a name, if it is better than the source
+(workshop.py)
 """
 
 from __future__ import annotations
 
-import fcntl
-import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgespec.choices import KernelsChoice
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.model import DraftModel
-from edgespec.engine import default_threads
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError
 from edgespec.forge.corpus import FEW, Corpus, Selection, check_keep, own_corpus, read_corpus, select
-from edgespec.forge.cutting import check_source, cut, read_vocabulary
-from edgespec.forge.worth import (
+from edgespec.forge.cutting import check_source, read_vocabulary
+from edgespec.forge.speedup import (
     MOST_TOKENS,
     Answer,
     Judged,
@@ -35,20 +29,17 @@ from edgespec.forge.worth import (
     levelled,
     time_passes,
 )
-from edgespec.llama.backend import quantize
+from edgespec.forge.workshop import Workshop
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.gguf_tensors import read_tensors
-from edgespec.llama.kernels import KernelsChoice
+from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
-from edgespec.models.pull import hash_file, resolve
-from edgespec.models.quantizations import expected_bytes, model_file, quantization_in
-from edgespec.models.registry import add_local, check_name, load_registry, remove_local
-from edgespec.models.sources import check_disk
-from edgespec.models.store import Store
+from edgespec.models.pull import hash_file
+from edgespec.models.quantizations import model_file
+from edgespec.models.registry import load_registry
+from edgespec.pair import default_threads
 from edgespec.platform.signals import Cancellation
 from edgespec.suites import DEFAULT, load_suite
 
@@ -147,9 +138,9 @@ class _Making:
         self._on_message = on_message
         self._signals = signals
         self._n_threads = request.n_threads or default_threads()
-        self._root = Store.default().root
         self._source = model_file(request.source)
         self._target = model_file(request.target)
+        self._workshop = Workshop(self._source, on_message)
         self._n_steps, self._n_done = 5 + 3 * (1 + len(request.types)), -1
 
     def run(self) -> Made:
@@ -167,19 +158,22 @@ class _Making:
             names = self._names(len(selection.token_ids))
             self._n_steps = 5 + 3 * len(names)
             answers = self._answers(target)
-            with self._workshop() as folder:
-                self._check_room(names)
+            with self._workshop.opened() as folder:
+                self._workshop.check_space(list(names))
                 judged = [self._judge(self._source.name, header.path, target, answers)]
                 sha256 = hash_file(header.path)
                 for type_, name in names.items():
                     self._begin(f"making {name}")
-                    path = self._cut(type_, folder / f"{name}.gguf", selection, sha256)
+                    path = folder / f"{name}.gguf"
+                    self._workshop.make(type_, path, selection.token_ids, sha256)
                     judged.append(self._judge(name, path, target, answers))
                 passes = levelled([one.passes for one in judged])
                 before, *candidates = (replace(one, passes=p) for one, p in zip(judged, passes, strict=True))
                 best = max(candidates, key=lambda one: one.value)
                 gain = best.value / before.value - 1.0
-                kept = self._keep(best) if gain >= LEAST_GAIN or self._request.force else None
+                kept = None
+                if gain >= LEAST_GAIN or self._request.force:
+                    kept = self._workshop.keep(best.path, self._request.name or best.name)
         self._on_progress("done", self._n_steps, self._n_steps)
         return Made(before, tuple(candidates), self._target.name, corpus, selection, best, gain, kept)
 
@@ -192,9 +186,8 @@ class _Making:
     def _select(self, target: Model, source: Model) -> tuple[Corpus, Selection]:
         match = compare_vocabularies(target, source)
         if not match.equal:
-            raise EdgespecError(
-                f"{self._source.name} and {self._target.name}: {match.reason}; name its target with --target"
-            )
+            names = f"{self._source.name} and {self._target.name}"
+            raise EdgespecError(f"{names}: {match.reason}; choose the target that it should draft for")
         vocabulary = read_vocabulary(source.header)
         check_keep(vocabulary, self._request.keep)
         if self._request.corpus:
@@ -205,7 +198,7 @@ class _Making:
         if corpus.n_tokens < FEW:
             self._on_message(
                 f"the corpus has only {corpus.n_tokens:,} tokens ({corpus.what}); a larger one, "
-                "like what the target writes, would choose better: --corpus FILE"
+                "like what the target writes, would choose better"
             )
         self._begin("choosing tokens")
         with self._open(source, min(source.n_ctx_train, USUAL_CTX)) as session:
@@ -220,89 +213,14 @@ class _Making:
             )
 
     def _names(self, n_kept: int) -> dict[str, str]:
-        """Return the quantizations to try and what each draft would be called; "": as the source is."""
-        size = f"{n_kept // 1024}k" if n_kept % 1024 == 0 else str(n_kept)
-        own = quantization_in(self._source.name) or quantization_in(self._source.path.stem)
-        stem = (
-            re.sub(rf"[-._]*{own}$", "", self._source.name, flags=re.IGNORECASE) if own else self._source.name
-        )
-        words = {"": own, **{type_: type_ for type_ in self._request.types if type_ != own}}
-        names = {type_: "-".join(filter(None, (stem, word, f"cut{size}"))) for type_, word in words.items()}
-        for name in (self._request.name,) if self._request.name else names.values():
-            check_name(name)
-            entry, file = load_registry().entries.get(name), self._root / f"{name}.gguf"
-            if entry and entry.path != file:
-                raise UsageError(f"a model called {name} exists already; choose another name with --name")
-            if (entry or file.exists()) and not self._request.force:
-                raise UsageError(f"{name} exists already; replace it with --force, or choose another --name")
+        """Return the quantizations to try, and what each draft would be called."""
+        request = self._request
+        names = self._workshop.names(n_kept, request.types)
+        for name in [request.name] if request.name else names.values():
+            self._workshop.check_name(name, replace=request.force)
         return names
 
-    # ---- candidates ----
-
-    @contextmanager
-    def _workshop(self) -> Iterator[Path]:
-        """Hold the lock of this source's drafts, and a folder that is gone afterwards."""
-        folder = self._root / f".drafts-of-{self._source.name}"
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            with (self._root / f"{folder.name}.lock").open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self._on_message(f"another process makes drafts of {self._source.name}; waiting")
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                try:
-                    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-                    folder.mkdir()
-                    yield folder
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
-        except OSError as error:
-            raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
-
-    def _check_room(self, names: dict[str, str]) -> None:
-        """A whole model is there beside what is cut from it, and the candidates before it."""
-        origin, types = self._origin(), [type_ for type_ in names if type_]
-        sizes = [expected_bytes(origin, type_) for type_ in types]
-        needed = sum(sizes, self._source.path.stat().st_size) + max(sizes, default=0)
-        check_disk(self._root, needed, f"drafts of {self._source.name}")
-
-    def _origin(self) -> Path:
-        """Return what other quantizations are made from: what the source itself was, if that is here."""
-        try:
-            made_from = self._source.made_from
-            return resolve(made_from, pull_missing=False) if made_from else self._source.path
-        except EdgespecError:
-            return self._source.path
-
-    def _cut(self, type_: str, path: Path, selection: Selection, sha256: str) -> Path:
-        """Make a candidate; its whole model, if it needs one, goes again."""
-        whole = self._source.path
-        if type_:
-            whole = path.with_name(f"{type_}.gguf")
-            quantize(self._origin(), whole, type_, pure=True)
-        try:
-            cut(check_model_file(whole), path, selection.token_ids, source_sha256=sha256)
-        finally:
-            if type_:
-                whole.unlink(missing_ok=True)
-        return path
-
-    def _keep(self, best: Judged) -> Path:
-        """Give a candidate its name and its place among the models."""
-        name = self._request.name or best.name
-        file = self._root / f"{name}.gguf"
-        if name in load_registry().entries:
-            remove_local(name)
-        best.path.replace(file)
-        try:
-            add_local(name, file, file.stat().st_size, hash_file(file))
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
-        return file
-
-    # ---- what they are worth ----
+    # ---- what is measured of each ----
 
     def _answers(self, target: Model) -> list[Answer]:
         """Return what the target writes when asked what the corpus does not have."""
@@ -323,7 +241,8 @@ class _Making:
         return answers
 
     def _judge(self, name: str, path: Path, target: Model, answers: Sequence[Answer]) -> Judged:
-        header, vocabulary = check_model_file(path), read_cut(path)
+        header = check_model_file(path)
+        vocabulary = read_cut(header)
         tensors = {tensor.name: tensor.bytes for tensor in read_tensors(header)}
         unread = tensors["token_embd.weight"] if "output.weight" in tensors else 0
         with Model(path, kernels=self._request.kernels == "auto", header=header) as model:
@@ -360,6 +279,5 @@ class _Making:
             n_threads=self._n_threads,
             n_logits_max=MOST_TOKENS,
             embeddings=Embeddings(vocabulary) if vocabulary else None,
-            abort_callback=interrupt.callback if interrupt else 0,
-            abort_data=interrupt.data if interrupt else 0,
+            interrupt=interrupt,
         )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.llama.backend import llama
+
+EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32]]
+"""Returns the input rows, shape (n, n_embd), of n tokens: as the first layer takes them, so scaled already
+where the architecture scales (Gemma)."""
 
 
 class Branches(NamedTuple):
@@ -87,3 +93,47 @@ class TreeBatch(Batch):
         self._n_sequences[n_before:n] = branches.leaves
         self._sequences[:n_before] = numbers
         self._sequences[n_before:n] = np.array(branches.first_leaf) * ctypes.sizeof(ctypes.c_int32) + numbers
+
+
+class PassInput:
+    """What the passes of a session read: tokens or their embeddings, and of which of them logits are wanted.
+
+    One batch serves every pass but those with branches. Null `pos` and `seq_id` mean: the next positions of
+    sequence 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants logits of the last k
+    points its `logits` at n - k zeros before the first one, so nothing is ever written there.
+    """
+
+    def __init__(
+        self, n_batch: int, max_leaves: int, *, n_embd: int, embeddings: EmbeddingsFn | None
+    ) -> None:
+        """Prepare passes of up to `n_batch` tokens, and of trees of up to `max_leaves` leaves."""
+        self._n_batch, self._max_leaves, self._n_embd = n_batch, max_leaves, n_embd
+        self._embeddings = embeddings
+        self._tokens = (ctypes.c_int32 * n_batch)()
+        self._flags = (ctypes.c_int8 * (2 * n_batch))(*[0] * n_batch, *[1] * n_batch)
+        self._first_one = ctypes.addressof(self._flags) + n_batch
+        self._rows: npt.NDArray[np.float32] | None = None
+        self.chain = Batch(self._tokens_in_use)
+
+    @property
+    def _tokens_in_use(self) -> object:
+        return None if self._embeddings else self._tokens
+
+    @cached_property
+    def tree(self) -> TreeBatch:
+        """The batch of passes with branches, made when the first one comes."""
+        return TreeBatch(self._tokens_in_use, self._n_batch, self._max_leaves)
+
+    def fill(self, batch: Batch, tokens: Sequence[int], n_logits: int) -> None:
+        """Put `tokens` into one of the batches; logits are wanted of the last `n_logits`."""
+        n = len(tokens)
+        if self._embeddings is None:
+            self._tokens[:n] = list(map(int, tokens))
+        else:
+            # Kept, since the pass reads it in place.
+            self._rows = np.ascontiguousarray(self._embeddings(tokens), np.float32)
+            if self._rows.shape != (n, self._n_embd):
+                raise ValueError(f"embeddings of shape {self._rows.shape}, not {(n, self._n_embd)}")
+            batch.embd.value = self._rows.ctypes.data
+        batch.struct.n_tokens = n
+        batch.logits.value = self._first_one - (n - n_logits)

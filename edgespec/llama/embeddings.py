@@ -10,26 +10,21 @@ the full matrix, which the library takes in place of a token. `cutting.cut` writ
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.backend import foreign_function
-from edgespec.llama.gguf_fields import Field, read_fields
+from edgespec.llama.ggml_types import is_type, row_bytes, to_floats
 from edgespec.llama.gguf_header import GGUFHeader
 
 PREFIX = "edgespec.draft."
 SOURCE, TOKEN_IDS, N_VOCAB = PREFIX + "source", PREFIX + "token_ids", PREFIX + "n_vocab"
 WIDTH, KIND = PREFIX + "embedding_length", PREFIX + "embedding_type"
 OFFSET, SCALE = PREFIX + "embedding_offset", PREFIX + "embedding_scale"
-
-_F32 = 0  # enum ggml_type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,68 +48,41 @@ class CutVocabulary:
     """What the model's graph multiplies a token's embedding by, but not one that comes as a row."""
 
 
-def read_cut(path: Path) -> CutVocabulary | None:
-    """Return what the file says of its cut vocabulary; None where it is an ordinary model.
+def read_cut(header: GGUFHeader) -> CutVocabulary | None:
+    """Return what a model's file says of its cut vocabulary; None for an ordinary model.
 
-    Looks at the fields before the tokenizer's only, among which `cutting.cut` writes them. Raises
-    EdgespecError where the file is not as `cutting.cut` made it.
+    Raises EdgespecError where the file is not as `cutting.cut` made it.
     """
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        found: dict[str, Field] = {}
-        for field in read_fields(data):
-            if field.key.startswith("tokenizer."):
-                break
-            if field.key.startswith(PREFIX):
-                found[field.key] = field
-        if not found:
-            return None
-        try:
-            cut = CutVocabulary(
-                path=path,
-                source_sha256=found[SOURCE].text,
-                n_vocab=int(found[N_VOCAB].number),
-                token_ids=found[TOKEN_IDS].numbers().astype(np.int64),
-                width=int(found[WIDTH].number),
-                kind=int(found[KIND].number),
-                offset=int(found[OFFSET].number),
-                scale=float(found[SCALE].number),
-            )
-        except (KeyError, ValueError):
-            raise EdgespecError(
-                f"{path}: damaged: incomplete {PREFIX}* metadata; make it again with `edgespec draft make`"
-            ) from None
-        if len(data) < cut.offset + cut.n_vocab * row_bytes(cut.kind, cut.width):
-            raise EdgespecError(
-                f"{path}: the embeddings after its last tensor are missing (copied or requantized by another "
-                "program?); make it again with `edgespec draft make`"
-            )
+    path, gguf = header.path, header.gguf
+    if not any(key.startswith(PREFIX) for key in gguf.fields):
+        return None
+    try:
+        cut = CutVocabulary(
+            path=path,
+            source_sha256=gguf.text(SOURCE),
+            n_vocab=int(gguf.number(N_VOCAB)),
+            token_ids=gguf.numbers(TOKEN_IDS).astype(np.int64),
+            width=int(gguf.number(WIDTH)),
+            kind=int(gguf.number(KIND)),
+            offset=int(gguf.number(OFFSET)),
+            scale=float(gguf.number(SCALE)),
+        )
+    except KeyError:
+        raise EdgespecError(
+            f"{path}: damaged: incomplete {PREFIX}* metadata; make it again with `edgespec draft make`"
+        ) from None
+    if not is_type(cut.kind) or gguf.n_bytes < cut.offset + cut.n_vocab * row_bytes(cut.kind, cut.width):
+        raise EdgespecError(
+            f"{path}: the embeddings after its last tensor are missing (copied or requantized by another "
+            "program?); make it again with `edgespec draft make`"
+        )
     return cut
 
 
 def check_target(header: GGUFHeader) -> None:
     """Raise UsageError for a cut draft: it has not all tokens, so that it can only draft."""
-    if read_cut(header.path):
+    if read_cut(header):
         raise UsageError(f"{header.path}: a draft with a cut vocabulary; it cannot be a target")
-
-
-class _Traits(ctypes.Structure):  # the start of struct ggml_type_traits
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("block", ctypes.c_int64),
-        ("interleave", ctypes.c_int64),
-        ("size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-    )
-
-
-_traits = foreign_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
-_row_size = foreign_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
-
-
-def row_bytes(kind: int, width: int) -> int:
-    """Return the bytes of a row of `width` elements of the ggml type `kind`."""
-    return int(_row_size(kind, width))
 
 
 class Embeddings:
@@ -133,11 +101,7 @@ class Embeddings:
     def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return the rows of `tokens`, shape (len(tokens), width); ids are of the full vocabulary."""
         raw = self._rows[np.asarray(tokens, np.int64)]
-        if self._kind == _F32:
-            rows = raw.view(np.float32)
-        else:
-            rows = np.empty((len(raw), self._width), np.float32)
-            _traits(self._kind).contents.to_float(raw.ctypes.data, rows.ctypes.data, rows.size)
+        rows = to_floats(raw, self._kind, self._width)
         return rows if self._scale == 1 else rows * self._scale
 
 

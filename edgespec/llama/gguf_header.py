@@ -1,53 +1,21 @@
-"""What a GGUF file says about itself, read before anything is loaded.
+"""What a model's file says about itself, read before anything is loaded.
 
-`read_header` uses ggml's own parser, so both agree on what a valid file is. `check_model_file`
-adds the questions a user should have answered in one line: is it there, is it a GGUF, is it
-complete, and is it a model that writes text.
+`check_model_file` answers what a user wants to know before: is it there, is it a GGUF, is it complete, and
+is it a model that writes text.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import backend
+from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo, read_gguf
 
-_GGUF_VERSIONS = (2, 3)
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
-
-_INTEGERS = {
-    0: ctypes.c_uint8,
-    1: ctypes.c_int8,
-    2: ctypes.c_uint16,
-    3: ctypes.c_int16,
-    4: ctypes.c_uint32,
-    5: ctypes.c_int32,
-    10: ctypes.c_uint64,
-    11: ctypes.c_int64,
-}
-_BOOL, _STRING, _ARRAY = 7, 8, 9  # enum gguf_type
-
-# How files begin that people pass by mistake.
-_LOOKALIKES = (
-    (b"version https://git-lfs", "a git-lfs pointer; fetch the real file with `git lfs pull`"),
-    (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint?); convert the model to GGUF first"),
-    (b"\x80\x02", "a Python pickle (a PyTorch checkpoint?); convert the model to GGUF first"),
-    (b"\x1f\x8b", "a gzip archive; unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive; unpack it first"),
-    (b"\xfd7zXZ", "an xz archive; unpack it first"),
-    (b"ggjt", "a GGML file of 2023; convert it or download the GGUF version"),
-    (b"tjgg", "a GGML file of 2023; convert it or download the GGUF version"),
-    (b"lmgg", "a GGML file of 2023; convert it or download the GGUF version"),
-    (b"fmgg", "a GGML file of 2023; convert it or download the GGUF version"),
-)
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
 _HELPERS = {"eagle3", "dflash", "gemma4-assistant"}  # draft heads: run only inside their target
@@ -89,6 +57,8 @@ class GGUFHeader:
     split_no: int
     split_count: int
     """Parts of a model split over several files; 0 or 1 for a single file."""
+    gguf: GGUF = field(repr=False)
+    """All of the file's metadata."""
     other_parts: tuple[Path, ...] = ()
     """The files beside `path` that complete a split model; found by `check_model_file`."""
 
@@ -106,195 +76,60 @@ class GGUFHeader:
         return cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v) * 2
 
 
-class _Params(ctypes.Structure):
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
-
-
-_function = backend.foreign_function
-_gguf, _id, _size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
-_init_from_file = _function("gguf_init_from_file", _gguf, ctypes.c_char_p, _Params)
-_free = _function("gguf_free", None, _gguf)
-_find_key = _function("gguf_find_key", _id, _gguf, ctypes.c_char_p)
-_kv_type = _function("gguf_get_kv_type", ctypes.c_int, _gguf, _id)
-_val_data = _function("gguf_get_val_data", ctypes.c_void_p, _gguf, _id)
-_val_str = _function("gguf_get_val_str", ctypes.c_char_p, _gguf, _id)
-_arr_type = _function("gguf_get_arr_type", ctypes.c_int, _gguf, _id)
-_arr_n = _function("gguf_get_arr_n", _size, _gguf, _id)
-_arr_data = _function("gguf_get_arr_data", ctypes.c_void_p, _gguf, _id)
-_data_offset = _function("gguf_get_data_offset", _size, _gguf)
-_n_tensors = _function("gguf_get_n_tensors", _id, _gguf)
-_tensor_offset = _function("gguf_get_tensor_offset", _size, _gguf, _id)
-_tensor_size = _function("gguf_get_tensor_size", _size, _gguf, _id)
-
-
-class _Values:
-    """The key-value pairs of an open gguf_context. The C getters abort on a wrong type: ask first."""
-
-    def __init__(self, context: int, path: Path) -> None:
-        self._context = context
-        self._path = path
-
-    def _find(self, key: str) -> tuple[int, int] | None:
-        index = _find_key(self._context, key.encode())
-        return None if index < 0 else (index, _kv_type(self._context, index))
-
-    def _wrong_type(self, key: str) -> EdgespecError:
-        return EdgespecError(f"{self._path}: damaged: '{key}' has the wrong type; download the file again")
-
-    def text(self, key: str) -> str:
-        found = self._find(key)
-        if found is None:
-            return ""
-        if found[1] != _STRING:
-            raise self._wrong_type(key)
-        value: bytes = _val_str(self._context, found[0])
-        # These texts end up in one-line messages on terminals.
-        return "".join(filter(str.isprintable, value.decode(errors="replace")))
-
-    def integers(self, key: str) -> tuple[int, ...]:
-        """Return a number, or an array of them (some architectures state one per layer)."""
-        found = self._find(key)
-        if found is None:
-            return ()
-        index, kind = found
-        n, data = 1, _val_data
-        if kind == _ARRAY:
-            n, kind, data = _arr_n(self._context, index), _arr_type(self._context, index), _arr_data
-        if kind not in _INTEGERS and kind != _BOOL:
-            raise self._wrong_type(key)
-        if n == 0:
-            return ()
-        element = _INTEGERS.get(kind, ctypes.c_int8)  # a bool is stored as int8
-        return tuple((element * n).from_address(data(self._context, index)))
-
-    def largest(self, key: str, default: int = 0) -> int:
-        return max(self.integers(key), default=default)
-
-    def length(self, key: str) -> int:
-        """Return the length of a list of strings."""
-        found = self._find(key)
-        if found is None:
-            return 0
-        if found[1] != _ARRAY or _arr_type(self._context, found[0]) != _STRING:
-            raise self._wrong_type(key)
-        n: int = _arr_n(self._context, found[0])
-        return n
-
-
-@contextmanager
-def open_gguf(path: Path) -> Iterator[int]:
-    """Open a GGUF file with ggml's parser, without its weights; the value is a gguf_context."""
-    context = backend.create(
-        lambda _: _init_from_file(os.fsencode(path), _Params(no_alloc=True, ctx=None)), _free
-    )
-    if context is None:
-        raise EdgespecError(
-            f"{path}: damaged or incomplete ({path.stat().st_size:,} bytes): {backend.failure_reason()}; "
-            "download it again"
-        )
-    try:
-        yield context
-    finally:
-        _free(context)
-
-
 def read_header(path: str | Path) -> GGUFHeader:
-    """Read the header of the GGUF file `path`.
+    """Read the header of the GGUF file `path`. Says nothing about whether the model can be run.
 
-    Raises UsageError when there is no such readable file, EdgespecError when it is not a GGUF this
-    library reads or its header is damaged. Says nothing about whether the model can be run.
+    Raises UsageError and EdgespecError as `read_gguf`.
     """
     path = Path(path)
-    _check_magic(path, _first_bytes(path))
-    with open_gguf(path) as context:
-        values = _Values(context, path)
-        architecture = values.text("general.architecture")
-        n_layer = values.largest(f"{architecture}.block_count")
-        n_embd = values.largest(f"{architecture}.embedding_length")
-        n_head = values.largest(f"{architecture}.attention.head_count")
-        head_dim = n_embd // n_head if n_head > 0 else 0
-        return GGUFHeader(
-            path=path,
-            architecture=architecture,
-            name=values.text("general.name"),
-            general_type=values.text("general.type"),
-            file_bytes=path.stat().st_size,
-            expected_bytes=_expected_bytes(context),
-            n_ctx_train=values.largest(f"{architecture}.context_length"),
-            n_layer=n_layer,
-            n_embd=n_embd,
-            n_ff=values.largest(f"{architecture}.feed_forward_length"),
-            n_head=n_head,
-            n_head_kv=_per_layer(values, architecture, n_layer, n_head),
-            head_dim_k=values.largest(f"{architecture}.attention.key_length", head_dim),
-            head_dim_v=values.largest(f"{architecture}.attention.value_length", head_dim),
-            tokenizer=values.text("tokenizer.ggml.model"),
-            n_vocab=values.length("tokenizer.ggml.tokens"),
-            pooling_type=values.largest(f"{architecture}.pooling_type"),
-            is_causal=values.largest(f"{architecture}.attention.causal", 1) != 0,
-            split_no=values.largest("split.no"),
-            split_count=values.largest("split.count"),
-        )
+    gguf = read_gguf(path)
+
+    def text(key: str) -> str:
+        return "".join(filter(str.isprintable, gguf.text(key)))  # it may end up in a line on a terminal
+
+    def largest(key: str, default: int = 0) -> int:
+        return max(gguf.integers(key), default=default)  # some architectures state one for each layer
+
+    architecture = text("general.architecture")
+    n_layer = largest(f"{architecture}.block_count")
+    n_embd = largest(f"{architecture}.embedding_length")
+    n_head = largest(f"{architecture}.attention.head_count")
+    head_dim = n_embd // n_head if n_head > 0 else 0
+    return GGUFHeader(
+        path=path,
+        architecture=architecture,
+        name=text("general.name"),
+        general_type=text("general.type"),
+        file_bytes=gguf.n_bytes,
+        expected_bytes=gguf.expected_bytes,
+        n_ctx_train=largest(f"{architecture}.context_length"),
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_ff=largest(f"{architecture}.feed_forward_length"),
+        n_head=n_head,
+        n_head_kv=_per_layer(gguf.integers(f"{architecture}.attention.head_count_kv"), n_layer, n_head),
+        head_dim_k=largest(f"{architecture}.attention.key_length", head_dim),
+        head_dim_v=largest(f"{architecture}.attention.value_length", head_dim),
+        tokenizer=text("tokenizer.ggml.model"),
+        n_vocab=gguf.n_texts(TOKENS),
+        pooling_type=largest(f"{architecture}.pooling_type"),
+        is_causal=largest(f"{architecture}.attention.causal", 1) != 0,
+        split_no=largest("split.no"),
+        split_count=largest("split.count"),
+        gguf=gguf,
+    )
 
 
-def _per_layer(values: _Values, architecture: str, n_layer: int, n_head: int) -> tuple[int, ...]:
-    heads = values.integers(f"{architecture}.attention.head_count_kv") or (n_head,)
+def _per_layer(heads: tuple[int, ...], n_layer: int, default: int) -> tuple[int, ...]:
     n_layer = min(n_layer, _MAX_LAYERS)  # a damaged number must not fill the memory
+    heads = heads or (default,)
     return heads * n_layer if len(heads) == 1 else heads[:n_layer]
 
 
-def _expected_bytes(context: int) -> int:
-    """Return where the last tensor ends; the parser has checked that they follow one another."""
-    offset: int = _data_offset(context)
-    n = _n_tensors(context)
-    if n == 0:
-        return offset
-    return offset + int(_tensor_offset(context, n - 1)) + int(_tensor_size(context, n - 1))
-
-
-def _first_bytes(path: Path) -> bytes:
-    if path.is_dir():
-        raise UsageError(f"{path}: a directory; name the .gguf file in it")
-    if not path.exists():
-        raise UsageError(f"{path}: no such file")
-    if not path.is_file():  # opening a pipe would wait for its other end
-        raise UsageError(f"{path}: not a regular file; models are read at random places")
-    try:
-        with path.open("rb") as file:
-            return file.read(512)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _check_magic(path: Path, start: bytes) -> None:
-    if not start:
-        raise EdgespecError(f"{path}: an empty file; download it again")
-    if start[:4] != b"GGUF":
-        raise EdgespecError(f"{path}: not a GGUF model but {_looks_like(start)}")
-    little, big = (int.from_bytes(start[4:8], order) for order in ("little", "big"))
-    if len(start) >= 8 and little not in _GGUF_VERSIONS:
-        if big in _GGUF_VERSIONS:
-            raise EdgespecError(f"{path}: a big-endian GGUF; download the little-endian version")
-        raise EdgespecError(
-            f"{path}: GGUF version {little} is not supported (only 2 and 3); "
-            "download a current version of the model"
-        )
-
-
-def _looks_like(start: bytes) -> str:
-    for magic, description in _LOOKALIKES:
-        if start.startswith(magic):
-            return description
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 30:
-        return "a safetensors file; convert the model to GGUF first"
-    text = start.lstrip().lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "a web page (a download that needs a login, or the wrong link); download the file itself"
-    if not any(start):
-        return "zeros (an interrupted download); download it again"
-    if all(byte >= 32 or byte in b"\t\r\n\f" for byte in start):
-        return "a text file"
-    return "an unknown kind of file"
+def read_tensors(header: GGUFHeader) -> list[TensorInfo]:
+    """Return the tensors of a file, or of all files of a split model, in their order."""
+    others = (tensor for part in header.other_parts for tensor in read_gguf(part).tensors)
+    return [*header.gguf.tensors, *others]
 
 
 def check_model_file(path: str | Path) -> GGUFHeader:

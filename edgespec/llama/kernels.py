@@ -18,15 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from edgespec import _core
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.kernel_timing import CPrefetch, Prefetch
 from edgespec.llama.selftest import SelfTest, self_test
-
-KernelsChoice = Literal["auto", "off"]
 
 STOCK = "stock"
 """What llama.cpp's own kernels are called where the kernels in use are named."""

@@ -24,7 +24,8 @@ from edgespec.errors import UsageError
 from edgespec.llama.prefetch import Choice, measure, unmeasured
 from edgespec.platform.child import run_in_child
 from edgespec.platform.cpu import read_cpu
-from edgespec.platform.files import cache_root, write_atomically
+from edgespec.platform.files import cache_root
+from edgespec.platform.kept_file import KeptFile, parse_struct
 
 TIMEOUT_S = 20.0
 """The test takes about a second; a machine that is busy with other work may need some more."""
@@ -67,17 +68,17 @@ class SelfTest:
 
 def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
     """Return the answer for `plugin` with instruction set `isa`: the kept one, unless `retest`."""
-    kept_in = _kept_in(plugin, isa)
-    answer = _read(kept_in) if kept_in and not retest else None
+    kept = _kept(plugin, isa)
+    answer = None if retest else _read(kept)
     if answer is None or answer.outdated:
         answer = _test(plugin, isa)
-        _keep(kept_in, answer)
+        _keep(kept, answer)
     if answer.passed and answer.choice.outdated:
         # Not unless it can be kept: each start would take that second. And by one process at a time.
         begun = replace(answer, choice=unmeasured("another process is measuring, or was stopped"))
-        if _keep(kept_in, begun):
+        if _keep(kept, begun):
             answer = replace(answer, choice=measure(plugin, isa))
-            _keep(kept_in, answer)
+            _keep(kept, answer)
     return answer
 
 
@@ -102,26 +103,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _read(file: Path) -> SelfTest | None:
-    """Return what is kept in `file`; None when there is nothing, or nothing that makes sense."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=SelfTest)
-    except (OSError, msgspec.DecodeError, RecursionError):
-        return None
-
-
-def _keep(file: Path | None, answer: SelfTest) -> bool:
-    """Write `answer`, or return False: then it is only found again."""
-    if file is None:
-        return False
-    try:
-        write_atomically(file, msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
-    except OSError:
-        return False
-    return True
-
-
-def _kept_in(plugin: Path, isa: str) -> Path | None:
+def _kept(plugin: Path, isa: str) -> KeptFile[SelfTest] | None:
     """Return the file for what the answer depends on; None where that, or the cache, cannot be found."""
     cpu = read_cpu()
     digest = hashlib.sha256(f"{isa}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
@@ -129,9 +111,29 @@ def _kept_in(plugin: Path, isa: str) -> Path | None:
         libraries = _mapped_libraries(Path("/proc/self/maps").read_text().splitlines())
         for file in (plugin, *_CHILD_FILES, *sorted(libraries)):
             digest.update(hashlib.sha256(file.read_bytes()).digest())
-        return cache_root() / f"selftest-{digest.hexdigest()[:32]}.json"
+        path = cache_root() / f"selftest-{digest.hexdigest()[:32]}.json"
     except (OSError, UsageError):  # a library replaced under a running process; no home directory
         return None
+    return KeptFile(path, lambda data: parse_struct(data, SelfTest))
+
+
+def _read(kept: KeptFile[SelfTest] | None) -> SelfTest | None:
+    """Return the kept answer; None when there is none that can be read."""
+    try:
+        return kept.read() if kept else None
+    except OSError:
+        return None
+
+
+def _keep(kept: KeptFile[SelfTest] | None, answer: SelfTest) -> bool:
+    """Write `answer`, or return False: then it is only found again."""
+    if kept is None:
+        return False
+    try:
+        kept.update(lambda _: msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def _mapped_libraries(maps: Iterable[str]) -> set[Path]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Batch, Branches, TreeBatch, find_branches
+from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, PassInput, find_branches
+from edgespec.llama.context import create_context
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 
@@ -30,7 +32,6 @@ State: TypeAlias = npt.NDArray[np.uint8]
 MAX_LEAVES = 32
 """Most leaves of a tree of tokens: the library keeps room for a row of logits for each."""
 
-_FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
 _DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
 _SEQUENCE, _ALL_SEQUENCES = 0, -1
 _SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
@@ -58,19 +59,16 @@ class Session(Closing):
         n_threads: int,
         n_batch: int = 512,
         n_logits_max: int = 64,
-        embeddings: Callable[[Sequence[int]], npt.NDArray[np.float32]] | None = None,
-        abort_callback: int = 0,
-        abort_data: int = 0,
+        embeddings: EmbeddingsFn | None = None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         """Open a timeline of up to `n_ctx` tokens.
 
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns;
-        it sets the size of buffers. `embeddings`: returns the input rows, shape (n, n_embd), of n
-        tokens, for a model whose own table has not all of them; as the first layer takes them, so
-        scaled already where the architecture scales (Gemma). `abort_callback`, `abort_data`:
-        addresses of a C function `bool (*)(void *)` and its argument, asked during a pass; when it
-        returns true, `eval` raises KeyboardInterrupt. Raises EdgespecError when the context cannot
-        be created or the model cannot take embeddings.
+        it sets the size of buffers. `embeddings`: returns the input rows of tokens, for a model whose
+        own table has not all of them. `interrupt` is asked during a pass whether to end it: then `eval`
+        raises KeyboardInterrupt. Raises EdgespecError when the context cannot be created or the model
+        cannot take embeddings.
         """
         if n_ctx < 1 or n_threads < 1 or n_batch < 1 or n_logits_max < 1:
             raise ValueError("n_ctx, n_threads, n_batch and n_logits_max must be at least 1")
@@ -85,7 +83,7 @@ class Session(Closing):
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"
             )
-        context = _create(
+        context = create_context(
             model,
             n_ctx=n_ctx,
             n_threads=n_threads,
@@ -99,21 +97,12 @@ class Session(Closing):
         model.sessions.add(self)
         self._context = context
         self._memory = llama.llama_get_memory(context)
-        if abort_callback:
-            callback = ctypes.cast(ctypes.c_void_p(abort_callback), llama.ggml_abort_callback)
-            llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(abort_data))
-
-        # One batch serves every pass but those with branches. Null `pos` and `seq_id` mean: the next
-        # positions of sequence 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants
-        # logits of the last k points its `logits` at n - k zeros before the first one, so nothing is
-        # ever written.
-        self._tokens = (ctypes.c_int32 * self.n_batch)()
-        self._flags = (ctypes.c_int8 * (2 * self.n_batch))(*[0] * self.n_batch, *[1] * self.n_batch)
-        self._first_one = ctypes.addressof(self._flags) + self.n_batch
-        self._embeddings = embeddings
-        self._n_embd: int = llama.llama_model_n_embd_inp(model.handle)
-        self._chain = Batch(None if embeddings else self._tokens)
-        self._tree: TreeBatch | None = None
+        if interrupt:
+            callback = ctypes.cast(ctypes.c_void_p(interrupt.callback), llama.ggml_abort_callback)
+            llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(interrupt.data))
+        self._interrupt = interrupt  # its data must live as long as the context
+        n_embd = llama.llama_model_n_embd_inp(model.handle)
+        self._input = PassInput(self.n_batch, self.max_leaves, n_embd=n_embd, embeddings=embeddings)
         self._has_branches = False
         self._written: list[int] = []
         self._rows_address = 0
@@ -154,7 +143,7 @@ class Session(Closing):
         if n_past + n_tokens > self.n_ctx:
             raise EdgespecError(
                 f"the context is full: {n_past} tokens and {n_tokens} more do not fit in {self.n_ctx}; "
-                "choose a larger --ctx"
+                "choose a larger context"
             )
         backend.clear_log()
         if self._has_branches:
@@ -169,9 +158,9 @@ class Session(Closing):
                     n = min(self.n_batch, n - n_logits)
                 part = tokens[start : start + n]
                 if start + n < n_tokens:
-                    self._decode(self._chain, part, 0)
+                    self._decode(self._input.chain, part, 0)
                 elif branches is None:
-                    self._decode(self._chain, part, n_logits)
+                    self._decode(self._input.chain, part, n_logits)
                 else:
                     self._decode_tree(part, branches, n_past + start)
                 start += n
@@ -199,41 +188,32 @@ class Session(Closing):
     def _decode_tree(self, tokens: Sequence[int], branches: Branches, n_past: int) -> None:
         """Decode `tokens`, the last of which are a tree, and drop what is not its trunk."""
         n_nodes = len(branches.depths)
-        if self._tree is None:
-            self._tree = TreeBatch(None if self._embeddings else self._tokens, self.n_batch, self.max_leaves)
-        self._tree.lay_out(branches, n_past, len(tokens) - n_nodes)
+        batch = self._input.tree
+        batch.lay_out(branches, n_past, len(tokens) - n_nodes)
         # A side sequence keeps what it shares with the timeline from tree to tree: sharing 2000 cells
         # and letting them go takes 0.13 ms for each of them, only what is new since the last tree 5 us.
         for sequence in range(1, branches.n_leaves):
             n_shared = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
             llama.llama_memory_seq_cp(self._memory, _SEQUENCE, sequence, n_shared, n_past)
         self._has_branches = True
-        self._decode(self._tree, tokens, n_nodes + 1)
+        self._decode(batch, tokens, n_nodes + 1)
         for sequence in range(1, branches.n_leaves):
             llama.llama_memory_seq_rm(self._memory, sequence, n_past + len(tokens) - n_nodes, -1)
         self._has_branches = False
 
     def _decode(self, batch: Batch, tokens: Sequence[int], n_logits: int) -> None:
-        n = len(tokens)
-        if self._embeddings is None:
-            self._tokens[:n] = list(map(int, tokens))
-        else:
-            rows = np.ascontiguousarray(self._embeddings(tokens), np.float32)  # lives until it is decoded
-            if rows.shape != (n, self._n_embd):
-                raise ValueError(f"embeddings of shape {rows.shape}, not {(n, self._n_embd)}")
-            batch.embd.value = rows.ctypes.data
-        batch.struct.n_tokens = n
-        batch.logits.value = self._first_one - (n - n_logits)
-        with (
-            backend.interruptible()
-        ):  # an aborted pass is logged, and Python may raise Ctrl-C in that callback
+        self._input.fill(batch, tokens, n_logits)
+        # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
+        with backend.interruptible():
             code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
         if code == _DECODE_ABORTED:
             raise KeyboardInterrupt
         if code == _DECODE_NO_SLOT:
-            raise EdgespecError(f"the context is full: no room for {n} more tokens; choose a larger --ctx")
+            raise EdgespecError(
+                f"the context is full: no place for {len(tokens)} more tokens; choose a larger context"
+            )
         raise EdgespecError(
             f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
         )
@@ -330,32 +310,6 @@ class Session(Closing):
 
 def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
     return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-
-
-def _create(
-    model: Model, *, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int, max_leaves: int
-) -> llama.llama_context_p:
-    params = llama.llama_context_default_params()
-    params.n_ctx = n_ctx
-    # One physical batch for each logical one: rows then come in the order of the tokens.
-    params.n_batch = params.n_ubatch = n_batch
-    params.n_outputs_max = n_logits_max
-    params.n_seq_max = max_leaves
-    params.kv_unified = max_leaves > 1  # sequences can share cells of one cache
-    params.n_threads = params.n_threads_batch = n_threads
-    # Only so does attention come to edgespec's kernels; llama.cpp's own is slower than its plain kernels.
-    params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED
-    params.offload_kqv = False
-    params.no_perf = True
-    params.swa_full = True  # a sliding window that forgot tokens could not be rewound
-    context: llama.llama_context_p | None = backend.create(
-        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
-    )
-    if context is None:
-        raise EdgespecError(
-            f"{model.path}: no context of {n_ctx} tokens: {backend.failure_reason()}; choose a smaller --ctx"
-        )
-    return context
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

@@ -17,11 +17,14 @@ from typing import Literal
 
 import msgspec
 
-from edgespec.drafting.profiles import fingerprint
-from edgespec.errors import UsageError
+from edgespec.choices import Signal
+from edgespec.errors import UsageError, describe_os_error
+from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.lossy.cascade import Signal, Span, Waking
-from edgespec.platform.files import cache_root, write_atomically
+from edgespec.options import Span, Waking
+from edgespec.platform.files import cache_root
+from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_struct
+from edgespec.platform.messages import MessageFn, silent
 
 FORMAT = 1
 
@@ -75,7 +78,7 @@ class Calibration:
     """All choices of a pair."""
 
     target: str
-    """`fingerprint` of its file."""
+    """`file_fingerprint` of its file."""
     draft: str
     choices: dict[str, Choice] = field(default_factory=dict)
     """By signal and span, as "margin 16"."""
@@ -91,44 +94,62 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
     names = "+".join(
         re.sub(r"[^A-Za-z0-9._@-]", "_", one.path.stem)[:_LONGEST_STEM] for one in (target, draft)
     )
-    digest = hashlib.sha256(json.dumps([fingerprint(target), fingerprint(draft)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        json.dumps([file_fingerprint(target), file_fingerprint(draft)]).encode()
+    ).hexdigest()[:16]
     return cache_root() / "profiles" / f"{names}-{digest}.calibration.json"
 
 
 def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     """Return what is kept of a pair, an empty calibration where nothing is.
 
-    Raises UsageError for a file that makes no sense, or is a newer edgespec's.
+    Raises UsageError for a file that makes no sense, having set it aside, or is a later edgespec's.
     """
-    empty = Calibration(fingerprint(target), fingerprint(draft))
-    file = calibration_path(target, draft)
+    problems: list[str] = []
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Calibration)
-        for choice in found.choices.values():
-            choice.waking.check()
-    except FileNotFoundError:
-        return empty
-    except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
-        raise UsageError(f"{file}: damaged ({error}); delete it and run `edgespec calibrate`") from None
+        found = _file(target, draft, problems.append).read()
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}; give --threshold") from None
-    if found.format != FORMAT or (found.target, found.draft) != (empty.target, empty.draft):
-        raise UsageError(
-            f"{file}: of another edgespec or other models; delete it and run `edgespec calibrate`"
-        )
-    return found
+        raise UsageError(f"{describe_os_error(error)}; give a threshold") from None
+    if problems:
+        raise UsageError(f"{problems[0]}; run `edgespec calibrate`, or give a threshold")
+    return found or _empty(target, draft)
 
 
 def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[Choice]) -> Path:
-    """Keep `choices`, beside those of other signals and spans, and return the file. Raises OSError."""
-    try:
-        kept = load(target, draft)
-    except UsageError:  # damaged, or another's: what is new takes its place
-        kept = Calibration(fingerprint(target), fingerprint(draft))
-    file = calibration_path(target, draft)
-    data = msgspec.json.format(msgspec.json.encode(kept.with_choices(choices)), indent=1)
-    write_atomically(file, data + b"\n")
-    return file
+    """Keep `choices`, beside those of other signals and spans, and return the file.
+
+    Raises NewerError where it is a later edgespec's, OSError where it cannot be written.
+    """
+    file = _file(target, draft, silent)
+
+    def with_choices(kept: Calibration | None) -> bytes:
+        calibration = (kept or _empty(target, draft)).with_choices(choices)
+        return msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n"
+
+    file.update(with_choices)
+    return file.path
+
+
+def _empty(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
+    return Calibration(file_fingerprint(target), file_fingerprint(draft))
+
+
+def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> KeptFile[Calibration]:
+    path, empty = calibration_path(target, draft), _empty(target, draft)
+
+    def parse(data: bytes) -> Calibration:
+        found = parse_struct(data, Calibration)
+        if found.format > FORMAT:
+            raise NewerError(path, found.format)
+        if (found.format, found.target, found.draft) != (FORMAT, empty.target, empty.draft):
+            raise DamagedError("of other models")
+        try:
+            _ = [choice.waking for choice in found.choices.values()]  # refuses what no threshold can be
+        except UsageError as error:
+            raise DamagedError(f"damaged: {error}") from None
+        return found
+
+    return KeptFile(path, parse, on_message=on_message)
 
 
 def calibrated(target: GGUFHeader, draft: GGUFHeader, waking: Waking) -> Waking:
@@ -136,13 +157,11 @@ def calibrated(target: GGUFHeader, draft: GGUFHeader, waking: Waking) -> Waking:
 
     Raises UsageError where none was: what to run.
     """
-    kept = load(target, draft)
-    found = kept.choices.get(_name(waking.signal, waking.span))
+    found = load(target, draft).choices.get(_name(waking.signal, waking.span))
     if found is None:
-        span = "" if waking.span == Waking().span else f" --span {waking.span}"
         raise UsageError(
-            f"--mode cascade: no threshold is known of these models for --signal {waking.signal}{span}; "
-            f"run `edgespec calibrate{span}` with them, or give --threshold"
+            f"no threshold is known of these models for the signal {waking.signal} and the span "
+            f"{waking.span}; run `edgespec calibrate` with them and this span, or give a threshold"
         )
     return found.waking
 

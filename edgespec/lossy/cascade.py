@@ -17,70 +17,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
+from edgespec.choices import Signal
 from edgespec.decoding.drafter import Drafter, Tokens
 from edgespec.decoding.generate import DraftPrefill, Generation, Prefill, unmarked
 from edgespec.drafting.model import DraftModel
 from edgespec.energy import Phase
-from edgespec.errors import UsageError
 from edgespec.llama.session import Rows, Session
+from edgespec.options import Waking
 from edgespec.records import Step, StopReason
 from edgespec.sampling import Coins, SamplingParams
 
-Signal = Literal["margin", "entropy"]
-"""What says that a model is sure: how far its likeliest token is ahead of the next one, in probability
-(large is sure), or the entropy of its distribution in nats (small is sure). Of the softmax of raw logits."""
-
-Span = int | Literal["rest"]
-"""Tokens that the target writes when it is woken, or all that are left."""
-
-SPAN = 16
-"""Tokens of a span by default."""
-
-WINDOW = 1
-"""Tokens that a signal is averaged over, where no calibration says better."""
-
 _FARTHEST = np.float32(-1e4)
 """Of a logit below the best one: its exp is 0, and 0 times it is no NaN, as it would be of -inf."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waking:
-    """When the target is woken, and for how long."""
-
-    signal: Signal = "margin"
-    threshold: float | None = None
-    """Woken where the mean margin is no more, or the mean entropy no less; None: the calibrated one.
-    A margin of 0 or an entropy of infinity never wakes it, a margin of 1 or an entropy of 0 always."""
-    window: int = WINDOW
-    """Tokens that the mean is taken over; fewer where fewer were written since the target gave back."""
-    span: Span = SPAN
-
-    def check(self) -> None:
-        """Raise UsageError for what cannot be."""
-        if self.signal not in get_args(Signal):
-            raise UsageError(f"--signal {self.signal}: must be one of {', '.join(get_args(Signal))}")
-        if self.span != "rest" and (not isinstance(self.span, int) or self.span < 1):
-            raise UsageError(f"--span {self.span}: must be 1 or more, or rest")
-        if self.window < 1:
-            raise UsageError(f"window {self.window}: must be 1 or more")
-        if self.threshold is None:
-            return
-        if self.signal == "margin" and not 0.0 <= self.threshold <= 1.0:
-            raise UsageError(f"--threshold {self.threshold:g}: a margin is 0 to 1")
-        if self.signal == "entropy" and not self.threshold >= 0.0:  # nan too
-            raise UsageError(f"--threshold {self.threshold:g}: an entropy is 0 or more, in nats")
-
-    def __str__(self) -> str:
-        """Say it in words, such as "margin at most 0.4 over 2 tokens"."""
-        if self.threshold is None:
-            return f"{self.signal} as calibrated"
-        limit = "at most" if self.signal == "margin" else "at least"
-        over = f" over {self.window} tokens" if self.window > 1 else ""
-        return f"{self.signal} {limit} {self.threshold:g}{over}"
 
 
 def signal_of(row: Rows, signal: Signal) -> float:

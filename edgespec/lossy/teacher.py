@@ -67,8 +67,7 @@ class Teacher(Closing):
                         n_ctx=n_ctx,
                         n_threads=n_threads,
                         n_logits_max=_AT_ONCE,
-                        abort_callback=interrupt.callback if interrupt else 0,
-                        abort_data=interrupt.data if interrupt else 0,
+                        interrupt=interrupt,
                     )
                 )
         except BaseException:

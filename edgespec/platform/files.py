@@ -1,27 +1,36 @@
-"""Where the user's files lie, and small files written so that no reader ever sees half of one."""
+"""Where the user's files lie, and files written so that no reader ever sees half of one."""
 
 from __future__ import annotations
 
 import os
 import stat
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from edgespec.errors import UsageError
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write a file, or leave the old one as it was; text as UTF-8. Its folder is made if need be.
+    """Write a file as `replacing` does, text as UTF-8. Its folder is made if need be. Raises OSError."""
+    file.resolve().parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `file` when all is written; else the old one stays as it was.
 
     A symlink to a file kept elsewhere stays one, and the file's mode what it was. Raises OSError.
     """
     file = file.resolve()
-    file.parent.mkdir(parents=True, exist_ok=True)
     temporary = beside(file)
     try:
         with temporary.open("wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         if file.is_file():

@@ -16,7 +16,9 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from edgespec.engine import DrafterName, Engine
+from edgespec.choices import DrafterName
+from edgespec.engine import Engine
+from edgespec.llama.weights import Model
 from edgespec.records import Result
 from edgespec.server.answers import (
     ChatChunk,
@@ -28,12 +30,12 @@ from edgespec.server.answers import (
     ServedModel,
     TextCompletion,
 )
-from edgespec.server.asking import Asked, Asker, Settings
 from edgespec.server.description import described, streamed
 from edgespec.server.faults import Fault, from_engine
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.page import add_page
-from edgespec.server.running import Gone, Run
+from edgespec.server.requests import PreparedRequest, RequestReader, Service
+from edgespec.server.running import Gone, RunningAnswer
 from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
 from edgespec.server.strict import add_fault_handlers, route_class
 from edgespec.server.worker import Worker
@@ -57,14 +59,14 @@ def create_app(
     worker: Worker,
     *,
     metrics: Metrics | None = None,
-    settings: Settings | None = None,
+    service: Service | None = None,
     log: Log = _log,
 ) -> FastAPI:
     """Return the application that answers for `engine`, which `worker` runs.
 
     `log` takes a line for each request that failed for a reason that is not the client's.
     """
-    settings = settings or Settings.of(engine)
+    service = service or Service.of(engine)
     app = FastAPI(
         title="edgespec",
         version=version("edgespec"),
@@ -75,9 +77,17 @@ def create_app(
     )
     app.router.route_class = route_class(log)
     add_fault_handlers(app)
-    asker = Asker(engine.target, settings)
-    answering = _Answering(engine, worker, settings, log, takes_tools=asker.takes_tools)
+    reader = RequestReader(engine.target, service)
+    answerer = _Answerer(engine, worker, service, log, takes_tools=reader.takes_tools)
+    _add_reports(app, worker, metrics)
+    _add_models(app, service, answerer)
+    _add_completions(app, engine.target, reader, answerer)
+    add_page(app)
+    app.openapi_schema = described(app.openapi())
+    return app
 
+
+def _add_reports(app: FastAPI, worker: Worker, metrics: Metrics | None) -> None:
     @app.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Say whether requests are taken."""
@@ -93,61 +103,60 @@ def create_app(
             raise Fault(404, "this server counts nothing")
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
+
+def _add_models(app: FastAPI, service: Service, answerer: _Answerer) -> None:
     @app.get("/v1/models")
     async def models() -> ModelList:
         """List the one model."""
-        return ModelList(data=[answering.served()])
+        return ModelList(data=[answerer.served])
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ServedModel:
         """Return the model of this name."""
-        settings.check_name(name)
-        return answering.served()
+        service.check_name(name)
+        return answerer.served
 
+
+def _add_completions(app: FastAPI, target: Model, reader: RequestReader, answerer: _Answerer) -> None:
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatChunk))
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        asked = await run_in_threadpool(asker.chat, body)
-        written = Written(engine.target, keeps_tokens=bool(body.logprobs))
-        writing = ChatWriting(answering.head("chatcmpl"), written, asked.functions)
-        return await answering.answer(request, body, asked, writing)
+        prepared = await run_in_threadpool(reader.chat, body)
+        written = Written(target, keeps_tokens=bool(body.logprobs))
+        writing = ChatWriting(answerer.head("chatcmpl"), written, prepared.functions)
+        return await answerer.answer(request, body, prepared, writing)
 
     @app.post("/v1/completions", response_model=TextCompletion, responses=streamed(TextCompletion))
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """Continue a text."""
-        asked = await run_in_threadpool(asker.text, body)
-        written = Written(engine.target, keeps_tokens=body.logprobs is not None)
-        writing = TextWriting(answering.head("cmpl"), written)
-        return await answering.answer(request, body, asked, writing)
-
-    add_page(app)
-    app.openapi_schema = described(app.openapi())
-    return app
+        prepared = await run_in_threadpool(reader.text, body)
+        written = Written(target, keeps_tokens=body.logprobs is not None)
+        writing = TextWriting(answerer.head("cmpl"), written)
+        return await answerer.answer(request, body, prepared, writing)
 
 
 _REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
 
 
-class _Answering:
-    """What the routes that generate have in common."""
+class _Answerer:
+    """Answers the requests of all routes that generate."""
 
     def __init__(
-        self, engine: Engine, worker: Worker, settings: Settings, log: Log, *, takes_tools: bool
+        self, engine: Engine, worker: Worker, service: Service, log: Log, *, takes_tools: bool
     ) -> None:
         self._engine = engine
         self._worker = worker
-        self._settings = settings
         self._log = log
-        what = f"{version('edgespec')} {settings.name} {engine.target.size_bytes} {engine.kernels}"
+        what = f"{version('edgespec')} {service.name} {engine.target.size_bytes} {engine.kernels}"
         self._fingerprint = "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]
-        self._served = ServedModel(
-            id=settings.name,
+        self.served = ServedModel(
+            id=service.name,
             created=int(engine.target.path.stat().st_mtime),
             edgespec=ModelFacts(
-                aliases=[*settings.aliases],
+                aliases=[*service.aliases],
                 draft=engine.draft.name if engine.draft else None,
                 drafters=[*get_args(DrafterName)] if engine.draft else ["auto", "suffix", "none"],
-                n_ctx=settings.n_ctx,
+                n_ctx=service.n_ctx,
                 kernels=engine.kernels,
                 chat=engine.target.chat_template is not None,
                 tools=takes_tools,
@@ -155,16 +164,18 @@ class _Answering:
             ),
         )
 
-    def served(self) -> ServedModel:
-        return self._served
-
     def head(self, kind: str) -> Head:
-        return Head.new(kind, self._settings.name, self._fingerprint)
+        return Head.new(kind, self.served.id, self._fingerprint)
 
     async def answer(
-        self, request: Request, body: Sampled, asked: Asked, writing: ChatWriting | TextWriting
+        self,
+        request: Request,
+        body: Sampled,
+        prepared: PreparedRequest,
+        writing: ChatWriting | TextWriting,
     ) -> Response:
-        run = Run(self._worker.run(asked.tokens, client=_client(request, body), **asked.options))
+        client = _client(request, body)
+        run = RunningAnswer(self._worker.run(prepared.tokens, prepared.options, client=client))
         if body.stream:
             try:
                 await run.settle(_SETTLE_S)
@@ -191,7 +202,7 @@ class _Answering:
         return Response(status_code=_CLIENT_GONE)
 
     async def _events(
-        self, run: Run, writing: ChatWriting | TextWriting, *, usage: bool
+        self, run: RunningAnswer, writing: ChatWriting | TextWriting, *, usage: bool
     ) -> AsyncGenerator[str]:
         if first := writing.begin():
             yield _event(first)
@@ -221,7 +232,7 @@ class _Answering:
 class _EventStream(Response):
     """Server-sent events of a generation, which ends when the client goes away."""
 
-    def __init__(self, run: Run, events: AsyncGenerator[str]) -> None:
+    def __init__(self, run: RunningAnswer, events: AsyncGenerator[str]) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )

@@ -64,8 +64,8 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> Fault:
 def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
     """Return the answer for what the engine or the worker raised.
 
-    Mistakes that begin with an option are told with the request's name of it. Anything else may hold a path:
-    it goes to `log`.
+    A mistake in a field that the request set is told with the request's name of it. Anything else may hold a
+    path: it goes to `log`.
     """
     if isinstance(error, Fault):
         return error
@@ -79,8 +79,11 @@ def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
     line = " ".join(str(error).split())
     if isinstance(error, EdgespecError):
         option = line.partition(" ")[0].rstrip(":")
-        if param := _FIELDS.get(option):
-            return Fault(400, line.replace(option, param, 1), param=param.partition(".")[0])
+        if field := _FIELDS.get(error.field):
+            line = " ".join(error.spelled(field).split())
+            return Fault(400, line, param=field.partition(".")[0])
+        if field := _OPTIONS.get(option):
+            return Fault(400, line.replace(option, field, 1), param=field.partition(".")[0])
         if line.startswith("not enough memory"):
             log(line)
             why = "there is not enough memory for a prompt and an answer of this length: ask for less"
@@ -90,21 +93,28 @@ def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
 
 
 _FIELDS = {
-    "--drafter": "speculative.drafter",
-    "--gamma": "speculative.gamma",
+    "drafter": "speculative.drafter",
+    "gamma": "speculative.gamma",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "logit_bias": "logit_bias",
+    "n_predict": "max_tokens",
+    "stop": "stop",
+    "seed": "seed",
+    "response_format": "response_format",
+    "tools": "tools",
+}
+"""What a request calls the fields that a client sets; the last two are the names of its grammars."""
+
+_OPTIONS = {f"--{field.replace('_', '-')}": name for field, name in _FIELDS.items()} | {
     "--temp": "temperature",
-    "--top-k": "top_k",
-    "--top-p": "top_p",
-    "--min-p": "min_p",
-    "--repeat-penalty": "repeat_penalty",
-    "--frequency-penalty": "frequency_penalty",
-    "--presence-penalty": "presence_penalty",
-    "--logit-bias": "logit_bias",
-    "--n-predict": "max_tokens",
-    "--stop": "stop",
-    "--seed": "seed",
     "--json-schema": "response_format",
     "response_format": "response_format",
     "tools": "tools",
 }
-"""What a request calls the options that the engine's messages begin with."""
+"""The same for messages that begin with an option."""

@@ -1,4 +1,4 @@
-"""A generation under way, and who waits for it."""
+"""An answer under way: what the worker yields, for a reader that may be slow or go away."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class Gone(Exception):  # noqa: N818 - no error: nobody is there to be answered
     """The client went away."""
 
 
-class Run:
-    """What a worker yields, taken up by a task of its own.
+class RunningAnswer:
+    """What a worker yields, received by an asyncio task of its own.
 
-    So that a reader can wait for the next tokens with a time limit, and end all with one call that waits for
-    nothing: the reader may itself be under cancellation.
+    So the reader can wait for the next tokens with a time limit, and can end everything by one call that
+    waits for nothing, which matters where the reader itself is being cancelled.
     """
 
     def __init__(self, source: AsyncGenerator[list[Token] | Result]) -> None:
-        """Begin to take up `source`."""
+        """Begin to receive from `source`."""
         self._news: asyncio.Queue[list[Token] | Result | Exception] = asyncio.Queue()
-        self._task = asyncio.create_task(self._take_up(source))
+        self._task = asyncio.create_task(self._receive(source))
         self._watch: asyncio.Task[None] | None = None
         self._refused: Exception | None = None
 
-    async def _take_up(self, source: AsyncGenerator[list[Token] | Result]) -> None:
+    async def _receive(self, source: AsyncGenerator[list[Token] | Result]) -> None:
         begun = False
         try:
             async with aclosing(source):

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edgespec.drafting.scheduler import MAX_GAMMA
-from edgespec.engine import DrafterName
+from edgespec.choices import DrafterName
+from edgespec.options import MAX_GAMMA
 
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens a request may ask for at each position, as in OpenAI's API."""

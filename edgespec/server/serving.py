@@ -117,7 +117,7 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise EdgespecError(f"--host {host}: {reason}") from None
+        raise EdgespecError(str(reason), field="host", value=host) from None
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -125,9 +125,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise EdgespecError(
-            f"--host {host} --port {port}: {error.strerror}; choose another address or port"
-        ) from None
+        problem = f"port {port}: {error.strerror}; choose another address or port"
+        raise EdgespecError(problem, field="host", value=host) from None
     return bound
 
 

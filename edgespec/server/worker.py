@@ -19,10 +19,11 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Unpack
+from typing import Literal
 
-from edgespec.engine import Engine, StreamOptions
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
 from edgespec.records import Result, Token
 
@@ -67,8 +68,8 @@ class Ended:
 @dataclass(eq=False, slots=True)
 class _Job:
     tokens: Sequence[int]
+    options: Options
     client: str
-    options: StreamOptions
     loop: asyncio.AbstractEventLoop
     came: float
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,16 +173,16 @@ class Worker:
             timer.cancel()
 
     async def run(
-        self, tokens: Sequence[int], *, client: str, **options: Unpack[StreamOptions]
+        self, tokens: Sequence[int], options: Options, *, client: str
     ) -> AsyncGenerator[list[Token] | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
-        Those of a step come together. The arguments are those of `Engine.stream`. To close the generator, or
+        Those of a step come together. To close the generator, or
         to cancel the task that waits for it, ends the generation within one step, or takes it out of the
         queue. Raises QueueFull, TimedOut, ShuttingDown, and what the engine raises.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(tokens, client, options, loop, came=time.perf_counter())
+        job = _Job(tokens, options, client, loop, came=time.perf_counter())
         self._put(job)
         try:
             job.timer = loop.call_later(self._max_seconds, self._time_out, job)
@@ -274,7 +275,7 @@ class Worker:
         """Return the Result, whole or not; or what went wrong, which is this job's alone."""
         stream = None
         try:
-            stream = self._engine.stream(job.tokens, **job.options)
+            stream = self._engine.stream(job.tokens, job.options)
             # Its start drains the cancellation: one that came before is known by the flag alone.
             step: list[Token] = []
             while not job.cancelled and (token := next(stream, None)):

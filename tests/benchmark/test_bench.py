@@ -29,7 +29,7 @@ from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
-from edgespec.lossy.cascade import Waking
+from edgespec.options import Waking
 from edgespec.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 

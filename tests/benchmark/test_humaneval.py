@@ -171,10 +171,10 @@ def test_reading_problems(tmp_path: Path, name: str) -> None:
         ("a.jsonl", b"\n[1]", r"a.jsonl: line 2 is no problem of HumanEval: "),
         ("a.jsonl", b"{", r"a.jsonl: line 1 is no problem of HumanEval: "),
         ("a.jsonl.gz", b"not packed", r"a.jsonl.gz: a damaged .gz file"),
-        ("a.jsonl.gz", gzip.compress(b"x" * 100)[:-9], r"a.jsonl.gz: a damaged .gz file"),
+        ("a.jsonl.gz", gzip.compress(b"x" * 100, mtime=0)[:-9], r"a.jsonl.gz: a damaged .gz file"),
         (
             "a.jsonl.gz",
-            gzip.compress(b"{}")[:10] + b"\xff" * 9,
+            gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 9,
             r"a.jsonl.gz: a damaged .gz file",
         ),
     ],

@@ -1,4 +1,4 @@
-"""`edgespec bench` as a user types it: in a process of its own, with tiny models."""
+"""`edgespec bench` as a user types it, with tiny models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from command_line import COMMAND, run_cli
 from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.benchmark.runs import Outcome, from_json
 from edgespec.cli import app
@@ -25,7 +25,6 @@ from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, fake
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
 
-COMMAND = [sys.executable, "-m", "edgespec", "bench"]
 PROMPTS = [
     ("code/1", "code", "def the(thing):"),
     ("code/2", "code", "for a in an: b"),
@@ -50,20 +49,12 @@ def suite(tmp_path):
 
 
 @pytest.fixture
-def environment(child_environment, tmp_path):
-    return {
-        **child_environment,
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
-    }
-
-
-@pytest.fixture
 def models(tiny_path, tiny_draft_path):
     return ["-t", str(tiny_path), "-d", str(tiny_draft_path)]
+
+
+def arguments_of(*arguments: object, suite: Path) -> list[str]:
+    return ["bench", "--threads", "1", "--suite", str(suite), *map(str, arguments)]
 
 
 @pytest.fixture
@@ -71,14 +62,7 @@ def bench(environment, models, suite):
     """Run `edgespec bench` on the tiny pair and three prompts, unless others are given."""
 
     def bench(*arguments, models=models, suite=suite):
-        return subprocess.run(
-            [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-            check=False,
-        )
+        return run_cli(*arguments_of(*models, *arguments, suite=suite), env=environment)
 
     return bench
 
@@ -321,19 +305,7 @@ def test_prompts_that_are_all_too_long(bench, tmp_path):
 def test_interrupted(environment, models, suite):
     """What was measured is printed."""
     process = subprocess.Popen(
-        [
-            *COMMAND,
-            *models,
-            "--threads",
-            "1",
-            "--suite",
-            str(suite),
-            "--precision",
-            "0",
-            "-n",
-            "20",
-            "--json",
-        ],
+        [*COMMAND, *arguments_of(*models, "--precision", 0, "-n", 20, "--json", suite=suite)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -358,8 +330,7 @@ def in_process(models, suite, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(*arguments):
-        options = ["--threads", "1", "--kernels", "off", "--suite", suite, *QUICK, *arguments]
-        return app.main(["bench", *models, *map(str, options)])
+        return app.main(arguments_of(*models, "--kernels", "off", *QUICK, *arguments, suite=suite))
 
     return run
 
@@ -410,7 +381,7 @@ def test_a_failure_before_the_first_run(in_process, monkeypatch, capsys):
 def test_files_are_there_though_nobody_reads_stdout(environment, models, suite, tmp_path):
     file = tmp_path / "x.csv"
     process = subprocess.Popen(
-        [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, QUICK), "--csv", str(file)],
+        [*COMMAND, *arguments_of(*models, *QUICK, "--csv", file, suite=suite)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -446,7 +417,7 @@ def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, c
 
 
 def test_a_bar_in_a_terminal(environment, models, suite):
-    command = [*COMMAND, *models, "--threads", "1", "--suite", str(suite), *map(str, QUICK), "--rounds", "20"]
+    command = [*COMMAND, *arguments_of(*models, *QUICK, "--rounds", 20, suite=suite)]
     code, seen, table = messages_in_terminal(command, environment)
     assert code == 0
     assert re.search(rb"round \d+, \d of 3 prompts", seen)

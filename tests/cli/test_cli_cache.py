@@ -13,7 +13,8 @@ import pytest
 
 from edgespec.cli import cache as cli_cache
 from edgespec.cli.app import main
-from edgespec.drafting.history import MAX_TOKENS, History, history_root, tokenizer_fingerprint
+from edgespec.drafting.history import MAX_TOKENS, History, history_root
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
 
@@ -260,7 +261,7 @@ def test_import_after_damage(edgespec, history, tree, tiny_path):
     history.append([1])
     history.path.write_bytes(b"damaged")
     _, said = edgespec("import", tree, "-t", tiny_path)
-    assert said.startswith(f"edgespec: {history.path}: not a history; it was set aside as ")
+    assert said.startswith(f"edgespec: {history.path}: not a history; set aside as ")
     assert history.info().documents == 3
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from command_line import run_cli
 from tiny_gguf import write_tiny_gguf
-
-COMMAND = [sys.executable, "-m", "edgespec"]
 
 
 @pytest.fixture
@@ -35,26 +32,9 @@ def models(tmp_path):
 
 
 @pytest.fixture
-def edgespec(child_environment, tmp_path, models):
-    environment = {
-        **child_environment,
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
-    }
-
+def edgespec(environment, models):
     def edgespec(command, *arguments, models=models):
-        return subprocess.run(
-            [*COMMAND, command, *map(str, (*models, *arguments))],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=180,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        return run_cli(command, *models, *arguments, env=environment)
 
     return edgespec
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -15,6 +14,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from command_line import COMMAND, run_cli
 from edgespec.cli import app
 from edgespec.cli.line_editor import LineEditor
 from edgespec.conversation import Answer, Conversation, Exchange
@@ -24,7 +24,6 @@ from edgespec.sampling import SamplingParams
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
 
-COMMAND = [sys.executable, "-m", "edgespec"]
 RANDOM = ("--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0)
 CHAIN = ("--drafter", "model", "--gamma", 3)
 ENDLESS = ("--logit-bias", f"{EOS}=-inf", "--logit-bias", f"{IM_END}=-inf", "-c", 1 << 15)
@@ -36,14 +35,8 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def environment(child_environment, cache, tmp_path):
-    return {
-        **child_environment,
-        "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-    }
+def environment(with_kernels):
+    return with_kernels
 
 
 @pytest.fixture
@@ -62,14 +55,8 @@ def pipe(environment, models):
     """Run `edgespec chat` with these lines; `command` may be another one."""
 
     def pipe(lines, *arguments, models=models, command="chat"):
-        return subprocess.run(
-            [*COMMAND, command, *models, *map(str, arguments)],
-            input=lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode(),
-            capture_output=True,
-            env=environment,
-            timeout=120,
-            check=False,
-        )
+        typed = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
+        return run_cli(command, *models, *arguments, env=environment, stdin=typed, text=False)
 
     return pipe
 
@@ -444,7 +431,4 @@ def test_a_system_message_that_is_not_utf8(environment, models):
 
 
 def test_help_shows_an_example(environment):
-    process = subprocess.run(
-        [*COMMAND, "chat", "--help"], capture_output=True, env=environment, check=False, timeout=60
-    )
-    assert "Example: edgespec chat" in process.stdout.decode()
+    assert "Example: edgespec chat" in run_cli("chat", "--help", env=environment).stdout

@@ -1,4 +1,4 @@
-"""`edgespec compare` as a user types it: in a process of its own, with tiny models."""
+"""`edgespec compare` as a user types it, with tiny models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from command_line import COMMAND, run_cli, user_environment
 from edgespec.benchmark import compare as room
 from edgespec.benchmark.runs import Outcome, from_json
 from edgespec.cli.app import main
 from edgespec.llama.kernels import plugin_path
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
-
-COMMAND = [sys.executable, "-m", "edgespec", "compare"]
 
 TEXT = "the cat and the other dog ran in the rain; on and on it went, as the sun was out. " * 20
 
@@ -53,41 +52,21 @@ def folder(tmp_path_factory, tiny_path, tiny_draft_path, packable_path) -> Path:
     return folder
 
 
-def environment_in(folder: Path, child_environment: dict[str, str]) -> dict[str, str]:
-    return {
-        **child_environment,
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "XDG_CONFIG_HOME": str(folder / "config"),
-        "EDGESPEC_MODELS_DIR": str(folder / "store"),
-        "HF_HUB_OFFLINE": "1",
-        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
-        "MARK_OF_THE_TEST": uuid.uuid4().hex,
-    }
-
-
 @pytest.fixture
-def environment(child_environment, tmp_path):
-    return environment_in(tmp_path, child_environment)
+def environment(environment):
+    return environment | {"MARK_OF_THE_TEST": uuid.uuid4().hex}
 
 
 def arguments_of(arguments: tuple[object, ...]) -> list[str]:
     """The command, short and the same on every machine: where energy is counted, idling would be timed."""
     common = ("--suite", "suite.jsonl", "-n", 12, "--threads", 1, "--assume-watts", 5)
-    return [*COMMAND, *map(str, (*common, *arguments))]
+    return ["compare", *map(str, (*common, *arguments))]
 
 
 @pytest.fixture
 def compare(environment, folder) -> Run:
-    def compare(*arguments, **more):
-        return subprocess.run(
-            arguments_of(arguments),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            env={**environment, **more},
-            timeout=300,
-            check=False,
-        )
+    def compare(*arguments):
+        return run_cli(*arguments_of(arguments), env=environment, cwd=folder)
 
     return compare
 
@@ -99,7 +78,7 @@ def started(environment, folder):
 
     def started(*arguments, until: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            arguments_of(arguments),
+            [*COMMAND, *arguments_of(arguments)],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -166,29 +145,13 @@ def errors(process: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def matrix(child_environment_of_module, folder):
+def matrix(tmp_path_factory, folder):
     """The whole of it, once: what it wrote and said."""
     names = ("--targets", "target.gguf,packable-q4_k_m.gguf", "--drafts", "draft.gguf,suffix,none,other.gguf")
     files = ("--csv", "table.csv", "--report", "page.html", "--text", "text.txt", "--text-tokens", 600)
-    return subprocess.run(
-        arguments_of((*names, "--kernels", "auto,off", "--rounds", 1, *files, "-o", "matrix", "--json")),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=child_environment_of_module,
-        timeout=600,
-        check=False,
-    )
-
-
-@pytest.fixture(scope="module")
-def child_environment_of_module(tmp_path_factory):
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    environment = environment_in(tmp_path_factory.mktemp("home"), environment)
-    if plugin_path().exists():
-        del environment["EDGESPEC_KERNELS"]
-    return environment
+    arguments = (*names, "--kernels", "auto,off", "--rounds", 1, *files, "-o", "matrix", "--json")
+    environment = user_environment(tmp_path_factory.mktemp("home"), kernels=True)
+    return run_cli(*arguments_of(arguments), env=environment, cwd=folder)
 
 
 def test_the_matrix(matrix, folder):
@@ -377,7 +340,7 @@ def test_a_full_disk(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(room, "write_atomically", full)
     out = tmp_path / "out"
-    code = main(arguments_of((*PAIR, "-o", out))[3:])
+    code = main(arguments_of((*PAIR, "-o", out)))
     captured = capsys.readouterr()
     assert code == 1
     (line,) = [line for line in captured.err.splitlines() if line.startswith("edgespec: stopped")]
@@ -517,7 +480,7 @@ def test_wrong_usage(folder, tmp_path, arguments, words, monkeypatch, capsys):
     for name in ("target", "none"):
         (folder / "same" / f"{name}.gguf").write_bytes((folder / "draft.gguf").read_bytes())
     defaults = ("--targets", "target.gguf", "--drafts", "none", "-o", "refused")
-    code = main(arguments_of((*defaults, *arguments))[3:])
+    code = main(arguments_of((*defaults, *arguments)))
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, ""), captured.err
     assert captured.err.count("\n") == 1, captured.err
@@ -544,14 +507,11 @@ def test_two_spellings_of_one_file_are_one(compare, tmp_path):
 
 
 def test_targets_and_drafts_are_needed(environment, folder):
-    process = subprocess.run(
-        [*COMMAND], cwd=folder, capture_output=True, text=True, env=environment, timeout=60, check=False
-    )
-    assert "--targets" in errors(process)
+    assert "--targets" in errors(run_cli("compare", env=environment, cwd=folder))
 
 
 def test_a_bar_in_a_terminal(environment, folder, tmp_path):
-    command = arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out"))
+    command = [*COMMAND, *arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out"))]
     code, seen, _ = messages_in_terminal(command, environment, folder)
     assert code == 0
     assert b"round 1: target+none+kernels-auto" in seen

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from command_line import COMMAND, run_cli
+from edgespec.cli import doctor as doctor_room
 from edgespec.llama import selftest_child
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.gguf_tensors import read_tensors
+from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.platform.cpu import read_cpu
 from energy_trees import laptop, write
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
-
-DRIVER = """\
-import sys
-from pathlib import Path
-from edgespec.cli import doctor, main
-
-doctor.ROOT = Path(sys.argv.pop(1))
-sys.exit(main())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +24,27 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def doctor(child_environment, cache, tmp_path):
-    environment = {
-        **child_environment,
-        "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-    }
+def doctor(with_kernels, monkeypatch):
+    """Run the command, on the machine that is planted in `root` if one is given."""
 
-    def doctor(*arguments, root=None, **more):
-        program = ["-m", "edgespec"] if root is None else ["-c", DRIVER, str(root)]
-        return subprocess.run(
-            [sys.executable, *program, "doctor", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env={**environment, **more},
-            timeout=120,
-            check=False,
-        )
+    def doctor(*arguments, root=Path("/"), **more):
+        monkeypatch.setattr(doctor_room, "ROOT", root)
+        return run_cli("doctor", *arguments, env={**with_kernels, **more})
 
     return doctor
+
+
+@pytest.fixture
+def new_process(with_kernels):
+    """Run the command where the kernels are loaded anew: a process can load and test them only once."""
+
+    def new_process(*arguments):
+        command = [*COMMAND, "doctor", *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=with_kernels, timeout=120, check=False
+        )
+
+    return new_process
 
 
 def test_text(doctor, packable_path):
@@ -235,8 +226,8 @@ def test_wrong_usage(doctor, arguments):
     assert process.stderr.count("\n") == 1
 
 
-def test_the_real_kernels(kernels, doctor, packable_path):
-    report = json.loads(doctor("--json", packable_path).stdout)
+def test_the_real_kernels(kernels, new_process, packable_path):
+    report = json.loads(new_process("--json", packable_path).stdout)
     assert report["kernels"]["in_use"] == kernels.name
     assert report["kernels"]["self_test"]["passed"]
     (model,) = report["models"]
@@ -244,17 +235,17 @@ def test_the_real_kernels(kernels, doctor, packable_path):
     assert {tensor["name"]: tensor["why"] for tensor in model["unpacked"]}["token_embd.weight"] == (
         "rows are looked up, not multiplied"
     )
-    first = doctor("--json", packable_path)
-    again = doctor("--json", "--retest", packable_path)
+    first = new_process("--json", packable_path)
+    again = new_process("--json", "--retest", packable_path)
     when = [json.loads(process.stdout)["kernels"]["self_test"]["when"] for process in (first, again)]
     assert when[0] < when[1]
-    text = doctor(packable_path).stdout
+    text = new_process(packable_path).stdout
     assert f"self-test passed ({kernels.name}" in text
     assert "weights fetched " in text
 
 
-def test_the_prefetch_is_told_and_why(kernels, doctor, cache):
-    told = json.loads(doctor("--json").stdout)["kernels"]["prefetch"]
+def test_the_prefetch_is_told_and_why(kernels, new_process, cache):
+    told = json.loads(new_process("--json").stdout)["kernels"]["prefetch"]
     assert told["measured"] == (told["reason"] == "")
     (file,) = (cache / "edgespec").glob("selftest-*.json")
     answer = json.loads(file.read_text())
@@ -266,7 +257,7 @@ def test_the_prefetch_is_told_and_why(kernels, doctor, cache):
         prefetch = {"level": level, "bytes": ahead}
         answer["choice"] = {"prefetch": prefetch, "gain": gain, "reason": reason, "when": time.time()}
         file.write_text(json.dumps(answer))
-        text = " ".join(doctor().stdout.split())
+        text = " ".join(new_process().stdout.split())
         assert f"weights fetched {ahead} bytes ahead into cache level {level} {words}" in text
     file.unlink()
 

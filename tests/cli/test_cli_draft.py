@@ -1,43 +1,22 @@
-"""`edgespec draft make` as a user types it: in a process of its own, with tiny models."""
+"""`edgespec draft make` as a user types it, with tiny models."""
 
 from __future__ import annotations
 
 import json
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from command_line import COMMAND, run_cli
 from terminals import messages_in_terminal
 from tiny_gguf import write_tiny_gguf
-
-COMMAND = [sys.executable, "-m", "edgespec"]
-
-
-@pytest.fixture
-def environment(child_environment, tmp_path):
-    return {
-        **child_environment,
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
-    }
 
 
 @pytest.fixture
 def edgespec(environment):
     def edgespec(*arguments, **more):
-        return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env={**environment, **more},
-            timeout=180,
-            check=False,
-        )
+        return run_cli(*arguments, env={**environment, **more})
 
     return edgespec
 
@@ -126,15 +105,7 @@ def test_the_corpus(edgespec, asked, tmp_path):
 )
 def test_mistakes(asked, environment, options, problem, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
-    process = subprocess.run(
-        [*COMMAND, *map(str, [*asked, *options])],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        timeout=180,
-        check=False,
-    )
+    process = run_cli(*asked, *options, env=environment, cwd=tmp_path)
     assert process.returncode == 2
     assert process.stdout == ""
     assert problem in process.stderr.splitlines()[-1]

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run_cli
+from edgespec.cli import energy as energy_room
+from edgespec.energy import idle
 from energy_trees import (
     AMD,
     Powercap,
@@ -24,15 +27,38 @@ from energy_trees import (
 )
 
 DRIVER = """\
-import os
 import sys
 from pathlib import Path
 from edgespec.cli import energy, main
 from edgespec.energy import idle
 
 energy.ROOT = Path(sys.argv.pop(1))
-idle.MOST_OTHER_LOAD = float(sys.argv.pop(1))  # tests run beside other tests
-if sys.argv.pop(1) == "root only":
+idle.MOST_OTHER_LOAD = 1e9  # tests run beside other tests
+sys.exit(main())
+"""
+
+
+def command(root: Path, *arguments: object) -> list[str]:
+    """The same in a process of its own, for terminals and signals."""
+    return [sys.executable, "-c", DRIVER, str(root), "energy", *map(str, arguments)]
+
+
+@pytest.fixture
+def energy(environment, tmp_path, monkeypatch):
+    """Run the command on the machine in tmp_path/root; with here=True on this one."""
+
+    def energy(*arguments, here=False, busy=False):
+        if not here:
+            monkeypatch.setattr(energy_room, "ROOT", tmp_path / "root")
+            monkeypatch.setattr(idle, "MOST_OTHER_LOAD", -1 if busy else 1e9)  # tests run beside other tests
+        return run_cli("energy", *arguments, env=environment)
+
+    return energy
+
+
+@pytest.fixture
+def root_only(monkeypatch):
+    """The counters can be read by root only, whoever runs the tests."""
     really_open = os.open
 
     def refuse(path, *arguments, **options):
@@ -40,53 +66,7 @@ if sys.argv.pop(1) == "root only":
             raise PermissionError(13, "Permission denied", str(path))
         return really_open(path, *arguments, **options)
 
-    os.open = refuse
-sys.exit(main())
-"""
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def environment(child_environment, cache, tmp_path):
-    return {
-        **child_environment,
-        "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-    }
-
-
-def command(root: Path, *arguments: object, busy: bool = False, root_only: bool = False) -> list[str]:
-    driver = [
-        sys.executable,
-        "-c",
-        DRIVER,
-        str(root),
-        "-1" if busy else "1e9",
-        "root only" if root_only else "",
-    ]
-    return [*driver, "energy", *map(str, arguments)]
-
-
-@pytest.fixture
-def energy(environment, tmp_path):
-    """Run the command on the machine in tmp_path/root; with here=True on this one."""
-
-    def energy(*arguments, here=False, **more):
-        plain = [sys.executable, "-m", "edgespec", "energy", *map(str, arguments)]
-        return subprocess.run(
-            plain if here else command(tmp_path / "root", *arguments, **more),
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-            check=False,
-        )
-
-    return energy
+    monkeypatch.setattr(os, "open", refuse)
 
 
 @pytest.fixture
@@ -135,9 +115,9 @@ def test_a_pi_4(energy, root):
     assert "--assume-watts" in process.stdout
 
 
-def test_readable_by_root_only(energy, root):
+def test_readable_by_root_only(energy, root, root_only):
     laptop(root)
-    process = energy(root_only=True)
+    process = energy()
     assert process.returncode == 0
     assert "energy_uj: readable by root only" in process.stdout
     for word in (
@@ -151,7 +131,7 @@ def test_readable_by_root_only(energy, root):
     ):
         assert word in process.stdout
     assert "sudo edgespec" not in process.stdout
-    (fix,) = [source["fix"] for source in json.loads(energy("--json", root_only=True).stdout)["sources"][:1]]
+    (fix,) = [source["fix"] for source in json.loads(energy("--json").stdout)["sources"][:1]]
     assert all(line in process.stdout for line in fix)
 
 

@@ -5,45 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command_line import COMMAND, run_cli
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
-
-COMMAND = [sys.executable, "-m", "edgespec", "profile"]
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def environment(child_environment, cache, tmp_path):
-    return {
-        **child_environment,
-        "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-        "EDGESPEC_KERNELS": "off",  # the self-test would be run anew in each new cache
-    }
 
 
 @pytest.fixture
 def profile(environment):
     def profile(*arguments, **more):
-        return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env={**environment, **more},
-            timeout=180,
-            check=False,
-        )
+        return run_cli("profile", *arguments, env={**environment, **more})
 
     return profile
 
@@ -161,14 +135,14 @@ def test_a_newer_file_is_not_replaced(profile, tiny_path, cache):
     file.write_text('{"format": "edgespec profile", "version": 9}')
     process = profile("-t", tiny_path, "--threads", 1)
     assert process.returncode == 1
-    assert "newer edgespec (version 9)" in process.stderr
+    assert "later edgespec (format 9)" in process.stderr
     assert file.read_text() == '{"format": "edgespec profile", "version": 9}'
     assert str(file) not in process.stdout
 
 
 def test_interrupted(environment, tiny_path, cache):
     process = subprocess.Popen(
-        [*COMMAND, "--target", str(tiny_path), "--threads", "1"],
+        [*COMMAND, "profile", "--target", str(tiny_path), "--threads", "1"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -185,7 +159,7 @@ def test_interrupted(environment, tiny_path, cache):
 
 
 def test_a_bar_in_a_terminal(environment, tiny_path):
-    command = [*COMMAND, "--target", str(tiny_path), "--threads", "1"]
+    command = [*COMMAND, "profile", "--target", str(tiny_path), "--threads", "1"]
     code, seen, _ = messages_in_terminal(command, environment)
     assert code == 0
     assert b"timing passes" in seen

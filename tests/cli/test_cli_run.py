@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from command_line import COMMAND, run_cli
 from edgespec.energy import EnergyMeter
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
-
-COMMAND = [sys.executable, "-m", "edgespec"]
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +27,11 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def run(tiny_path, tiny_draft_path, child_environment, cache, tmp_path):
-    """Run `edgespec run` on the tiny pair unless `models` are given; returns the finished process."""
-    environment = {
-        **child_environment,
-        "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "EDGESPEC_MODELS_DIR": str(tmp_path / "models"),
-        "HF_HUB_OFFLINE": "1",
-    }
+def run(tiny_path, tiny_draft_path, with_kernels):
+    """Run `edgespec run` on the tiny pair unless `models` are given; returns what became of it."""
 
-    def run(
-        *arguments, models=("--target", str(tiny_path), "--draft", str(tiny_draft_path)), stdin=b"", **options
-    ):
-        return subprocess.run(
-            [*COMMAND, "run", *models, *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            env={**environment, **options.pop("env", {})},
-            timeout=120,
-            check=False,
-            **options,
-        )
+    def run(*arguments, models=("--target", tiny_path, "--draft", tiny_draft_path), env=(), **options):
+        return run_cli("run", *models, *arguments, env=with_kernels | dict(env), text=False, **options)
 
     return run
 
@@ -229,11 +211,9 @@ def test_control_characters_do_not_reach_a_terminal():
     [[], ["run"], ["models"], ["models", "pull"], ["quantize"], ["profile"], ["cache"], ["cache", "import"]],
 )
 def test_every_help_shows_an_example(command, child_environment):
-    process = subprocess.run(
-        [*COMMAND, *command, "--help"], capture_output=True, env=child_environment, check=False, timeout=60
-    )
+    process = run_cli(*command, "--help", env=child_environment)
     assert process.returncode == 0
-    shown = process.stdout.decode()
+    shown = process.stdout
     assert "Example: edgespec" in shown
     assert ("--install-completion" in shown) == (not command), "of edgespec itself, and of it alone"
 
@@ -250,11 +230,9 @@ def test_help_names_every_command_at_the_start_of_its_row(child_environment):
 
 @pytest.mark.parametrize("command", [[], ["models"]])
 def test_a_command_that_needs_another_one_shows_its_help_and_no_error(command, child_environment):
-    process = subprocess.run(
-        [*COMMAND, *command], capture_output=True, env=child_environment, check=False, timeout=60
-    )
-    assert (process.returncode, process.stderr) == (2, b"")
-    assert b"Commands" in process.stdout
+    process = run_cli(*command, env=child_environment)
+    assert (process.returncode, process.stderr) == (2, "")
+    assert "Commands" in process.stdout
 
 
 @pytest.mark.parametrize("module", ["rich.console", "typer", "llama_cpp"])
@@ -660,11 +638,14 @@ def test_models_that_do_not_fit_in_memory(run, child_environment, tiny_path, tin
     )
 
 
-def test_no_network_and_no_disk_space_are_one_line(run, tmp_path):
-    process = run(
-        "x",
-        models=("--target", "smollm2-135m-q4_1", "--drafter", "none"),
+def test_no_network_and_no_disk_space_are_one_line(environment):
+    process = subprocess.run(  # pip and the hub's library read the environment when they are loaded
+        [*COMMAND, "run", "x", "--target", "smollm2-135m-q4_1", "--drafter", "none"],
+        capture_output=True,
+        timeout=120,
+        check=False,
         env={
+            **environment,
             "HF_ENDPOINT": "http://127.0.0.1:9",
             "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
             "PIP_CONFIG_FILE": os.devnull,

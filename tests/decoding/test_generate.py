@@ -15,6 +15,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import DraftPrefill, Generation, Prefill
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, Scheduler
@@ -26,7 +27,8 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Constraint
 from edgespec.llama.session import Session
 from edgespec.records import Step
-from edgespec.sampling import Coins, filtered_probs
+from edgespec.sampling import Coins
+from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import ToySession
 
@@ -59,8 +61,7 @@ def chain_of(
 ):
     """A drafter over `session`'s model with `gamma` tokens a step."""
     target, draft = (OnlineCurve(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
-    chosen = scheduler(target, draft, Predictor())
-    chosen.policy = replace(policy, gamma=gamma)
+    chosen = scheduler(Learnt(target, draft, Predictor()), replace(policy, gamma=gamma))
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
     suffix = SuffixDrafts(4096)
     return TreeDrafter(
@@ -364,8 +365,8 @@ def test_a_model_that_cannot_rewind_decodes_plainly(tiny_path, tiny_draft_path, 
 def test_the_drafts_context_is_no_larger_than_needed(tiny_path, tiny_draft_path):
     with Engine(tiny_path, tiny_draft_path, n_ctx=512) as engine:
         engine.generate("abc", n_predict=20)
-        assert engine._target_session.n_ctx == 512
-        assert engine._draft_model.n_ctx == 256
+        assert engine._pair.target_session(1).n_ctx == 512
+        assert engine._pair.draft_model(1, 1, 1).n_ctx == 256
 
 
 def test_no_limit_depends_only_on_the_request(engine):
@@ -388,14 +389,14 @@ def test_interrupting_a_stream_keeps_its_result(engine):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"gamma": 33}, UsageError, "--gamma"),
-        ({"gamma": -1}, UsageError, "--gamma"),
-        ({"n_predict": 0}, UsageError, "--n-predict"),
-        ({"stop": [""]}, UsageError, "--stop"),
-        ({"seed": -1}, UsageError, "--seed"),
-        ({"params": SamplingParams(logit_bias={999_999: 1.0})}, UsageError, "--logit-bias"),
-        ({"system": "be brief", "chat": False}, UsageError, "--system"),
-        ({"rule": "best"}, UsageError, "--rule"),
+        ({"gamma": 33}, UsageError, "^gamma"),
+        ({"gamma": -1}, UsageError, "^gamma"),
+        ({"n_predict": 0}, UsageError, "^n_predict"),
+        ({"stop": [""]}, UsageError, "^stop"),
+        ({"seed": -1}, UsageError, "^seed"),
+        ({"params": SamplingParams(logit_bias={999_999: 1.0})}, UsageError, "^logit_bias"),
+        ({"system": "be brief", "chat": False}, UsageError, "^system"),
+        ({"rule": "best"}, UsageError, "^rule"),
     ],
 )
 def test_bad_values_are_refused(engine, arguments, error, message):
@@ -454,8 +455,7 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
     curves = tuple(OnlineCurve(Curve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005))
     target = ToySession(logits, 8, clock=clock, cost=lambda n: 0.02)
     draft = ToySession(logits, 8, clock=clock, cost=lambda n: 0.005)
-    scheduler = Scheduler(*curves, Predictor())
-    scheduler.policy = MODEL
+    scheduler = Scheduler(Learnt(*curves, Predictor()), MODEL)
     constraint = Constraint(Spending(clock), GREEDY, 8, is_eog=lambda _: False)
     model = DraftModel(draft, n_vocab=8)
     drafter = TreeDrafter(
@@ -502,15 +502,17 @@ def test_a_closed_engine_says_so(tiny_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n_ctx": 0}, {"n_threads": 0}, {"n_threads": -1}, {"drafter": "modle"}], ids=str
+    ("field", "value"),
+    [("n_ctx", 0), ("n_threads", 0), ("n_threads", -1), ("drafter", "modle"), ("objective", "fun")],
 )
-def test_an_engine_with_bad_values(tiny_path, tiny_draft_path, wrong):
-    with pytest.raises(UsageError, match="--"):
-        Engine(tiny_path, tiny_draft_path, **wrong)
+def test_an_engine_with_bad_values(tiny_path, tiny_draft_path, field, value):
+    with pytest.raises(UsageError, match=f"^{field} {value}: must be ") as found:
+        Engine(tiny_path, tiny_draft_path, **{field: value})
+    assert (found.value.field, found.value.spelled("--it")) == (field, f"--it {value}: {found.value.problem}")
 
 
 def test_a_context_beyond_the_training_is_refused(tiny_path):
-    with pytest.raises(UsageError, match="--ctx"):
+    with pytest.raises(UsageError, match=r"n_ctx 1048576: .* was trained for"):
         Engine(tiny_path, drafter="none", n_ctx=1 << 20)
 
 
@@ -543,7 +545,7 @@ def test_a_drafter_without_its_model(tiny_path):
             with pytest.raises(UsageError, match="no draft model was loaded"):
                 engine.generate("abc", drafter=drafter)
         assert engine.generate("abc", drafter="auto", n_predict=5).draft is None  # what there is
-        with pytest.raises(UsageError, match="--drafter magic"):
+        with pytest.raises(UsageError, match="drafter magic"):
             engine.generate("abc", drafter="magic")
 
 
@@ -606,15 +608,15 @@ def test_long_drafts_beside_much_unread(engine, drafter, gamma):
 def test_a_context_that_cannot_be_made_leaves_the_engine_usable(tiny_path, tiny_draft_path, monkeypatch):
     with Engine(tiny_path, tiny_draft_path) as engine:
         want = engine.generate("abc", params=GREEDY, n_predict=20).token_ids
-        opened = engine._open
+        opened = engine._pair._open
 
         def full(*_):
             raise EdgespecError("not enough memory")
 
-        monkeypatch.setattr(engine, "_open", full)
+        monkeypatch.setattr(engine._pair, "_open", full)
         with pytest.raises(EdgespecError, match="not enough memory"):
             engine.generate("abc", n_predict=1500)
-        monkeypatch.setattr(engine, "_open", opened)
+        monkeypatch.setattr(engine._pair, "_open", opened)
         assert engine.generate("abc", params=GREEDY, n_predict=20).token_ids == want
 
 

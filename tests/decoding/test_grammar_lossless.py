@@ -13,14 +13,17 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from edgespec.decoding.drafter import Position
 from edgespec.decoding.generate import Generation
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.grammar.grammar import Constraint
-from edgespec.sampling import Coins, SamplingParams, filtered_probs
+from edgespec.sampling import Coins, SamplingParams
+from reference import filtered_probs
 from toy_models import chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves
 from toy_sessions import ToySession
@@ -119,9 +122,7 @@ class Runs:
         self.clock = clock
         self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
         self.clocks = curves()
-        self.scheduler = scheduler(*self.clocks, Predictor())
-        if policy:
-            self.scheduler.policy = policy
+        self.scheduler = scheduler(Learnt(*self.clocks, Predictor()), policy or Policy())
         self.policy = policy
         self.suffix = SuffixDrafts(1024)
         self.totals = Counter()
@@ -258,8 +259,7 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     """All of a text but its end is forced."""
     steps = []
     clocks = curves()
-    scheduler = Scheduler(*clocks, Predictor())
-    scheduler.policy = Policy(suffix=False, staged=False)
+    scheduler = Scheduler(Learnt(*clocks, Predictor()), Policy(suffix=False, staged=False))
     model = ToySession(toy_logits(102), V)
     constraint = constrain(PARAMS["warm"])
     constraint.advance([2, 0])
@@ -274,6 +274,7 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     )
     drafter.begin((*PROMPT, 2, 0), sampled=True, n_predict=None)
     sampler = PARAMS["warm"].sampler(V, drafter.n_max)
-    tree = drafter.draft((*PROMPT, 2, 0), 1, sampler, lambda _: np.zeros(0, np.int32), lambda n: [0.5] * n)
+    position = Position(sampler, recent=lambda _: np.zeros(0, np.int32), coins=lambda n: [0.5] * n)
+    tree = drafter.draft((*PROMPT, 2, 0), 1, position)
     assert [(node.token, node.source) for node in tree] == [(4, "forced")]
-    assert not any(drafter._now.passes)
+    assert not any(drafter._proposal.passes)

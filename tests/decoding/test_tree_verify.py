@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+import reference
 from edgespec import _core
-from edgespec.decoding import verify
 from toy_models import chi_square_p_value
 from tree_enumeration import (
     NO_TOKENS,
@@ -82,7 +82,7 @@ def block_as_it_was(drafted, coins):
         if coins[i - 1] < h:
             tau, weight_of_tau = i, weight
     rest = drafted.target_probs[tau]
-    return tau, rest if tau == n else verify.residual(rest, drafted.draft_probs[tau], weight_of_tau)[0]
+    return tau, rest if tau == n else reference.residual(rest, drafted.draft_probs[tau], weight_of_tau)[0]
 
 
 def test_on_a_chain_the_block_rule_is_that_of_chains():
@@ -94,9 +94,9 @@ def test_on_a_chain_the_block_rule_is_that_of_chains():
             for _ in range(5):
                 coins = list(rng.random(len(nodes) + 1))
                 tau, rest = block_as_it_was(chain, coins)
-                path, token = verify.verify(chain, coins, "block")
+                path, token = reference.verify(chain, coins, "block")
                 assert path == list(range(tau))
-                assert token == verify.sample(rest, coins[-1])
+                assert token == reference.sample(rest, coins[-1])
 
 
 def mean_accepted(target, draft, shape, rule, lenience=1.0):
@@ -251,7 +251,7 @@ def ignores_the_residual(tree, node=-1, chance=1.0):
         accept = min(1.0, p[token] / q[token])
         yield from ignores_the_residual(tree, child, chance * accept)
         chance *= 1.0 - accept
-        rest, _ = verify.residual(rest, q)
+        rest, _ = reference.residual(rest, q)
     yield node, chance, rest
 
 
@@ -263,7 +263,7 @@ def forgets_the_weight(tree):
         for child in tree.children(node):
             q, token = tree.draft_probs[child], tree.tokens[child]
             chance = yield from climb(child, min(1.0, weight * p[token] / q[token]), chance)
-            p, _ = verify.residual(p, q, weight)
+            p, _ = reference.residual(p, q, weight)
         accept = weight if node >= 0 else 1.0
         yield node, chance * accept, p
         return chance * (1.0 - accept)
@@ -273,7 +273,7 @@ def forgets_the_weight(tree):
 
 def samples_from_the_target(tree, rule):
     """What follows a rejection comes from p instead of from what is left of it."""
-    for end, chance, _ in verify.outcomes(tree, rule):
+    for end, chance, _ in reference.outcomes(tree, rule):
         yield end, chance, tree.target_probs[end + 1]
 
 

@@ -14,7 +14,6 @@ import traceback
 import zlib
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,12 +25,7 @@ from edgespec.drafting.history import (
     Stored,
     find_histories,
     history_root,
-    tokenizer_fingerprint,
 )
-from edgespec.errors import EdgespecError
-from edgespec.llama.backend import quantize
-from edgespec.llama.gguf_header import read_header
-from tiny_gguf import IM_END, write_tiny_gguf
 
 NAME = "qwen2-0123456789abcdef"
 HEADER, HEAD = 32, 12  # bytes
@@ -357,7 +351,7 @@ def test_a_flipped_bit_is_never_a_wrong_token(history, messages):
         damaged[bit // 8] ^= 1 << bit % 8
         history.path.write_bytes(damaged)
         messages.clear()
-        history._said.clear()
+        history._file._said.clear()
         kept = documents(history.load())
         aside = list(history.path.parent.glob("*.set-aside*"))
         if bit // 8 >= last:  # cannot be told from an unfinished record
@@ -384,7 +378,7 @@ def test_what_is_set_aside_is_kept(history, messages):
     history.append([1])
     for n in range(3):
         history.path.write_bytes(b"another thing %d" % n)
-        history._said.clear()
+        history._file._said.clear()
         assert "the next run sets it aside" in history.info().problem
         assert set_aside_names(history) == [f"{NAME}.tokens.set-aside{s}" for s in ("", "-2", "-3")[:n]]
         assert history.append([n])
@@ -561,7 +555,7 @@ def write_all(history, writer, n):
 
 def read_until(history, stop):
     """Read while others write: whole documents only, and nothing to say."""
-    history._on_message = pytest.fail
+    history._file._on_message = pytest.fail
     while not stop.exists():
         for writer, i, *rest in documents(history.load(1 << 20)):
             assert [writer, i, *rest] == written(writer, i)
@@ -649,75 +643,3 @@ def test_the_directory_is_in_the_cache(tmp_path, monkeypatch):
     assert find_histories() == []
     History(NAME).append([1])
     assert [found.path for found in find_histories()] == [history_root() / f"{NAME}.tokens"]
-
-
-# --- Fingerprints ---------------------------------------------------------------------------------
-
-
-def test_one_fingerprint_for_a_family(tmp_path, tiny_path, tiny_draft_path, tiny_target):
-    quantize(tiny_path, tmp_path / "q8.gguf", "q8_0")
-    padded = []
-    for n in (3, 64):  # named after their ids, as llama.cpp's converter does
-        names = {IM_END + i: f"[PAD{IM_END + i}]" for i in range(1, n + 1)}
-        padded.append(write_tiny_gguf(tmp_path / f"padded{n}.gguf", n_padding=n, texts=names))
-    finetuned = write_tiny_gguf(tmp_path / "finetuned.gguf", chat_template=None, name="another")
-    paths = [tiny_path, tiny_draft_path, tmp_path / "q8.gguf", *padded, finetuned]
-    fingerprints = {tokenizer_fingerprint(read_header(path)) for path in paths}
-    assert fingerprints == {tokenizer_fingerprint(tiny_target)}
-    (name,) = fingerprints
-    assert name.startswith("gpt-2-")
-    History(name, root=tmp_path)
-
-
-def test_other_tokens_other_fingerprint(tmp_path, tiny_path):
-    changed = [
-        write_tiny_gguf(tmp_path / f"{i}.gguf", texts={token: "other"})
-        for i, token in enumerate((0, 100, 283))
-    ]
-    names = {tokenizer_fingerprint(read_header(path)) for path in (tiny_path, *changed)}
-    assert len(names) == 4
-
-
-def write_vocabulary(path, *, texts, pre=None, model="llama", more=()):
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model(model)
-    if pre:
-        writer.add_tokenizer_pre(pre)
-    writer.add_token_list(texts)
-    for key, value in more:
-        writer.add_string(key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return tokenizer_fingerprint(read_header(path))
-
-
-def test_fingerprints_of_lists_that_nothing_or_something_else_follows(tmp_path):
-    texts = [f"token {i}" for i in range(300)]
-    last = write_vocabulary(tmp_path / "last.gguf", texts=texts)
-    assert last.startswith("llama-")
-    for key in ("general.name", "tokenizer.ggml.added", "llama.note"):
-        assert write_vocabulary(tmp_path / f"{key}.gguf", texts=texts, more=[(key, "x")]) == last
-    texts[-1] = "another"
-    assert write_vocabulary(tmp_path / "other.gguf", texts=texts) != last
-
-
-def test_the_readable_part_can_be_a_file_name(tmp_path):
-    name = write_vocabulary(tmp_path / "odd.gguf", texts=["a"], pre="../odd name\n" + "x" * 100)
-    assert name.startswith(".._odd_name_x")
-    History(name, root=tmp_path).append([1])
-    assert [history.fingerprint for history in find_histories(tmp_path)] == [name]
-
-
-def test_a_file_without_tokens_has_no_fingerprint(tmp_path):
-    path = write_tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
-    with pytest.raises(EdgespecError, match="no token list"):
-        tokenizer_fingerprint(read_header(path))
-
-
-@pytest.mark.pair
-def test_the_real_pair_shares_a_history(pair):
-    names = {tokenizer_fingerprint(read_header(path)) for path in pair}
-    assert len(names) == 1
-    assert names.pop().startswith("qwen2-")

@@ -13,6 +13,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.drafting.history import find_histories
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import N_BUCKETS, N_DEPTHS, Predictor
+from edgespec.drafting.scheduler import Policy
 from edgespec.errors import UsageError
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -59,7 +60,11 @@ def drafted(engine, *, n_predict=40, params=GREEDY, drafter="model", gamma=3, pr
 
 
 def tables(engine, *, greedy=True):
-    return engine._knowledge.scheduler(greedy=greedy).predictor
+    return engine._knowledge.scheduler(Policy(), "", greedy=greedy).learnt.predictor
+
+
+def lengths(engine, prompt="", *, greedy=True):
+    return engine._knowledge.scheduler(Policy(), prompt, greedy=greedy).lengths
 
 
 # ---- the profile ----
@@ -102,9 +107,7 @@ def test_the_next_engine_starts_from_it(engine, cache):
             found = tables(two, greedy=greedy)
             assert found.as_dict() == expected.as_dict()
             assert found.next.overall == expected.next.overall != Predictor().next.overall
-            assert two._knowledge.scheduler(greedy=greedy).lengths == AnswerLengths(
-                document["answer_tokens"]
-            ).of("")
+            assert lengths(two, greedy=greedy) == AnswerLengths(document["answer_tokens"]).of("")
         drafted(two)
     assert stored(cache)["runs"] == 2
 
@@ -127,16 +130,16 @@ def test_only_answers_that_end_by_themselves_tell_of_their_length(engine, cache)
         ended = drafted(two, stop=[text[6:9]])
         assert ended.stop_reason == "stop"
         two.forget()
-        moved = two._knowledge.scheduler(greedy=True).lengths
-        alike = two._knowledge.scheduler(greedy=True, prompt=PROMPT).lengths
+        moved = lengths(two)
+        alike = lengths(two, PROMPT)
     n = len(ended.token_ids)
     assert n < ANSWER_TOKENS
     assert alike.longer(n) < moved.longer(n) < AnswerLengths(ANSWER_TOKENS).of("").longer(n)
     assert n < stored(cache)["answer_tokens"] < ANSWER_TOKENS
     with engine() as three:
-        found = three._knowledge.scheduler(greedy=False).lengths
+        found = lengths(three, greedy=False)
         assert found == AnswerLengths(stored(cache)["answer_tokens"]).of("")
-        found = three._knowledge.scheduler(greedy=False, prompt=PROMPT).lengths
+        found = lengths(three, PROMPT, greedy=False)
         assert found.shares == pytest.approx(alike.shares, abs=0.01)
 
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafting import measure as room
+from edgespec.drafting import measure as measuring
+from edgespec.drafting import timings
 from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
 from edgespec.drafting.measure import Progress, measure
 from edgespec.energy import EnergyMeter
@@ -41,9 +42,12 @@ class World:
         self.slowness: Callable[[float], float] = lambda _now: 1.0
         self.joules = 0.0
         self.open: list[FakeSession] = []
-        monkeypatch.setattr(room, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(room, "Session", lambda model, **options: FakeSession(self, model, **options))
-        monkeypatch.setattr(room, "fits_in_memory", lambda needs, **_: None)
+        for module in (measuring, timings):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(
+            measuring, "Session", lambda model, **options: FakeSession(self, model, **options)
+        )
+        monkeypatch.setattr(measuring, "fits_in_memory", lambda needs, **_: None)
 
     def pass_time(self, seconds: float) -> None:
         spent = seconds * self.slowness(self.now)
@@ -199,7 +203,7 @@ def test_what_memory_allows(world, no_energy, monkeypatch):
             if max(n_ctx for _, n_ctx in needs) > limit:
                 raise EdgespecError("not enough memory")
 
-        monkeypatch.setattr(room, "fits_in_memory", fits_in_memory)
+        monkeypatch.setattr(measuring, "fits_in_memory", fits_in_memory)
         longest = []
         on_progress = lambda _: longest.extend(session.n_ctx for session in world.open)  # noqa: E731
         curve = measure(fake_model(cost), None, n_threads=1, meter=no_energy, on_progress=on_progress).target
@@ -247,7 +251,7 @@ def test_other_load_makes_it_unreliable(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(4)))
 
     def warnings(other_load, n_threads):
-        return room._warnings(0.01, 9, other_load, n_threads, 90.0)
+        return measuring._warnings(0.01, 9, other_load, n_threads, 90.0)
 
     assert warnings(None, 4) == warnings(0.1, 4) == warnings(1.0, 2) == ()
     assert "other programs kept 0.5 processors busy" in warnings(0.5, 4)[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 import stat
 import subprocess
 import sys
@@ -15,19 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafting import profiles
 from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
-from edgespec.drafting.profiles import (
-    Key,
-    Profile,
-    as_json,
-    as_text,
-    fingerprint,
-    load,
-    merge_learnt,
-    save,
-    update,
-)
+from edgespec.drafting.profile import Key, Profile, as_json, as_text, from_json
+from edgespec.drafting.profile_store import load, merge_learnt, update
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.platform.cpu import read_cpu
 
@@ -65,6 +54,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def lines() -> list[str]:
     """Takes the lines of on_message: `on_message=lines.append`."""
     return []
+
+
+def save(profile: Profile, **more: object) -> Path | None:
+    return update(profile.key, lambda _stored: profile, **more)
 
 
 def assert_like(found: Profile | None, wanted: Profile) -> None:
@@ -119,7 +112,7 @@ _json = st.recursive(
 @given(target=_curves, draft=_curves, acceptance=st.dictionaries(st.text(), _json, max_size=3))
 def test_any_profile_survives_its_text(target, draft, acceptance):
     profile = dataclasses.replace(FULL, target=target, draft=draft, acceptance=acceptance)
-    assert_like(profiles._parse(json.loads(as_text(profile))), profile)
+    assert_like(from_json(json.loads(as_text(profile))), profile)
     assert json.loads(as_text(profile)) == as_json(profile)
 
 
@@ -156,36 +149,6 @@ def test_key_of_files(tiny_path, tiny_draft_path):
     assert key.llama_cpp
     alone = Key.of(target, None, kernels="stock", threads=2)
     assert (alone.draft, alone.draft_name) == (None, None)
-
-
-def test_fingerprints(tiny_path, tmp_path):
-    header = check_model_file(tiny_path)
-    first = fingerprint(header)
-    assert len(first) == 64
-    copy = tmp_path / "copy.gguf"
-    shutil.copy(tiny_path, copy)
-    other = dataclasses.replace(header, path=copy)
-    assert fingerprint(other) == first, "the name does not matter"
-    data = bytearray(tiny_path.read_bytes())
-    data[-1] ^= 1
-    copy.write_bytes(data)
-    assert fingerprint(other) != first
-    copy.write_bytes(tiny_path.read_bytes() + b"\0")
-    assert fingerprint(other) != first
-    split = dataclasses.replace(header, other_parts=(copy,))
-    assert fingerprint(split) != first, "all parts count"
-    with pytest.raises(OSError, match="gone"):
-        fingerprint(dataclasses.replace(header, path=tmp_path / "gone"))
-
-
-def test_fingerprint_of_a_small_file(tiny_path, tmp_path):
-    header = check_model_file(tiny_path)
-    small = tmp_path / "small"
-    found = set()
-    for data in (b"", b"1", b"12"):
-        small.write_bytes(data)
-        found.add(fingerprint(dataclasses.replace(header, path=small)))
-    assert len(found) == 3
 
 
 # ---- files that make no sense ----
@@ -291,7 +254,7 @@ def test_a_newer_edgespec_s_file_is_left_alone(directory, lines):
     assert merge_learnt(KEY, target=curve(), target_passes=9, on_message=lines.append) is None
     assert len(lines) == 3
     for line in lines:
-        assert "newer edgespec (version 2)" in line
+        assert "later edgespec (format 2)" in line
         assert str(file) in line
     assert file.read_text() == text
     assert sorted(path.name for path in directory.iterdir()) == [".lock", file.name]
@@ -426,7 +389,8 @@ MERGE = """
 import sys
 from pathlib import Path
 from edgespec.drafting.costs import Curve, N_MAX
-from edgespec.drafting.profiles import Key, merge_learnt
+from edgespec.drafting.profile import Key
+from edgespec.drafting.profile_store import merge_learnt
 key = Key("A CPU", "b1", "avx2", 4, "a" * 64, None, "big-q4", None)
 flat = Curve(((1.0,) * N_MAX,) * 2, 1.0)
 for i in range(40):

@@ -16,12 +16,14 @@ import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
-from edgespec.drafting.scheduler import MAX_GAMMA, Policy, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.scheduler import Policy, RunModel, Scheduler, TakeSuffix
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
+from edgespec.options import MAX_GAMMA
 from edgespec.sampling import Coins, SamplingParams
 from toy_sessions import ToySession
 
@@ -52,6 +54,7 @@ class World:
         believed=1.0,
         informative=False,
         policy,
+        lengths=None,
         n=30_000,
     ):
         rng = np.random.default_rng(5)
@@ -64,15 +67,14 @@ class World:
         self.target_clock = OnlineCurve(curve_of(costs, reads[0]))
         draft_costs = draft_costs or [0.0, *[draft_s] * N_MAX]
         self.draft_clock = OnlineCurve(curve_of([believed * seconds for seconds in draft_costs], reads[1]))
-        scheduler = self.scheduler = Scheduler(self.target_clock, self.draft_clock, Predictor())
-        scheduler.policy = policy
+        learnt = Learnt(self.target_clock, self.draft_clock, Predictor())
         self.session = ToySession(self.target_logits, V, clock=clock, cost=costs.__getitem__)
         self.draft_session = ToySession(
             self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)]
         )
         self.model = DraftModel(self.draft_session, n_vocab=V)
-        self.chain = TreeDrafter(
-            scheduler,
+        self.drafter = TreeDrafter(
+            Scheduler(learnt, policy, lengths),
             suffix=SuffixDrafts(1024),
             model=self.model,
             is_eog=lambda token: False,
@@ -99,7 +101,7 @@ class World:
 
     def run(self, n_predict):
         run = Generation(
-            self.session, self.chain, [1], params=GREEDY, coins=Coins(1), rule="match", n_predict=n_predict
+            self.session, self.drafter, [1], params=GREEDY, coins=Coins(1), rule="match", n_predict=n_predict
         )
         for _ in run.events():
             pass
@@ -174,26 +176,31 @@ STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2
 """T(n) of a processor on which a token more costs more."""
 
 
-class Asked(World):
+class LongPrompt(World):
     """A world in which reading a prompt costs something, and an answer begins that is new to it."""
 
     def __init__(self, clock, n_prompt, *, draft_s=0.006, lengths=None):
         draft_costs = [0.0, *(max(1.0, 0.14 * n) * draft_s for n in range(1, N_MAX + 1))]
         reads = 0.0048, 0.14 * draft_s  # seconds a token, of the target and of the draft model
         super().__init__(
-            clock, [0.75], STEEPER, draft_costs=draft_costs, reads=reads, policy=Policy(), n=4000
+            clock,
+            [0.75],
+            STEEPER,
+            draft_costs=draft_costs,
+            reads=reads,
+            policy=Policy(),
+            lengths=lengths,
+            n=4000,
         )
         self.session._cost = lambda n: STEEPER[n] if n <= N_MAX else n * reads[0]
         self.draft_session._cost = lambda n: draft_costs[n] if n <= N_MAX else n * reads[1]
         self.reads = reads
-        if lengths:
-            self.scheduler.lengths = lengths
         self.prompt = [int(t) for t in self.truth[:n_prompt]]
 
     def seconds(self, n_tokens):
         """When each of the answer's first tokens was there."""
         began, seconds = self.clock.now, []
-        run = Generation(self.session, self.chain, self.prompt, params=GREEDY, coins=Coins(1), rule="match")
+        run = Generation(self.session, self.drafter, self.prompt, params=GREEDY, coins=Coins(1), rule="match")
         for _ in run.events():
             n = len(run.tokens) - len(self.prompt)
             seconds += [self.clock.now - began] * (n - len(seconds))
@@ -220,7 +227,7 @@ class Asked(World):
 @pytest.mark.parametrize("draft_s", [0.004, 0.006, 0.009, 0.0125])
 def test_an_answer_whose_length_nobody_knows_is_not_slower_if_it_is_short(clock, draft_s, n_prompt):
     """Wherever it ends, up to 32 tokens: what drafting costs before it pays is then lost."""
-    world = Asked(clock, n_prompt, draft_s=draft_s)
+    world = LongPrompt(clock, n_prompt, draft_s=draft_s)
     seconds = world.seconds(128)
     ratios = [plain / own for plain, own in zip(world.plain_seconds(128), seconds, strict=True)]
     assert statistics.geometric_mean(ratios[:32]) > 0.97
@@ -228,9 +235,9 @@ def test_an_answer_whose_length_nobody_knows_is_not_slower_if_it_is_short(clock,
 
 
 def test_the_draft_model_is_woken_when_what_is_known_of_the_length_says_so(clock):
-    unknown = Asked(clock, 60).woken_after()
-    assert Asked(clock, 60, lengths=usually(500)).woken_after() < unknown < 100
-    assert Asked(clock, 60, lengths=usually(12)).woken_after() > unknown
+    unknown = LongPrompt(clock, 60).woken_after()
+    assert LongPrompt(clock, 60, lengths=usually(500)).woken_after() < unknown < 100
+    assert LongPrompt(clock, 60, lengths=usually(12)).woken_after() > unknown
 
 
 def usually(n_tokens):
@@ -250,27 +257,29 @@ def decode(scheduler, n_tokens):
 
 def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
     target, draft = OnlineCurve(curve_of(OURS)), OnlineCurve(curve_of([0.0, *[0.008] * N_MAX], read=0.001))
-    scheduler = Scheduler(target, draft, Predictor())
+    learnt = Learnt(target, draft, Predictor())
+    scheduler = Scheduler(learnt, Policy())
     scheduler.begin(2000, 20)
     scheduler.start_step(2000)
     assert scheduler.worth_reading(2000) == 0  # 20 tokens do not pay for reading
+    scheduler = Scheduler(learnt, Policy(), usually(2000))
     scheduler.begin(2000, 2000)
-    scheduler.lengths = usually(2000)
     decode(scheduler, 300)
     scheduler.start_step(2000)
     assert 1000 < scheduler.worth_reading(2000) <= 2000
+    scheduler = Scheduler(learnt, Policy(), usually(400))
     scheduler.begin(2000, 400)
-    scheduler.lengths = usually(400)
     decode(scheduler, 100)
     scheduler.start_step(2000)
     assert 128 <= scheduler.worth_reading(2000) < 2000  # a recent window
 
 
 def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen
-    scheduler = Scheduler(
-        OnlineCurve(curve_of(costs)), OnlineCurve(curve_of([0.0, *[0.008] * N_MAX])), Predictor()
-    )
-    scheduler.policy = policy
+    draft = OnlineCurve(curve_of([0.0, *[0.008] * N_MAX]))
+    return started(Scheduler(Learnt(OnlineCurve(curve_of(costs)), draft, Predictor()), policy))
+
+
+def started(scheduler):
     scheduler.begin(10, 100)
     scheduler.start_step(10)
     return scheduler
@@ -316,18 +325,44 @@ def test_a_fixed_length_is_kept(policy):
 
 def test_energy_decides_by_joules():
     """A draft model that is quick and hungry: on by the clock, off by the meter."""
-    seconds = scheduler_with(Policy(suffix=False, staged=False))
-    joules = Scheduler(
+    policy = Policy(suffix=False, staged=False)
+    seconds = scheduler_with(policy)
+    curves = (
         OnlineCurve(curve_of([x * 10 for x in OURS])),
         OnlineCurve(curve_of([0.0, *[0.5] * N_MAX])),
-        Predictor(),
-        in_joules=True,
     )
-    joules.policy = seconds.policy
-    joules.begin(10, 100)
-    joules.start_step(10)
+    joules = started(Scheduler(Learnt(*curves, Predictor(), in_joules=True), policy))
     assert isinstance(seconds.next(1.0, 0, 1, [], 7), RunModel)
     assert joules.next(1.0, 0, 1, [], 7) is None
+
+
+def test_questions_change_nothing():
+    """Whatever is asked, and however often: all that was learnt and decided from stays as it was."""
+    scheduler = scheduler_with()
+    decode(scheduler, 800)
+    learnt = scheduler.learnt
+    before = [
+        scheduler.next(1.0, 0, 1, [0.6] * 8, 7),
+        scheduler.worth_reading(500),
+        scheduler.may_explore(500),
+    ]
+    state = [learnt.predictor.as_dict(), learnt.follow_up, learnt.test_budget, scheduler.rate]
+    for _ in range(20):
+        scheduler.next(0.5, 3, 1, [0.9] * 8, 2)
+        scheduler.keeps(0.5, 3, 2)
+        scheduler.branches(0.3, 2)
+        scheduler.n_worthwhile(0.9, 1, [0.9] * 4)
+        scheduler.explain({}, asleep=True)
+        assert scheduler.may_explore(500) == before[2] > 0
+    again = [
+        scheduler.next(1.0, 0, 1, [0.6] * 8, 7),
+        scheduler.worth_reading(500),
+        scheduler.may_explore(500),
+    ]
+    assert again == before
+    assert [learnt.predictor.as_dict(), learnt.follow_up, learnt.test_budget, scheduler.rate] == state
+    scheduler.pay_for_test(before[2])
+    assert learnt.test_budget < state[2]
 
 
 # ---- the predictor ----

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.generate import Generation
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, RunModel, Scheduler
@@ -42,43 +43,43 @@ class Wakes(Scheduler):
 class DropsUnlikely(TreeDrafter):
     """The trap: a sampled token is taken back because of its own probability (as other engines do)."""
 
-    def draft(self, tokens, room, sampler, recent, coins):
-        tree = super().draft(tokens, room, sampler, recent, coins)
+    def draft(self, tokens, room, position):
+        tree = super().draft(tokens, room, position)
         kept, probs = [], np.empty(V, np.float32)
         for node in tree:
-            sampler.probs(node.slot, probs)
+            position.sampler.probs(node.slot, probs)
             if probs[node.token] < 0.4:
                 break
             kept.append(node)
-        self._now.proposed = tuple(kept)
-        return self._now.proposed
+        self._proposal.tree = tuple(kept)
+        return self._proposal.tree
 
 
 class DropsUnlikelySiblings(TreeDrafter):
     """The same trap in a tree: of what was sampled beside the trunk, the unlikely is taken back."""
 
-    def draft(self, tokens, room, sampler, recent, coins):
-        tree = super().draft(tokens, room, sampler, recent, coins)
+    def draft(self, tokens, room, position):
+        tree = super().draft(tokens, room, position)
         probs = np.empty(V, np.float32)
         unlikely = set()
         for i, node in enumerate(tree):
             if node.slot >= 0 and node.parent != i - 1:
-                sampler.probs(node.slot, probs)
+                position.sampler.probs(node.slot, probs)
                 if probs[node.token] < 0.6:
                     unlikely.add(i)
         place = [i - sum(j < i for j in unlikely) for i in range(len(tree))]
-        self._now.proposed = tuple(
+        self._proposal.tree = tuple(
             replace(node, parent=place[node.parent] if node.parent >= 0 else -1)
             for i, node in enumerate(tree)
             if i not in unlikely
         )
-        return self._now.proposed
+        return self._proposal.tree
 
 
 class Branches(Scheduler):
     """A fixed shape: two tokens at the first position, of the model alone."""
 
-    def next(self, path, depth, unread, offered, bucket, *, after_model=False):
+    def next(self, path, depth, unread, offered, bucket):
         return RunModel(0) if depth < 3 else None
 
     def keeps(self, path, depth, bucket):
@@ -104,8 +105,7 @@ def counts_of(
 ):
     """Count the sequences of LENGTH tokens that the real loop emits after `prompt`."""
     clocks = curves()
-    chosen = scheduler(*clocks, Predictor())
-    chosen.policy = policy
+    chosen = scheduler(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     target_session = ToySession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
     draft_session = ToySession(cache(draft.logits), V, clock=clock, cost=lambda n: 0.001, n_ctx=n_draft_ctx)
@@ -200,8 +200,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     def text(seed, policy, scheduler=Scheduler):
         drafter = None
         if policy:
-            chosen = scheduler(*clocks, Predictor())
-            chosen.policy = policy
+            chosen = scheduler(Learnt(*clocks, Predictor()), policy)
             model = DraftModel(ToySession(cache(draft.logits), V), n_vocab=V)
             drafter = TreeDrafter(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
         session = ToySession(cache(target.logits), V, is_eog=lambda t: t == 2)
@@ -226,8 +225,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
         return row
 
     clocks = curves()
-    chosen = Scheduler(*clocks, Predictor())
-    chosen.policy = Policy(suffix=False, staged=True, gamma=7)
+    chosen = Scheduler(Learnt(*clocks, Predictor()), Policy(suffix=False, staged=True, gamma=7))
     session = ToySession(logits, 8)
     drafter = TreeDrafter(
         chosen,
@@ -253,8 +251,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
     suffix.begin((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
-        chosen = Scheduler(*clocks, Predictor())
-        chosen.policy = policy
+        chosen = Scheduler(Learnt(*clocks, Predictor()), policy)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,
@@ -289,8 +286,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
 
     for policy in POLICIES.values():
         clocks = curves()
-        chosen = Scheduler(*clocks, Predictor())
-        chosen.policy = policy
+        chosen = Scheduler(Learnt(*clocks, Predictor()), policy)
         suffix = SuffixDrafts(256)
         suffix.begin(sequence * 4)
         drafter = TreeDrafter(

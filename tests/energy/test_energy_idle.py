@@ -103,7 +103,7 @@ def test_kept_for_its_source(tmp_path, cache):
     assert EnergyMeter.choose(tmp_path / "other").idle_w == 7
     assert EnergyMeter.choose(tmp_path, 15).idle_w is None
     assert kept_idle("RAPL through pyRAPL", tmp_path) is None
-    assert [file.name for file in cache.iterdir()] == ["energy.json"]
+    assert sorted(file.name for file in cache.iterdir()) == [".lock", "energy.json"]
 
 
 def test_another_processor(tmp_path):
@@ -126,7 +126,7 @@ GOOD = {"format": "edgespec energy", "version": 1, "idle": {"RAPL": {"watts": 3,
         "[" * 100_000,
         "\udcff",
         json.dumps({**GOOD, "format": "other"}),
-        json.dumps({**GOOD, "version": 2}),
+        json.dumps({**GOOD, "version": 0}),
         json.dumps({**GOOD, "idle": [3]}),
         json.dumps({**GOOD, "idle": {"RAPL": 3}}),
         json.dumps({**GOOD, "idle": {"RAPL": {"watts": "3", "cpu": "An Intel CPU"}}}),
@@ -142,10 +142,22 @@ def test_damaged(tmp_path, cache, text):
     lines: list[str] = []
     assert EnergyMeter.choose(tmp_path, on_message=lines.append).idle_w is None
     (line,) = lines
-    assert "energy.json: damaged or not this edgespec's; run edgespec energy" in line
+    assert "energy.json: " in line
+    assert "; set aside as energy.json.set-aside" in line
     assert "\n" not in line
     assert keep_idle("RAPL", 4, tmp_path)
     assert EnergyMeter.choose(tmp_path).idle_w == 4
+
+
+def test_a_later_edgespecs_file_stays(tmp_path, cache):
+    laptop(tmp_path)
+    write(cache / "energy.json", json.dumps({**GOOD, "version": 2}))
+    lines: list[str] = []
+    assert EnergyMeter.choose(tmp_path, on_message=lines.append).idle_w is None
+    assert keep_idle("RAPL", 4, tmp_path, lines.append) is None
+    assert all("later edgespec (format 2)" in line for line in lines)
+    assert len(lines) == 2
+    assert json.loads((cache / "energy.json").read_text())["version"] == 2
 
 
 def test_a_good_file(tmp_path, cache):

@@ -12,15 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgespec.drafting.history import History, tokenizer_fingerprint
+from edgespec.drafting.history import History
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.corpus import Corpus, check_keep, own_corpus, read_corpus, select
 from edgespec.forge.cutting import Vocabulary, read_vocabulary
 from edgespec.forge.drafts import Request, make, target_for
-from edgespec.forge.worth import MAX_GAMMA, Passes, acceptance, answer, levelled, softmax, speed_up
+from edgespec.forge.speedup import LONGEST_DRAFT, Passes, acceptance, answer, levelled, softmax, speed_up
 from edgespec.llama.embeddings import read_cut
-from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.session import Session
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import load_registry, user_models_file
@@ -100,13 +101,13 @@ def test_as_few_as_cover_enough():
 
 
 def test_numbers_that_cannot_be_kept():
-    with pytest.raises(UsageError, match="--keep 2: at least 3 tokens stay"):
+    with pytest.raises(UsageError, match="keep 2: at least 3 tokens stay"):
         check_keep(a_vocabulary(), 2)
-    with pytest.raises(UsageError, match="--keep 97: the model has only 100 tokens"):
+    with pytest.raises(UsageError, match="keep 97: the model has only 100 tokens"):
         check_keep(a_vocabulary(), 97)  # 112, in whole rows of 16
-    with pytest.raises(UsageError, match="--keep 60: the model has only 60 tokens"):
+    with pytest.raises(UsageError, match="keep 60: the model has only 60 tokens"):
         check_keep(a_vocabulary(range(59, 99)), 60)
-    with pytest.raises(UsageError, match="only 100 tokens: name how many to keep with --keep"):
+    with pytest.raises(UsageError, match="only 100 tokens: say how many to keep"):
         check_keep(a_vocabulary(), None)
     check_keep(a_vocabulary(), 3)
 
@@ -165,11 +166,11 @@ def passes(target, draft):
 def test_speed_up_is_the_formula_at_its_best_length():
     free = passes([1.0] * 33, [0.1] * 33)
     found = speed_up(0.8, free)
-    want = [(1 - 0.8 ** (g + 1)) / 0.2 / (1 + 0.1 * g) for g in range(MAX_GAMMA + 1)]
+    want = [(1 - 0.8 ** (g + 1)) / 0.2 / (1 + 0.1 * g) for g in range(LONGEST_DRAFT + 1)]
     assert found.gamma == int(np.argmax(want))
     assert found.factor == pytest.approx(max(want))
     assert speed_up(0.8, passes(range(1, 34), [0.5] * 33)) == (0, 1.0), "where it costs more, plain decoding"
-    assert speed_up(1.0, free).gamma == MAX_GAMMA
+    assert speed_up(1.0, free).gamma == LONGEST_DRAFT
 
 
 def test_a_machine_that_was_slower_once_decides_nothing():
@@ -265,7 +266,7 @@ def test_the_best_is_kept_under_its_name(request_, tmp_path):
     assert (entry.size, entry.sha256) == (made.kept.stat().st_size, hash_file(made.kept))
     assert Store.default().is_present(entry, load_registry())
 
-    cut = read_cut(made.kept)
+    cut = read_cut(read_header(made.kept))
     assert cut.source_sha256 == hash_file(tmp_path / "small-f32.gguf")
     assert len(cut.token_ids) == 272
     assert set(read_vocabulary(check_model_file(tmp_path / "small-f32.gguf")).required) <= set(cut.token_ids)
@@ -286,12 +287,14 @@ def test_the_name_is_free_or_replaced(request_, tmp_path):
     request = replace(request_, name="mine", types=())
     made = make(request)
     first = made.kept.stat().st_ino
-    with pytest.raises(UsageError, match="mine exists already; replace it with --force"):
+    with pytest.raises(UsageError, match="name mine: exists already; choose another name"):
         make(replace(request, force=False))
     made = make(request)
     assert made.kept.stat().st_ino != first
     assert user_models_file().read_text().count("[models.") == 1
-    with pytest.raises(UsageError, match=r"a model called qwen2\.5-coder-0\.5b-q4_0 exists already"):
+    with pytest.raises(
+        UsageError, match=r"name qwen2\.5-coder-0\.5b-q4_0: a model of that name exists already"
+    ):
         make(replace(request, name="qwen2.5-coder-0.5b-q4_0"))
     with pytest.raises(UsageError, match="is not a usable name"):
         make(replace(request, name="../mine"))
@@ -308,11 +311,11 @@ def test_nothing_is_kept_that_is_not_better(request_, tmp_path):
 def test_what_cannot_be_made(request_, tmp_path, monkeypatch):
     stranger = write_tiny_gguf(tmp_path / "stranger.gguf", texts={5: "strange"})
     for changed, problem in (
-        ({"target": str(stranger)}, "first difference at id 5.*name its target with --target"),
+        ({"target": str(stranger)}, "first difference at id 5.*choose the target that it should draft for"),
         ({"source": str(tmp_path / "text.txt")}, "not a GGUF model but a text file"),
         ({"source": str(tmp_path / "none.gguf")}, "no such file"),
-        ({"keep": 100}, "--keep 100: at least 260 tokens stay"),
-        ({"keep": None}, "only 284 tokens: name how many to keep"),
+        ({"keep": 100}, "keep 100: at least 260 tokens stay"),
+        ({"keep": None}, "only 284 tokens: say how many to keep"),
         ({"target": "no-such-model"}, "no model is called"),
     ):
         with pytest.raises(EdgespecError, match=problem):

@@ -150,7 +150,7 @@ def test_bad_values(
 
 
 def test_a_bad_value_in_python(tiny_path: Path) -> None:
-    with pytest.raises(UsageError, match="--kernels fast: must be one of auto, off"):
+    with pytest.raises(UsageError, match="kernels fast: must be one of auto, off"):
         Engine(tiny_path, drafter="none", kernels="fast")  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,7 +175,9 @@ def test_a_pass_that_is_interrupted_leaves_the_timeline(tiny_target: Model) -> N
     address = ctypes.cast(abort, ctypes.c_void_p).value or 0
     prefixes = Prefixes(PLENTY)
     one, two = text(1, 90), text(2, 90)
-    with open_session(tiny_target, n_batch=16, abort_callback=address) as session:
+    with open_session(
+        tiny_target, n_batch=16, interrupt=SimpleNamespace(callback=address, data=0)
+    ) as session:
         read(session, prefixes, one)
         expected = rows(session)
         n_calls, limit = 0, 3  # in the first pass over `two`, for which `one` had to go

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -156,7 +157,7 @@ def test_wrong_arguments(tiny_target: Model) -> None:
 
 def test_context_that_cannot_be_created(tiny_target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "llama_init_from_model", lambda *_: None)
-    with pytest.raises(EdgespecError, match=r"no context of 32 tokens: .*; choose a smaller --ctx"):
+    with pytest.raises(EdgespecError, match=r"no context of 32 tokens: .*; choose a smaller context"):
         Session(tiny_target, n_ctx=32, n_threads=1)
 
 
@@ -170,9 +171,8 @@ def test_abort_restores_the_timeline(tiny_target: Model) -> None:
 
     limit = 1 << 30
     address = ctypes.cast(abort, ctypes.c_void_p).value or 0
-    with Session(
-        tiny_target, n_ctx=128, n_threads=1, n_batch=4, abort_callback=address, abort_data=42
-    ) as session:
+    interrupt = SimpleNamespace(callback=address, data=42)
+    with Session(tiny_target, n_ctx=128, n_threads=1, n_batch=4, interrupt=interrupt) as session:
         session.eval(PROMPT[:10])
         assert calls[0] == 42
         per_pass = len(calls) // 3
@@ -269,7 +269,7 @@ def test_a_chain_with_parents_is_a_chain(tiny_target: Model) -> None:
     with Session(tiny_target, n_ctx=128, n_threads=1) as session:
         rows = session.eval(PROMPT, n_logits=6, parents=np.arange(-1, 4, dtype=np.int32)).copy()  # type: ignore[arg-type]
         assert session.n_past == len(PROMPT)
-        assert session._tree is None
+        assert "tree" not in vars(session._input)
     assert np.array_equal(rows, fresh_logits(tiny_target, PROMPT, 6))
 
 
@@ -386,7 +386,9 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
         raise KeyboardInterrupt
 
     with (
-        Session(tiny_target, n_ctx=128, n_threads=1, abort_callback=address) as session,
+        Session(
+            tiny_target, n_ctx=128, n_threads=1, interrupt=SimpleNamespace(callback=address, data=0)
+        ) as session,
         Session(tiny_target, n_ctx=128, n_threads=1) as chains,
     ):
         for one in (session, chains):

@@ -23,12 +23,13 @@ from edgespec.benchmark.tradeoff import (
     read_answers,
     simulate,
 )
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.session import Session
 from edgespec.lossy.calibration import Choice, Point, calibrated, calibration_path, load, store
-from edgespec.lossy.cascade import Waking, signal_of
+from edgespec.lossy.cascade import signal_of
 from edgespec.lossy.teacher import Marks, Teacher
+from edgespec.options import Waking
 from tiny_gguf import write_tiny_gguf
 
 # ---- walking along an answer ----
@@ -195,22 +196,22 @@ def test_what_is_kept_is_what_a_cascade_is_told(headers):
     store(*headers, [rest])
     assert calibrated(*headers, Waking(span="rest")) == Waking("margin", 0.1, 2, "rest")
     assert calibrated(*headers, Waking()).threshold == 0.4, "the other one is still there"
-    assert [*file.parent.iterdir()] == [file]
+    assert sorted(path.name for path in file.parent.iterdir()) == [".lock", file.name]
 
 
 @pytest.mark.parametrize(
-    ("waking", "command"),
+    ("waking", "words"),
     [
-        (Waking(), "`edgespec calibrate`"),
-        (Waking("entropy"), "--signal entropy"),
-        (Waking(span=9), "`edgespec calibrate --span 9`"),
-        (Waking(span="rest"), "`edgespec calibrate --span rest`"),
+        (Waking(), "signal margin and the span 16"),
+        (Waking("entropy"), "signal entropy and the span 16"),
+        (Waking(span=9), "signal margin and the span 9"),
+        (Waking(span="rest"), "signal margin and the span rest"),
     ],
     ids=str,
 )
-def test_without_a_calibration_it_says_what_to_run(headers, waking, command):
+def test_without_a_calibration_it_says_what_to_run(headers, waking, words):
     store(*headers, [replace(CHOICE, span=5)])
-    with pytest.raises(UsageError, match=command) as found:
+    with pytest.raises(UsageError, match=rf"{words}; run `edgespec calibrate`") as found:
         calibrated(*headers, waking)
     assert "\n" not in str(found.value)
 
@@ -223,7 +224,7 @@ def test_without_a_calibration_it_says_what_to_run(headers, waking, command):
         lambda _text: "[]",
         lambda text: text.replace('"margin"', '"surprise"', 1),
         lambda text: text.replace('"threshold": 0.4', '"threshold": 4'),
-        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"format": 1', '"format": 0'),
         lambda text: text.replace('"target": "', '"target": "00'),
     ],
     ids=range(7),
@@ -231,11 +232,24 @@ def test_without_a_calibration_it_says_what_to_run(headers, waking, command):
 def test_a_damaged_file_is_one_line_and_is_replaced(headers, damage):
     file = store(*headers, [CHOICE])
     file.write_text(damage(file.read_text()))
-    with pytest.raises(UsageError, match="delete it and run `edgespec calibrate`") as found:
+    with pytest.raises(UsageError, match="run `edgespec calibrate`") as found:
         calibrated(*headers, Waking())
     assert "\n" not in str(found.value)
+    assert file.with_name(f"{file.name}.set-aside").exists()
+    assert load(*headers).choices == {}
     store(*headers, [CHOICE])
     assert calibrated(*headers, Waking()).threshold == 0.4
+
+
+def test_a_later_edgespecs_file_stays(headers):
+    file = store(*headers, [CHOICE])
+    later = file.read_text().replace('"format": 1', '"format": 2')
+    file.write_text(later)
+    with pytest.raises(UsageError, match=r"later edgespec \(format 2\)"):
+        calibrated(*headers, Waking())
+    with pytest.raises(EdgespecError, match=r"later edgespec \(format 2\)"):
+        store(*headers, [CHOICE])
+    assert file.read_text() == later
 
 
 # ---- with models ----

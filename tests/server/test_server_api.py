@@ -18,10 +18,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.server import api
 from edgespec.server.strict import strict_json
-from server_app import Served, served, serving
+from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
-
-__all__ = ["served"]
 
 ASK = {"model": "edgespec", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 GO_ON = {"model": "edgespec", "prompt": "hello", "max_tokens": 24}
@@ -382,7 +380,7 @@ def test_what_a_template_refuses_is_told(tmp_path: Path):
 
 
 def test_a_prompt_limit(tiny_path: Path):
-    with serving(tiny_path, settings={"max_prompt": 30}) as served, served.client() as client:
+    with serving(tiny_path, service={"max_prompt": 30}) as served, served.client() as client:
         text(client, prompt="x" * 30)
         error = refused(client, TEXT, GO_ON | {"prompt": "x" * 31})
         assert error["code"] == "context_length_exceeded"

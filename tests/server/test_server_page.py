@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from browser import Visit, browser, violations  # noqa: F401 - the second is a fixture
+from browser import Visit, violations
 from edgespec.server.limits import Gate, Limits
 from edgespec.server.page import PATHS
-from server_app import served, serving  # noqa: F401 - the first is a fixture
+from server_app import serving
 
 PAGE = resources.files("edgespec.server.page")
 OWN = sorted(each.name for each in PAGE.iterdir() if each.name.endswith((".html", ".css", ".js")))
@@ -24,7 +24,7 @@ TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
-def test_the_files_are_served_with_a_strict_policy(served, path):  # noqa: F811
+def test_the_files_are_served_with_a_strict_policy(served, path):
     with served.client() as client:
         answer = client.get(path)
         assert answer.status_code == 200
@@ -40,7 +40,7 @@ def test_the_files_are_served_with_a_strict_policy(served, path):  # noqa: F811
         assert client.head(path).headers["content-type"] == answer.headers["content-type"]
 
 
-def test_each_file_is_served_with_its_type(served):  # noqa: F811
+def test_each_file_is_served_with_its_type(served):
     files = {*OWN, *(f"vendor/{name}" for name in VENDORED if name.endswith(".js"))}
     assert {f"/{name}" for name in files} == {"/index.html", *PATHS} - {"/"}
     with served.client() as client:
@@ -87,7 +87,7 @@ def streamed(response):
 
 
 @pytest.fixture
-def visit(browser, served):  # noqa: F811
+def visit(browser, served):
     made = Visit(browser, served.url)
     yield made
     made.close()
@@ -155,7 +155,7 @@ def test_stop_ends_what_waits_and_leaves_it_out(visit):
     assert [each["content"] for each in visit.bodies[1]["messages"]] == ["after"]
 
 
-def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):  # noqa: F811
+def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):
     with serving(tiny_path) as locked:
         locked.app.add_middleware(Gate, limits=Limits(api_key="sesame"))
         visit = Visit(browser, locked.url)
@@ -205,7 +205,7 @@ def test_events_survive_any_border(visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1000, 1280, 1920])
-def test_the_settings_keep_off_the_edges_and_can_be_read(browser, served, width, scheme):  # noqa: F811
+def test_the_settings_keep_off_the_edges_and_can_be_read(browser, served, width, scheme):
     visit = Visit(browser, served.url, viewport={"width": width, "height": 720}, color_scheme=scheme)
     button = visit.page.get_by_role("button", name="Settings")
     if button.is_visible():
@@ -219,7 +219,7 @@ def test_the_settings_keep_off_the_edges_and_can_be_read(browser, served, width,
     visit.close()
 
 
-def test_settings_open_over_a_long_conversation_where_the_reader_is(browser, served):  # noqa: F811
+def test_settings_open_over_a_long_conversation_where_the_reader_is(browser, served):
     visit = Visit(browser, served.url, viewport={"width": 390, "height": 640})
     visit.limit(48)
     for question in ("one", "two", "three"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from browser import Visit, browser, violations  # noqa: F401 - the second is a fixture
-from scripted_chat import scripted  # noqa: F401 - a fixture
+from browser import Visit, violations
 
 FENCE = "```"
 ANSWER = f"""\
@@ -55,13 +54,13 @@ CODE = "def f(x):\n\n    return x < 1 & x"
 
 
 @pytest.fixture
-def visit(browser, scripted):  # noqa: F811
+def visit(browser, scripted):
     made = Visit(browser, scripted.url)
     yield made
     made.close()
 
 
-def test_an_answer_has_code_lists_a_table_and_the_rest(visit, scripted):  # noqa: F811
+def test_an_answer_has_code_lists_a_table_and_the_rest(visit, scripted):
     answer = scripted.show(visit, ANSWER)
     page = visit.page
     assert answer.locator("> ul").first.locator("> li").count() == 2
@@ -85,7 +84,7 @@ def test_an_answer_has_code_lists_a_table_and_the_rest(visit, scripted):  # noqa
 
 
 @pytest.mark.parametrize("width", [320, 1280])
-def test_long_code_and_wide_tables_scroll_in_themselves(browser, scripted, width):  # noqa: F811
+def test_long_code_and_wide_tables_scroll_in_themselves(browser, scripted, width):
     visit = Visit(browser, scripted.url, viewport={"width": width, "height": 720})
     row = "|" + " unbreakable_words |" * 30
     scripted.answer(f"{FENCE}\n{'long ' * 200}\n{FENCE}\n\n{row}\n|{'-|' * 30}\n{row}\n\n{'w' * 500}\n", 99)
@@ -98,7 +97,7 @@ def test_long_code_and_wide_tables_scroll_in_themselves(browser, scripted, width
     visit.close()
 
 
-def test_what_the_reader_writes_is_plain_text(visit, scripted):  # noqa: F811
+def test_what_the_reader_writes_is_plain_text(visit, scripted):
     scripted.answer("yes")
     visit.ask("**not bold** <b>nor this</b>\n- no list")
     visit.finish()
@@ -110,7 +109,7 @@ def test_what_the_reader_writes_is_plain_text(visit, scripted):  # noqa: F811
 # ---- while it streams ----
 
 
-def test_half_a_code_block_is_code_while_it_grows(visit, scripted):  # noqa: F811
+def test_half_a_code_block_is_code_while_it_grows(visit, scripted):
     page = visit.page
     scripted.say(f"Like this:\n\n{FENCE}python\nprint(")
     visit.ask("code")
@@ -157,7 +156,7 @@ def test_what_is_half_written_does_not_flicker(visit):
     assert {source: visit.page.evaluate(script, source) for source in HALVES} == HALVES
 
 
-def test_the_head_of_a_table_is_one_before_its_second_line(visit, scripted):  # noqa: F811
+def test_the_head_of_a_table_is_one_before_its_second_line(visit, scripted):
     scripted.say("Look:\n\n| Case | Cost |")
     visit.ask("table")
     running = visit.page.locator('.answer[data-state="running"]')
@@ -198,7 +197,7 @@ def test_each_frame_shows_what_the_text_so_far_is(visit, source, step):
     assert different is None
 
 
-def test_finished_blocks_are_left_alone_and_a_selection_stays(visit, scripted):  # noqa: F811
+def test_finished_blocks_are_left_alone_and_a_selection_stays(visit, scripted):
     page = visit.page
     scripted.say("".join(f"Paragraph {i} is here.\n\n" for i in range(20)) + "The last one gr")
     visit.ask("many")
@@ -227,7 +226,7 @@ def test_finished_blocks_are_left_alone_and_a_selection_stays(visit, scripted): 
     assert page.evaluate("getSelection().toString()") == selected
 
 
-def test_a_name_may_be_told_after_the_link_to_it(visit, scripted):  # noqa: F811
+def test_a_name_may_be_told_after_the_link_to_it(visit, scripted):
     answer = scripted.show(
         visit,
         "See [the docs].\n\nMore.\n\nAnd more.\n\nStill more.\n\n[the docs]: https://example.com/docs\n",
@@ -235,7 +234,7 @@ def test_a_name_may_be_told_after_the_link_to_it(visit, scripted):  # noqa: F811
     assert answer.get_by_role("link", name="the docs").get_attribute("href") == "https://example.com/docs"
 
 
-def test_stop_leaves_what_was_written_and_it_is_part_of_the_conversation(visit, scripted):  # noqa: F811
+def test_stop_leaves_what_was_written_and_it_is_part_of_the_conversation(visit, scripted):
     page = visit.page
     scripted.say(f"Begun:\n\n{FENCE}js\nlet a")
     visit.ask("first")
@@ -251,7 +250,7 @@ def test_stop_leaves_what_was_written_and_it_is_part_of_the_conversation(visit, 
     assert visit.bodies[1]["messages"][1]["content"] == f"Begun:\n\n{FENCE}js\nlet a"
 
 
-def test_compare_shows_two_answers_side_by_side(visit, scripted):  # noqa: F811
+def test_compare_shows_two_answers_side_by_side(visit, scripted):
     scripted.answer(ANSWER)
     scripted.answer(ANSWER)
     visit.ask("both", "Compare")
@@ -306,7 +305,7 @@ def pasted(page):
 
 
 @pytest.mark.parametrize("clipboard", [True, False], ids=["clipboard", "without TLS"])
-def test_code_and_the_whole_answer_are_copied_as_they_were_written(browser, scripted, clipboard):  # noqa: F811
+def test_code_and_the_whole_answer_are_copied_as_they_were_written(browser, scripted, clipboard):
     context = {"permissions": ["clipboard-read", "clipboard-write"]} if clipboard else {}
     visit = Visit(browser, scripted.url, **context)
     if not clipboard:  # as on a page from http://192.168.1.2:8080

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from browser import Visit, browser  # noqa: F401 - the second is a fixture
-from scripted_chat import scripted  # noqa: F401 - a fixture
+from browser import Visit
 
 FENCE = "```"
 
 
 @pytest.fixture
-def visit(browser, scripted):  # noqa: F811
+def visit(browser, scripted):
     made = Visit(browser, scripted.url)
     yield made
     made.close()
@@ -105,7 +104,7 @@ ATTRIBUTES = {
 }
 
 
-def test_nothing_that_an_answer_says_is_run_or_loaded(visit, scripted):  # noqa: F811
+def test_nothing_that_an_answer_says_is_run_or_loaded(visit, scripted):
     page = visit.page
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     names, attributes, links = set(), set(), set()
@@ -132,7 +131,7 @@ def test_nothing_that_an_answer_says_is_run_or_loaded(visit, scripted):  # noqa:
     # `visit` checks at its end that no other host was asked and that no policy had to refuse anything
 
 
-def test_html_is_shown_as_text(visit, scripted):  # noqa: F811
+def test_html_is_shown_as_text(visit, scripted):
     answer = scripted.show(visit, "<b>bold</b> and\n\n<div onclick=alert(1)>\n  block\n</div>\n\nend", 5)
     assert answer.locator("p").all_text_contents() == [
         "<b>bold</b> and",
@@ -141,7 +140,7 @@ def test_html_is_shown_as_text(visit, scripted):  # noqa: F811
     ]
 
 
-def test_an_image_is_a_link_that_only_the_reader_follows(visit, scripted):  # noqa: F811
+def test_an_image_is_a_link_that_only_the_reader_follows(visit, scripted):
     answer = scripted.show(visit, "![A cat](https://example.com/cat.png?a=1&amp;b) and ![nothing](cat.png)")
     assert answer.locator("img").count() == 0
     image = answer.get_by_role("link", name="Image: A cat")
@@ -158,12 +157,12 @@ def test_the_page_itself_cannot_write_markup(visit):
 
 
 @pytest.mark.parametrize("text", [">" * 20_000, "1. " * 5_000, "> - " * 3_000, "[" * 20_000, "**a " * 3_000])
-def test_no_nesting_is_too_deep(visit, scripted, text):  # noqa: F811
+def test_no_nesting_is_too_deep(visit, scripted, text):
     assert len(scripted.show(visit, text, 5_000).text_content()) > 100
 
 
 @pytest.mark.parametrize("text", ["> " * 100 + "deep", "\n".join("  " * i + "- deep" for i in range(100))])
-def test_deep_nesting_keeps_to_a_phone(browser, scripted, text):  # noqa: F811
+def test_deep_nesting_keeps_to_a_phone(browser, scripted, text):
     visit = Visit(browser, scripted.url, viewport={"width": 320, "height": 640})
     scripted.answer(text, 500)
     visit.ask("deep")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
 from edgespec import EdgespecError, EnergyMeter, Engine, SamplingParams, UsageError
+from edgespec.drafting.trees import DraftStep
+from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
 from edgespec.records import Result
 from edgespec.server.metrics import Metrics
@@ -18,7 +22,25 @@ from tiny_gguf import write_tiny_gguf
 
 PROMPTS = ["abc", "the quick brown fox", "one two three", "in the on", "an and the", "zzz"]
 N_PREDICT = 40
-OPTIONS = {"params": SamplingParams(temperature=0), "n_predict": N_PREDICT, "drafter": "model", "gamma": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Options):
+    """Options of a generation whose steps a test looks at, or holds."""
+
+    on_step: Callable[[DraftStep], None] | None = None
+
+
+class WatchedEngine(Engine):
+    """An engine that tells the `on_step` of `Watched` of every step."""
+
+    def stream(self, prompt, options=None, **keywords):
+        keywords["on_step"] = getattr(options, "on_step", None)
+        return super().stream(prompt, options, **keywords)
+
+
+NO_SUCH_TOKEN = SamplingParams(logit_bias={1 << 20: 1.0})
+OPTIONS = Watched(params=SamplingParams(temperature=0), n_predict=N_PREDICT, drafter="model", gamma=3)
 
 
 class Pipe(Cancellation):
@@ -46,7 +68,9 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def engine(tiny_path, tiny_draft_path, pipe):
-    with Engine(tiny_path, tiny_draft_path, profile=False, signals=pipe, prefix_cache=1 << 24) as engine:
+    with WatchedEngine(
+        tiny_path, tiny_draft_path, profile=False, signals=pipe, prefix_cache=1 << 24
+    ) as engine:
         yield engine
 
 
@@ -82,7 +106,7 @@ async def working(engine, pipe, *, start=True, **options):
 async def read(worker, tokens, *, client="one", began=None, **options):
     """Return the Result of a job, after a look at what came before it; sets `began` at its first tokens."""
     ids = []
-    async for item in worker.run(tokens, client=client, **{**OPTIONS, **options}):
+    async for item in worker.run(tokens, OPTIONS.changed(**options), client=client):
         if isinstance(item, Result):
             assert list(item.token_ids) == ids
             return item
@@ -126,7 +150,7 @@ async def hold(worker, tokens, **options):
 def test_tokens_of_a_step_come_together_and_the_result_last(engine, pipe, prompts, alone):
     async def main():
         async with working(engine, pipe) as worker:
-            return [item async for item in worker.run(prompts[0], client="one", **OPTIONS)]
+            return [item async for item in worker.run(prompts[0], OPTIONS, client="one")]
 
     *steps, result = asyncio.run(main())
     assert result.token_ids == alone[0]
@@ -168,7 +192,7 @@ def test_many_at_once_are_never_mixed_though_some_go_away(engine, pipe, prompts,
                 )
 
             async def leave(number):
-                job = worker.run(prompts[number], client="leaver", **OPTIONS)
+                job = worker.run(prompts[number], OPTIONS, client="leaver")
                 async for item in job:
                     if isinstance(item, list):
                         break
@@ -261,7 +285,7 @@ def test_the_time_of_an_answer_begins_with_its_turn(engine, pipe, prompts, alone
 def test_a_reader_who_never_reads_stalls_nobody(engine, pipe, prompts, alone):
     async def main():
         async with working(engine, pipe) as worker:
-            slow = worker.run(prompts[0], client="slow", **OPTIONS)
+            slow = worker.run(prompts[0], OPTIONS, client="slow")
             first = await anext(slow)
             assert (await read(worker, prompts[1], client="quick")).token_ids == alone[1]
             rest = [item async for item in slow]
@@ -401,8 +425,8 @@ def raising(error):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"gamma": 99}, UsageError),
-        ({"no_such_option": 1}, TypeError),
+        ({"params": NO_SUCH_TOKEN}, UsageError),
+        ({"on_step": raising(TypeError("of us"))}, TypeError),
         ({"on_step": raising(MemoryError("no room"))}, MemoryError),
         ({"on_step": raising(SystemExit(3))}, EdgespecError),
         ({"on_step": raising(KeyboardInterrupt())}, EdgespecError),
@@ -447,7 +471,7 @@ def test_a_loop_that_is_gone_does_not_hold_the_engine(engine, pipe, prompts, alo
     gate.open.set()
     asyncio.run(worker.stop(grace_s=60))
     assert [ended.outcome for ended in ends] == ["cancelled"]
-    assert engine.generate(prompts[1], **OPTIONS).token_ids == alone[1]
+    assert engine.generate(prompts[1], OPTIONS).token_ids == alone[1]
 
 
 # ---- what is counted ----
@@ -468,7 +492,7 @@ def test_metrics_count_what_results_say(engine, pipe, prompts):
             gate.open.set()
             results.append(await running)
             with pytest.raises(UsageError):
-                await read(worker, prompts[0], gamma=99)
+                await read(worker, prompts[0], params=NO_SUCH_TOKEN)
         return results, during, values(metrics)
 
     results, during, after = asyncio.run(main())
@@ -550,4 +574,4 @@ def test_after_the_grace_it_is_cancelled_and_the_engine_is_the_callers(engine, p
             await asyncio.gather(stopping, hurrying)
 
     asyncio.run(main())
-    assert engine.generate(prompts[1], **OPTIONS).token_ids == alone[1]
+    assert engine.generate(prompts[1], OPTIONS).token_ids == alone[1]

@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -109,10 +108,3 @@ def scripting() -> Iterator[ScriptedChat]:
         server.should_exit = True
         server.force_exit = True  # an answer that nobody ended
         thread.join(30)
-
-
-@pytest.fixture
-def scripted() -> Iterator[ScriptedChat]:
-    """One for each test: what a test has not read is not the next one's."""
-    with scripting() as chat:
-        yield chat

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import uvicorn
 from fastapi import FastAPI
 
 from edgespec import Engine
 from edgespec.platform.signals import Cancellation
 from edgespec.server.api import create_app
-from edgespec.server.asking import Settings
 from edgespec.server.metrics import Metrics
+from edgespec.server.requests import Service
 from edgespec.server.worker import Worker
 
 
@@ -45,9 +44,9 @@ def serving(
     *,
     engine_options: dict[str, Any] | None = None,
     worker_options: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
+    service: dict[str, Any] | None = None,
 ) -> Iterator[Served]:
-    """Serve these models while entered. `settings` go to `Settings.of`."""
+    """Serve these models while entered. `service` goes to `Service.of`."""
     log: list[str] = []
     metrics = Metrics()
     with (
@@ -63,8 +62,8 @@ def serving(
     ):
         worker = Worker(engine, cancellation, **(worker_options or {}))
         metrics.watch(worker)
-        served = Settings.of(engine, **(settings or {}))
-        app = create_app(engine, worker, metrics=metrics, settings=served, log=log.append)
+        served = Service.of(engine, **(service or {}))
+        app = create_app(engine, worker, metrics=metrics, service=served, log=log.append)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
         started = threading.Event()
 
@@ -86,10 +85,3 @@ def serving(
         finally:
             server.should_exit = True
             thread.join(30)
-
-
-@pytest.fixture(scope="module")
-def served(tiny_path: Path, tiny_draft_path: Path) -> Iterator[Served]:
-    """The tiny pair's server, one for the tests of a file."""
-    with serving(tiny_path, tiny_draft_path) as running:
-        yield running

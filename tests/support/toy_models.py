@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.sampling import filtered_probs
+from reference import filtered_probs
 
 V = 3
 

@@ -25,7 +25,7 @@ class RandomScheduler(Scheduler):
         super().__init__(*args)
         self.random = random.Random(1)
 
-    def next(self, path, depth, unread, offered, bucket, *, after_model=False):
+    def next(self, path, depth, unread, offered, bucket):
         kind = self.random.choice(["suffix", "model", "model", "stop"])
         if kind == "suffix" and offered:
             return TakeSuffix(self.random.randint(1, len(offered)))

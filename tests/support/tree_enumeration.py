@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from edgespec.decoding import verify
+import reference
 from edgespec.sampling import SamplingParams
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -163,11 +163,11 @@ def without_nodes(nodes, unwanted):
 def drafted(target, nodes):
     q = np.array([node.q for node in nodes]).reshape(-1, target.n_vocab)
     p = np.array([target.probs(text) for text in texts(nodes)])
-    return verify.Drafted([node.token for node in nodes], [node.parent for node in nodes], q, p)
+    return reference.Drafted([node.token for node in nodes], [node.parent for node in nodes], q, p)
 
 
 def twin(target, nodes, rule, lenience=1.0):
-    return verify.outcomes(drafted(target, nodes), rule, lenience=lenience)
+    return reference.outcomes(drafted(target, nodes), rule, lenience=lenience)
 
 
 def fill_slots(sampler, nodes):

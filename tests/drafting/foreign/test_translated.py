@@ -15,13 +15,15 @@ from edgespec.decoding.generate import Generation
 from edgespec.drafting.foreign.translated import TranslatedDraft
 from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import EdgespecError
 from edgespec.models.pull import resolve
-from edgespec.sampling import Coins, filtered_probs
+from edgespec.sampling import Coins
+from reference import filtered_probs
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from toy_models import chi_square_p_value
 from toy_schedulers import RandomScheduler, curves
@@ -75,8 +77,7 @@ def target_of(clock, logits):
 
 def chain_of(model, policy):
     clocks = curves()
-    scheduler = (Scheduler if policy.gamma else RandomScheduler)(*clocks, Predictor())
-    scheduler.policy = policy
+    scheduler = (Scheduler if policy.gamma else RandomScheduler)(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
 

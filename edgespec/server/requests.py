@@ -1,18 +1,19 @@
-"""A request made into what the engine is asked: prompt tokens and options."""
+"""Reads requests: what a client asks becomes the prompt tokens and options that the engine is given."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePath
 
-from edgespec.engine import Engine, StreamOptions
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.llama.weights import Model
+from edgespec.options import Options
 from edgespec.sampling import SamplingParams
 from edgespec.server.faults import Fault
 from edgespec.server.schema import (
@@ -39,7 +40,7 @@ _LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in OpenAI's API
 
 
 @dataclass(frozen=True)
-class Settings:
+class Service:
     """What a server serves."""
 
     name: str
@@ -52,7 +53,7 @@ class Settings:
     """Tokens of a prompt, at most; None: what the context holds."""
 
     @classmethod
-    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Settings:
+    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
         """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
         return cls(name, (ALIAS, engine.target.name), n_ctx or engine.target.n_ctx_train, max_prompt)
@@ -69,32 +70,32 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the worker is to run."""
+class PreparedRequest:
+    """What the worker runs."""
 
     tokens: list[int]
-    options: StreamOptions
+    options: Options
     functions: frozenset[str] = frozenset()
     """Names that calls in the text may have; none: it is not searched for calls."""
 
 
-class Asker:
-    """Makes requests into what is asked of one model. Its methods are for any thread, and raise Fault."""
+class RequestReader:
+    """Reads requests to one model. Its methods are for any thread, and raise Fault."""
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        """Ask `model`, which serves with `settings`. Grammars are kept: conversations send theirs again."""
+    def __init__(self, model: Model, service: Service) -> None:
+        """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
         self._model = model
-        self._settings = settings
+        self._service = service
         self._json = lru_cache(maxsize=1)(lambda: Grammar.any_json(model))
         self._of_schema = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
         self.takes_tools = re.search(r"\btools\b", model.chat_template or "") is not None
         """Whether the model's chat template knows functions."""
 
-    def chat(self, request: ChatRequest) -> Asked:
-        """Return what a conversation asks."""
-        self._settings.check_name(request.model)
+    def chat(self, request: ChatRequest) -> PreparedRequest:
+        """Return what a conversation asks for."""
+        self._service.check_name(request.model)
         if self._model.chat_template is None:
-            line = f"{self._settings.name} has no chat template: use /v1/completions, or an instruct model"
+            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
             raise Fault(400, line, param="model")
         if request.top_logprobs is not None and not request.logprobs:
             raise Fault(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -111,18 +112,18 @@ class Asker:
             line = f"the model's chat template refuses these messages: {reason}"
             raise Fault(400, line, param="messages") from None
         asked = request.max_completion_tokens or request.max_tokens
-        options = _options(request, _n_predict(asked, len(tokens), self._settings, "messages"))
+        options = _options(request, _n_predict(asked, len(tokens), self._service, "messages"))
         if grammar:
-            options["grammar"] = grammar
+            options = replace(options, grammar=grammar)
         elif tools and request.parallel_tool_calls is False:
-            options["stop"] = [*options["stop"], CLOSE]  # the first call ends the answer
+            options = replace(options, stop=(*options.stop, CLOSE))  # the first call ends the answer
         if request.logprobs:
-            options["n_logprobs"] = request.top_logprobs or 0
-        return Asked(tokens, options, _names(tools))
+            options = replace(options, n_logprobs=request.top_logprobs or 0)
+        return PreparedRequest(tokens, options, _names(tools))
 
-    def text(self, request: CompletionRequest) -> Asked:
-        """Return what a text to be continued asks."""
-        self._settings.check_name(request.model)
+    def text(self, request: CompletionRequest) -> PreparedRequest:
+        """Return what a text asks for that is continued."""
+        self._service.check_name(request.model)
         prompt = request.prompt
         if isinstance(prompt, list) and isinstance(prompt[0], str | list):
             prompt = prompt[0]
@@ -135,10 +136,10 @@ class Asker:
                     last = self._model.n_vocab - 1
                     raise Fault(400, f"token {token}: the model's are 0 to {last}", param="prompt")
         asked = request.max_tokens or DEFAULT_MAX_TOKENS
-        options = _options(request, _n_predict(asked, len(tokens), self._settings, "prompt"))
+        options = _options(request, _n_predict(asked, len(tokens), self._service, "prompt"))
         if request.logprobs is not None:
-            options["n_logprobs"] = request.logprobs
-        return Asked(tokens, options)
+            options = replace(options, n_logprobs=request.logprobs)
+        return PreparedRequest(tokens, options)
 
     # ---- tools and grammars ----
 
@@ -159,7 +160,7 @@ class Asker:
         if choice == "none":
             return []
         if tools and not self.takes_tools:
-            line = f"the chat template of {self._settings.name} knows no tools: leave them out"
+            line = f"the chat template of {self._service.name} knows no tools: leave them out"
             raise Fault(400, line, param="tools")
         return tools
 
@@ -196,14 +197,14 @@ def _names(tools: Sequence[Tool]) -> frozenset[str]:
     return frozenset(tool.function.name for tool in tools)
 
 
-def _n_predict(asked: int | None, n_prompt: int, settings: Settings, param: str) -> int | None:
+def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -> int | None:
     """Return how much may be written: what was asked for, as far as the context holds it."""
-    limit = min(settings.n_ctx - 1, settings.max_prompt or settings.n_ctx)
+    limit = min(service.n_ctx - 1, service.max_prompt or service.n_ctx)
     if not n_prompt:
         raise Fault(400, f"{param}: the prompt is empty", param=param)
     if n_prompt > limit:
-        context = f"This model's maximum context length is {settings.n_ctx} tokens"
-        if limit < settings.n_ctx - 1:
+        context = f"This model's maximum context length is {service.n_ctx} tokens"
+        if limit < service.n_ctx - 1:
             context = f"This server takes prompts of at most {limit} tokens"
         raise Fault(
             400,
@@ -212,10 +213,10 @@ def _n_predict(asked: int | None, n_prompt: int, settings: Settings, param: str)
             param=param,
             code="context_length_exceeded",
         )
-    return None if asked is None else min(asked, settings.n_ctx - n_prompt)
+    return None if asked is None else min(asked, service.n_ctx - n_prompt)
 
 
-def _options(request: Sampled, n_predict: int | None) -> StreamOptions:
+def _options(request: Sampled, n_predict: int | None) -> Options:
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.temperature is not None:
         given["temperature"] = request.temperature if request.temperature >= _LEAST_TEMPERATURE else 0.0
@@ -223,14 +224,11 @@ def _options(request: Sampled, n_predict: int | None) -> StreamOptions:
         given["top_p"] = max(request.top_p, _LEAST_TOP_P)
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
-    options = StreamOptions(
+    return Options(
         params=SamplingParams(**given),
         n_predict=n_predict,
-        stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
+        stop=request.stop or (),
+        seed=None if request.seed is None else request.seed % (1 << 64),  # OpenAI's may be negative
+        drafter=request.speculative.drafter if request.speculative else None,
+        gamma=request.speculative.gamma if request.speculative else None,
     )
-    if request.seed is not None:
-        options["seed"] = request.seed % (1 << 64)  # OpenAI's may be negative
-    if request.speculative:
-        options["drafter"] = request.speculative.drafter
-        options["gamma"] = request.speculative.gamma
-    return options

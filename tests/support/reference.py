@@ -1,8 +1,7 @@
-"""Accept, resample, bonus over a token tree: the reference ("twin") of `csrc/verify.c`.
+"""The reference ("twins") of the C core, written for reading: float64, whole arrays, no tricks.
 
-Pure functions, written for reading: no model, no clock, and coins come in. What is emitted, the tokens of the
-accepted path and one more, is distributed as the target alone would emit it, whatever the tokens of the tree
-were sampled from.
+`filtered_probs` and `sample` are what `csrc/sampler.c` does, `verify` what `csrc/verify.c` does: pure
+functions, no model, no clock, and coins come in. The tests hold the two against each other.
 
 Chain rule: Leviathan et al., arXiv 2211.17192, algorithm 1 (lenience: its appendix), and Chen et al., arXiv
 2302.01318, algorithm 2. Over siblings, recursive rejection: Miao et al. (SpecInfer), arXiv 2305.09781,
@@ -15,16 +14,84 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from edgespec.sampling import Floats, sample
+from edgespec.choices import Rule
+from edgespec.sampling import SamplingParams
 
-Rule = Literal["block", "chain", "match"]
-"""The match rule is `Generation`'s own: the target samples each position with a coin of that position, and
-drafted tokens, point masses all, are kept while they are what it samples. So the text for a seed does not
-depend on what was drafted (drafter invariance: Daliri et al., arXiv 2408.07978)."""
+Floats = npt.NDArray[np.float64]
+Logits = npt.NDArray[np.float32]
+
+
+def filtered_probs(logits: npt.ArrayLike, params: SamplingParams, prefix: Sequence[int] = ()) -> Floats:
+    """Return the probabilities of all tokens after bias, penalties, filters and temperature.
+
+    `logits` has shape (n_vocab,); `prefix` is what precedes the position. The result has the same
+    shape and sums to 1.
+    """
+    x = np.array(logits, dtype=np.float32)
+    for token, bias in params.logit_bias.items():
+        x[token] += np.float32(bias)
+    if params.uses_prefix:
+        _penalise(x, params, prefix)
+
+    x64 = x.astype(np.float64)
+    kept = np.lexsort((np.arange(len(x)), -x64))  # best first, ties by id
+    if params.top_k > 0:
+        kept = kept[: params.top_k]
+    if params.typical_p < 1.0:
+        kept = _typical(x64, kept, params.typical_p)
+    if params.top_p < 1.0:
+        reached = np.cumsum(_softmax(x64[kept])) >= params.top_p
+        kept = kept[: int(np.argmax(reached)) + 1] if reached.any() else kept
+    if params.min_p > 0.0:
+        least = np.float32(x[kept[0]]) + np.log(np.float32(params.min_p))
+        kept = kept[x[kept] >= least]
+    probs = np.zeros(len(x))
+    if params.greedy:
+        probs[kept[0]] = 1.0
+    else:
+        probs[kept] = _softmax(x64[kept] / params.temperature)
+    return probs
+
+
+def sample(probs: npt.ArrayLike, coin: float) -> int:
+    """Return the token at which the running sum of `probs` first exceeds `coin` times its total."""
+    running = np.cumsum(np.asarray(probs, dtype=np.float64))
+    return int(np.searchsorted(running, coin * running[-1], side="right"))
+
+
+def _softmax(x: Floats) -> Floats:
+    e = np.exp(x - x.max())
+    return np.asarray(e / e.sum())
+
+
+def _penalise(x: Logits, params: SamplingParams, prefix: Sequence[int]) -> None:
+    recent = list(prefix) if params.penalty_last_n < 0 else list(prefix)[-params.penalty_last_n :]
+    for token in set(recent):
+        penalty = np.float32(params.repeat_penalty)
+        x[token] = x[token] * penalty if x[token] <= 0 else x[token] / penalty
+        x[token] -= np.float32(recent.count(token)) * np.float32(params.frequency_penalty) + np.float32(
+            params.presence_penalty
+        )
+
+
+def _typical(x: Floats, kept: npt.NDArray[Any], share: float) -> npt.NDArray[Any]:
+    """Locally typical sampling (Meister et al., arXiv 2202.00666): best first by logit."""
+    probs = _softmax(x[kept])
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probs)
+    entropy = float(np.sum(probs[probs > 0] * surprise[probs > 0]))
+    order = np.lexsort((kept, np.abs(surprise - entropy)))
+    above = np.cumsum(probs[order]) > share
+    order = order[: int(np.argmax(above)) + 1] if above.any() else order
+    return kept[np.sort(order)]
+
+
+# ---- verification ----
 
 _Toss = Callable[[int, float], bool]
 """Whether the coin of a node falls below a probability."""

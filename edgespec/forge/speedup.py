@@ -31,7 +31,8 @@ from edgespec.platform.signals import Cancellation
 MOST_TOKENS = 64
 """Of an answer: as many rows as a session returns at once."""
 
-MAX_GAMMA = 16
+LONGEST_DRAFT = 16
+"""Tokens of the longest draft whose speed-up is looked at."""
 
 _TIMED = (1, 2, 4)  # passes whose seconds are stated
 
@@ -213,7 +214,7 @@ def speed_up(alpha: float, passes: Passes) -> SpeedUp:
         tau = sum(alpha**i for i in range(gamma + 1))
         return tau * target[0] / (gamma * draft_s + target[gamma])
 
-    best = max(range(MAX_GAMMA + 1), key=factor)
+    best = max(range(LONGEST_DRAFT + 1), key=factor)
     return SpeedUp(best, factor(best))
 
 

@@ -1,0 +1,56 @@
+"""What is learnt of a pair of models: kept by the engine, read by the scheduler of each generation."""
+
+from __future__ import annotations
+
+from edgespec.drafting.costs import OnlineCurve
+from edgespec.drafting.predictor import Predictor
+
+_FOLLOW_UP = 0.1  # weight of an outcome in the mean of what follows the draft model's tokens
+_TESTS_SHARE = 0.0075  # of the time may go into testing whether an idle draft model has become useful
+_TESTS_KEPT = 2.0  # tests that may be saved up for
+_FADE_EVERY = 32  # steps
+
+
+class Learnt:
+    """Cost curves, acceptance tables and two running means, of greedy or of sampled generations."""
+
+    def __init__(
+        self,
+        target: OnlineCurve,
+        draft: OnlineCurve | None,
+        predictor: Predictor,
+        *,
+        in_joules: bool = False,
+    ) -> None:
+        """Begin with the curves of the target and of the draft model (None: there is none).
+
+        `in_joules`: the curves are of energy.
+        """
+        self.target = target
+        self.draft = draft
+        self.predictor = predictor
+        self.in_joules = in_joules
+        self.follow_up = 0.0
+        """Tokens gained, on average, by what the suffix store offers after a token of the draft model."""
+        self.test_budget = 0.0
+        """Seconds (or joules) saved up for tests of an idle draft model."""
+        self._n_steps = 0
+
+    def learn_follow_up(self, gain: float) -> None:
+        """Count what the suffix store's offer after a token of the draft model gains, in tokens."""
+        self.follow_up += _FOLLOW_UP * (gain - self.follow_up)
+
+    def affords_test(self, cost: float) -> bool:
+        """Say whether a test of the draft model at `cost` can be paid now."""
+        return cost <= self.test_budget
+
+    def pay_for_test(self, cost: float) -> None:
+        """Take the cost of a test from the budget, which keeps no more than some tests cost."""
+        self.test_budget = min(self.test_budget, _TESTS_KEPT * cost) - cost
+
+    def count_step(self, cost: float) -> None:
+        """Count a step, of which a share goes into the budget for tests."""
+        self.test_budget += _TESTS_SHARE * cost
+        self._n_steps += 1
+        if self._n_steps % _FADE_EVERY == 0:  # what was given up is again what all cells say
+            self.predictor.next.fade(0.9)

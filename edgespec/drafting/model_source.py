@@ -1,0 +1,182 @@
+"""What a pass of the draft model adds to a proposal: tokens for the trunk, and others beside them.
+
+Exactness: a position may be left out, and the number of tokens drawn there is chosen, because of the model's
+distribution at the position, before a token is drawn: never because of the token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgespec.decoding.drafter import Position
+from edgespec.decoding.tree import Node
+from edgespec.drafting.costs import OnlineCurve
+from edgespec.drafting.model import DraftModel
+from edgespec.drafting.predictor import bucket_of
+from edgespec.drafting.proposal import Proposal
+from edgespec.drafting.scheduler import Scheduler
+from edgespec.grammar.grammar import Constraint
+from edgespec.llama.session import Rows
+
+_LIKELIEST = 4  # tokens looked at in each of the draft model's distributions
+_MOST_SIBLINGS = 3  # tokens sampled at one position
+_FEWER = 0.4  # chance of a sampled token over that of the one sampled before it
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A position that a token is drafted for."""
+
+    depth: int
+    """Tokens of the trunk before it."""
+    path: float
+    """Probability that these are accepted."""
+    bucket: int
+    """Of the draft model's confidence here."""
+
+
+class ModelSource:
+    """Runs the draft model, and decides what of its distributions is proposed."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        scheduler: Scheduler,
+        *,
+        clock: OnlineCurve | None,
+        is_eog: Callable[[int], bool],
+        constraint: Constraint | None,
+    ) -> None:
+        """Propose from `model` what `scheduler` keeps and `constraint` allows; `clock` times its passes."""
+        self._model = model
+        self._scheduler = scheduler
+        self._predictor = scheduler.learnt.predictor
+        self._clock = clock
+        self._is_eog = is_eog
+        self._constraint = constraint
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        guesses: Sequence[int],
+        proposal: Proposal,
+        position: Position,
+        *,
+        may_sample: bool,
+    ) -> None:
+        """Run the model once after `tokens` and the trunk, over `guesses` too, and propose its tokens.
+
+        Each token is drawn from the model's own distribution at its position. As long as it is the one
+        that was guessed there, the distribution at the next position is at hand too. `may_sample`: else
+        only point masses make sense.
+        """
+        model = self._model
+        timeline = [*tokens, *proposal.drafted] if proposal.drafted else tokens
+        n_read = model.n_unread(len(timeline)) + len(guesses)
+        n_past = model.n_past
+        started = time.perf_counter()
+        rows = model.run(timeline, guesses)
+        if self._clock:
+            self._clock.observe(n_read, n_past, time.perf_counter() - started)
+        n_right = 0
+        for i, row in enumerate(rows):
+            drafts = self._draft_token(row, proposal, position, may_sample=may_sample)
+            if not drafts or i == len(guesses):
+                break
+            if proposal.drafted[-1] != guesses[i] or self._is_eog(guesses[i]):
+                break
+            n_right += 1
+        model.trim(len(timeline) + n_right)
+        proposal.passes.append((n_read, len(guesses)))
+
+    def _draft_token(
+        self, unmasked: Rows, proposal: Proposal, position: Position, *, may_sample: bool
+    ) -> bool:
+        """Let the trunk go on with a token of this row of logits; return False if it does not."""
+        sampler, drafted = position.sampler, proposal.drafted
+        row: Rows | None = unmasked
+        if self._constraint:
+            recent = position.recent(drafted)
+            row = self._constraint.mask(unmasked, drafted, sampler, recent, exact=False)
+        if row is None:
+            return False  # the grammar allows nothing that the draft model likes
+        likeliest = sampler.likeliest(row, _LIKELIEST)
+        place = _Place(proposal.depth, proposal.path, bucket_of(likeliest[0][1]))
+        as_sampled = self._predictor.sampled.chance(place.depth, place.bucket)
+        as_argmax = self._predictor.argmax.chance(place.depth, place.bucket)
+        sampled = may_sample and as_sampled > as_argmax
+        chance = as_sampled if sampled else as_argmax
+        if proposal.n_left <= 0 or not self._scheduler.keeps(place.path * chance, place.depth, place.bucket):
+            return False
+        n_siblings = self._n_siblings(place, proposal) if sampled else 0
+        next_bucket, slot = proposal.bucket, proposal.n_slots
+        coin = position.coins(1)[0] if sampled else 0.0
+        token = sampler.sample(row, position.recent(drafted), coin, slot)
+        top = sampler.top(slot)
+        if sampled:
+            proposal.n_slots += 1
+            proposal.grow(
+                token,
+                "sampled",
+                chance,
+                place.bucket,
+                next_bucket=next_bucket,
+                slot=slot,
+                is_top=token == top,
+            )
+            self._draw_siblings(n_siblings, place, proposal, position)
+        else:
+            proposal.grow(top, "argmax", chance, place.bucket, next_bucket=next_bucket)
+        self._add_likeliest(likeliest, place, proposal, propose=not sampled)
+        return True
+
+    def _n_siblings(self, place: _Place, proposal: Proposal) -> int:
+        """Return how many tokens to sample beside the one that the trunk goes on with."""
+        if not self._scheduler.policy.siblings:
+            return 0
+        chance = self._predictor.second.chance(place.depth, place.bucket)
+        n = 0
+        while (
+            n + 1 < _MOST_SIBLINGS
+            and n + 1 < proposal.n_left
+            and self._scheduler.branches(place.path * chance, place.depth + 1 + n)
+        ):
+            n += 1
+            chance *= _FEWER
+        return n
+
+    def _draw_siblings(self, n: int, place: _Place, proposal: Proposal, position: Position) -> None:
+        """Sample `n` tokens beside the trunk's last, each without those before it."""
+        last = proposal.trunk[-1]
+        chance = self._predictor.second.chance(place.depth, place.bucket)
+        for _ in range(n):
+            slot = proposal.n_slots
+            try:
+                position.sampler.without(last.slot, last.token, slot)
+            except ArithmeticError:  # nothing else can be sampled
+                return
+            token = position.sampler.draw(slot, position.coins(1)[0])
+            path = place.path * chance
+            last = Node(place.depth - 1, token, "sampled", path, slot, chance, place.bucket, is_top=False)
+            proposal.n_slots += 1
+            proposal.branches.append(last)
+            chance *= _FEWER
+
+    def _add_likeliest(
+        self, likeliest: Sequence[tuple[int, float]], place: _Place, proposal: Proposal, *, propose: bool
+    ) -> None:
+        """Propose the likeliest tokens of a position that may pay, and remember them to learn from."""
+        taken, depth = proposal.drafted[-1], place.depth
+        others = [(token, bucket_of(chance)) for token, chance in likeliest if token != taken]
+        while len(proposal.others) < depth:
+            proposal.others.append([])  # of positions that the suffix store filled
+        proposal.others.append(others)
+        for token, bucket in others if propose else ():
+            chance = self._predictor.other.chance(depth, bucket)
+            path = place.path * chance
+            if self._scheduler.branches(path, depth + 1):
+                proposal.branches.append(
+                    Node(depth - 1, token, "argmax", path, -1, chance, bucket, is_top=False)
+                )

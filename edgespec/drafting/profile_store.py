@@ -1,0 +1,136 @@
+"""Profiles kept between runs, in the cache directory: read, measured anew, and moved by what runs learn.
+
+    edgespec profile   measure.py times the passes      \
+                                                         >  update, under a lock  ->  one JSON file a Key
+    every run          what it learnt on the way         /
+
+A file lies in `profiles` and is named after the models and the Key: all that the figures depend on. Nothing
+here is needed: where the directory cannot be written, every run begins with a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.drafting.costs import Curve
+from edgespec.drafting.lengths import MEAN_WEIGHT
+from edgespec.drafting.profile import FORMAT, VERSION, Key, Profile, as_text, from_json
+from edgespec.errors import UsageError, describe_os_error
+from edgespec.platform.files import cache_root
+from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json
+from edgespec.platform.messages import MessageFn, silent
+
+_HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
+_MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
+
+
+def profile_path(key: Key) -> Path:
+    """Return where the profile of `key` is, or would be. Raises UsageError: no home directory is known."""
+    return cache_root() / "profiles" / key.file_name
+
+
+def load(key: Key, *, on_message: MessageFn = silent) -> Profile | None:
+    """Return what is stored for `key`; None when nothing is, or nothing that can be used.
+
+    A file that makes no sense is set aside; one of a later edgespec is left as it is. Either is told to
+    `on_message` in one line.
+    """
+    try:
+        return _file(key, on_message).read()
+    except (UsageError, NotADirectoryError):
+        return None
+    except OSError as error:
+        on_message(f"{describe_os_error(error)}; the profile is not used")
+        return None
+
+
+def update(
+    key: Key, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
+) -> Path | None:
+    """Store what `change` makes of the stored profile of `key` (None: there is none), and return its file.
+
+    Done under a lock, so what two processes store at a time is stored one after the other. None when it
+    cannot be written, or when a later edgespec's file is there, which is told to `on_message`. Raises
+    ValueError for numbers that no profile may hold.
+    """
+    try:
+        return store(key, change, on_message=on_message)
+    except NewerError as error:
+        on_message(str(error))
+        return None
+    except (OSError, UsageError):  # a cache that cannot be written only means to learn it again
+        return None
+
+
+def store(key: Key, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent) -> Path:
+    """As `update`, but raises NewerError, OSError or UsageError where nothing can be written."""
+    file = _file(key, on_message)
+    file.update(lambda stored: as_text(change(stored)).encode())
+    return file.path
+
+
+def merge_learnt(
+    key: Key,
+    *,
+    target: Curve,
+    target_passes: int,
+    draft: Curve | None = None,
+    draft_passes: int = 0,
+    acceptance: dict[str, Any] | None = None,
+    answers: Sequence[int] = (),
+    on_message: MessageFn = silent,
+) -> Path | None:
+    """Store what a run learnt, and return the file as `update` does.
+
+    `target`, `draft`: the curves as they are known now, in seconds, and from how many timed passes. The
+    stored curves are moved towards them, half the way at most. `acceptance` takes the place of the
+    stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as `update` does.
+    """
+
+    def merge(stored: Profile | None) -> Profile:
+        profile = stored or Profile(key, target, draft)
+        answer_tokens = profile.answer_tokens
+        for length in answers:
+            answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)
+        return replace(
+            profile,
+            target=_moved(profile.target, target, target_passes),
+            draft=profile.draft and (_moved(profile.draft, draft, draft_passes) if draft else profile.draft),
+            acceptance=profile.acceptance if acceptance is None else acceptance,
+            answer_tokens=answer_tokens,
+            runs=profile.runs + 1,
+        )
+
+    return update(key, merge, on_message=on_message)
+
+
+def _moved(stored: Curve, learnt: Curve, n_passes: int) -> Curve:
+    """Return the `stored` curve, moved towards what was `learnt` from `n_passes`: in ratios, as they err."""
+    weight = min(_MOST_WEIGHT, _MOST_WEIGHT * max(0, n_passes) / _HALF_AFTER)
+
+    def moved(old: float, new: float) -> float:
+        return float(old * (new / old) ** weight)
+
+    near, far = (tuple(map(moved, old, new)) for old, new in zip(stored.passes, learnt.passes, strict=True))
+    return Curve((near, far), moved(stored.read, learnt.read))
+
+
+def _file(key: Key, on_message: MessageFn) -> KeptFile[Profile]:
+    path = profile_path(key)
+
+    def parse(data: bytes) -> Profile:
+        document = parse_json(path, data, form=FORMAT, version=VERSION)
+        try:
+            profile = from_json(document)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            printable = "".join(filter(str.isprintable, reason))[:200]  # it may quote the file
+            raise DamagedError(f"damaged: {printable}") from None
+        if profile.key != key:
+            raise DamagedError("of another machine or other models")
+        return profile
+
+    return KeptFile(path, parse, on_message=on_message)

@@ -1,0 +1,125 @@
+"""What one step proposes, as it grows: a trunk, branches beside it, and what was looked at on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgespec.decoding.tree import Node, Source, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the suffix store offered after `at` drafted tokens, taken or not."""
+
+    at: int
+    tokens: list[int] = field(default_factory=list)
+    buckets: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A step's draft: it grows while sources add to it, and is compiled to `tree` at the end."""
+
+    n_timeline: int
+    """Tokens of the timeline that it follows."""
+    room: int
+    """Most nodes."""
+    drafted: list[int] = field(default_factory=list)
+    """The trunk's tokens."""
+    trunk: list[Node] = field(default_factory=list)
+    """Each node follows the one before it."""
+    branches: list[Node] = field(default_factory=list)
+    """Nodes beside the trunk's, each below a node of the trunk (or the timeline)."""
+    n_slots: int = 0
+    """The sampler's slots in use."""
+    offers: list[Offer] = field(default_factory=list)
+    """All that the suffix store offered along the trunk."""
+    others: list[list[tuple[int, int]]] = field(default_factory=list)
+    """(token, bucket) of the draft model's likeliest tokens at each position that are not the trunk's."""
+    rate: float = 0.0
+    """Tokens a second (or a joule) that it was decided with."""
+    n_unread: int | None = None
+    """Tokens the draft model had not read; None without one."""
+    n_woken: int = 0
+    """Tokens the draft model read to wake up."""
+    passes: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens read, guesses among them) of each pass of the draft model."""
+    stages: list[tuple[str, Tree]] = field(default_factory=list)
+    """What trunk, branches and store gave, and the tree after each pass of tree.py; none without branches."""
+    tree: Tree = ()
+    """What goes to the target."""
+    draft_s: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the trunk."""
+        return len(self.drafted)
+
+    @property
+    def path(self) -> float:
+        """Probability that the whole trunk is accepted."""
+        return self.trunk[-1].path if self.trunk else 1.0
+
+    @property
+    def bucket(self) -> int:
+        """Bucket of the trunk's last token; 0 where there is none."""
+        return self.trunk[-1].bucket if self.trunk else 0
+
+    @property
+    def n_left(self) -> int:
+        """Nodes that may still be added beside those that stay in any case: trunk, and sampled branches."""
+        return self.room - len(self.trunk) - sum(node.slot >= 0 for node in self.branches)
+
+    def grow(
+        self,
+        token: int,
+        source: Source,
+        chance: float,
+        bucket: int,
+        *,
+        next_bucket: int = 0,
+        slot: int = -1,
+        is_top: bool = True,
+    ) -> None:
+        """Let the trunk end with `token`; the fields of its Node."""
+        node = Node(
+            self.depth - 1, token, source, self.path * chance, slot, chance, bucket, next_bucket, is_top
+        )
+        self.trunk.append(node)
+        self.drafted.append(token)
+
+    def n_right(self, emitted: Sequence[int]) -> int:
+        """Return how many tokens of the trunk are what was emitted."""
+        n = 0
+        for token, right in zip(self.drafted, emitted, strict=False):
+            if token != right:
+                break
+            n += 1
+        return n
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What a step knew, chose and got; `--explain` prints it."""
+
+    rate: float
+    """Tokens a second (or a joule) that the decision was made with."""
+    unit: str
+    """Of the rate: "tokens/s" or "tokens/J"."""
+    offered: list[float]
+    """Estimated acceptances of what the suffix store offered first."""
+    n_unread: int | None
+    """Tokens the draft model had not read; None without one."""
+    n_woken: int
+    """Tokens the draft model read to wake up."""
+    passes: list[tuple[int, int]]
+    """(tokens read, guesses among them) of each pass of the draft model."""
+    passes_of_tree: list[tuple[str, Tree]]
+    """What trunk, branches and store gave, and the tree after each pass; none for a chain."""
+    proposed: Tree
+    n_accepted: int
+    n_emitted: int
+    draft_s: float
+    verify_s: float

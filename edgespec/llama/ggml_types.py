@@ -1,0 +1,57 @@
+"""The element types of tensors, as ggml knows them: their names, the bytes of a row, rows as floats."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.llama.backend import foreign_function, llama
+
+F32 = 0  # enum ggml_type
+
+
+class _Traits(ctypes.Structure):  # the start of struct ggml_type_traits
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("block", ctypes.c_int64),
+        ("interleave", ctypes.c_int64),
+        ("size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )
+
+
+_traits = foreign_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
+
+
+def is_type(kind: int) -> bool:
+    """Whether ggml has a type of the number `kind`: ask before anything else, it reads beyond its table."""
+    return 0 <= kind < llama.GGML_TYPE_COUNT and _traits(kind).contents.size > 0
+
+
+def type_name(kind: int) -> str:
+    """Return a type's name, such as "q4_K"."""
+    name: bytes = _traits(kind).contents.name
+    return name.decode()
+
+
+def block_size(kind: int) -> int:
+    """Return how many elements are quantized together; a row's length is a multiple of it."""
+    return int(_traits(kind).contents.block)
+
+
+def row_bytes(kind: int, width: int) -> int:
+    """Return the bytes of a row of `width` elements."""
+    traits = _traits(kind).contents
+    return int(width // traits.block * traits.size)
+
+
+def to_floats(raw: npt.NDArray[np.uint8], kind: int, width: int) -> npt.NDArray[np.float32]:
+    """Return rows of bytes, shape (n, row_bytes), as floats, shape (n, width), by ggml's own function."""
+    if kind == F32:
+        return raw.view(np.float32)
+    rows = np.empty((len(raw), width), np.float32)
+    _traits(kind).contents.to_float(raw.ctypes.data, rows.ctypes.data, rows.size)
+    return rows

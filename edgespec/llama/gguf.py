@@ -1,0 +1,362 @@
+"""The reader of GGUF files: which fields (keys with values) and tensors a file has, and where they lie.
+
+    file     = "GGUF", version, number of tensors, number of fields, fields, tensor infos, padding, data
+    field    = key, type, value
+    text     = length, bytes                 array = type of the elements, their number, the elements
+
+All numbers are little-endian, lengths have 8 bytes. The file is not trusted: whatever its bytes, reading
+ends with a `GGUF` all of whose offsets are within the metadata, or with one line that says what is wrong.
+llama.cpp's own parser is not used here: it takes twice as long, and tells neither where a field lies nor what
+follows a zero byte in a text. It has its say when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import ggml_types
+from edgespec.llama.lookalikes import describe_file
+
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10  # enum gguf_type
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""The types of numbers, each with its code in `struct` and numpy."""
+
+TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+SCORES, MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
+
+ALIGNMENT_KEY = "general.alignment"
+ALIGNMENT = 32
+"""Of the tensors' data, in bytes, where the file does not say."""
+
+HEAD = struct.Struct("<4sIQQ")
+"""A file's first bytes: magic, version, number of tensors, number of fields."""
+WORD, LONG = struct.Struct("<I"), struct.Struct("<Q")
+_VERSIONS = (2, 3)
+_MOST_DIMENSIONS, _LONGEST_NAME = 4, 63  # of a tensor, in ggml
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key and its value; where they lie is counted in bytes from the file's start."""
+
+    key: str
+    kind: int
+    """`enum gguf_type` of the value; of an array, that of its elements."""
+    value: int | float | str | None
+    """A number or a text, in which what is no UTF-8 is replaced; None: an array."""
+    n: int
+    """Elements of an array, else 1."""
+    start: int
+    """Where the key's length lies."""
+    elements: int
+    """Where the value begins; of an array, its first element."""
+    end: int
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the value is an array."""
+        return self.value is None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's name, shape and type, and where its numbers are."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As ggml counts: the elements of a row first."""
+    kind: int
+    """`enum ggml_type`."""
+    offset: int
+    """Bytes from the start of the data."""
+
+    @property
+    def type(self) -> str:
+        """The type as ggml names it, such as "q4_K"."""
+        return ggml_types.type_name(self.kind)
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a matrix."""
+        return self.shape[1] if len(self.shape) > 1 else 1
+
+    @property
+    def n_matrices(self) -> int:
+        """More than 1 for the experts of a layer, which lie in one tensor."""
+        return math.prod(self.shape[2:])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its numbers."""
+        return ggml_types.row_bytes(self.kind, self.columns) * math.prod(self.shape[1:])
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, not a norm's or a bias's vector."""
+        return self.rows > 1
+
+
+@dataclass(frozen=True, slots=True)
+class GGUF:
+    """The metadata of one file. Arrays are read when they are asked for: a token list has megabytes.
+
+    Those who ask for a field of another type than it has get an EdgespecError: the file is damaged.
+    """
+
+    path: Path
+    fields: Mapping[str, Field]
+    """By key, in the order of the file."""
+    tensors: tuple[TensorInfo, ...]
+    data_start: int
+    """Where the tensors' data begins."""
+    n_bytes: int
+    """Size of the file."""
+
+    @property
+    def expected_bytes(self) -> int:
+        """What the size of the whole file is at least: where its last tensor ends."""
+        return self.data_start + max((tensor.offset + tensor.bytes for tensor in self.tensors), default=0)
+
+    @property
+    def alignment(self) -> int:
+        """Of the tensors' data, in bytes."""
+        return _alignment(self.fields)
+
+    def text(self, key: str) -> str:
+        """Return a text; "" where there is no such field."""
+        field = self.fields.get(key)
+        if field is None:
+            return ""
+        if not isinstance(field.value, str):
+            raise self._wrong_type(key)
+        return field.value
+
+    def number(self, key: str) -> int | float:
+        """Return a number. Raises KeyError where there is no such field."""
+        value = self.fields[key].value
+        if value is None or isinstance(value, str):
+            raise self._wrong_type(key)
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a whole number, or an array of them; () where there is no such field."""
+        field = self.fields.get(key)
+        if field is None:
+            return ()
+        if field.kind not in NUMBERS or NUMBERS[field.kind] in "fd":
+            raise self._wrong_type(key)
+        if isinstance(field.value, (int, float)):
+            return (int(field.value),)
+        return tuple(map(int, self.numbers(key)))
+
+    def numbers(self, key: str) -> npt.NDArray[Any]:
+        """Return an array of numbers, shape (n,), in its own type; empty where there is no such field."""
+        field = self.fields.get(key)
+        if field is None:
+            return np.empty(0, np.int32)
+        if not field.is_array or field.kind not in NUMBERS:
+            raise self._wrong_type(key)
+        return np.frombuffer(self._read(field.elements, field.end), "<" + NUMBERS[field.kind])
+
+    def n_texts(self, key: str) -> int:
+        """Return the length of an array of texts; 0 where there is no such field."""
+        field = self.fields.get(key)
+        if field is None:
+            return 0
+        if not field.is_array or field.kind != STRING:
+            raise self._wrong_type(key)
+        return field.n
+
+    def raw_texts(self, key: str) -> bytes:
+        """Return the elements of an array of texts as they lie in the file, each after its length."""
+        return self._read(self.fields[key].elements, self.fields[key].end) if self.n_texts(key) else b""
+
+    def texts(self, key: str) -> list[bytes]:
+        """Return the elements of an array of texts; [] where there is no such field."""
+        return split_texts(self.raw_texts(key), self.n_texts(key))
+
+    def raw(self, field: Field) -> bytes:
+        """Return a whole field as it lies in the file."""
+        return self._read(field.start, field.end)
+
+    def _read(self, start: int, end: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        if len(data) < end - start:
+            raise EdgespecError(f"{self.path}: became shorter while it was read")
+        return data
+
+    def _wrong_type(self, key: str) -> EdgespecError:
+        return EdgespecError(f"{self.path}: damaged: '{key}' has the wrong type; download the file again")
+
+
+def skip_texts(data: bytes | mmap.mmap, at: int, n: int) -> int:
+    """Return the offset after the `n` texts that begin at `at`. Raises struct.error where `data` ends."""
+    unpack, width = LONG.unpack_from, LONG.size
+    for _ in range(n):
+        at += width + unpack(data, at)[0]
+    return at
+
+
+def split_texts(data: bytes, n: int) -> list[bytes]:
+    """Return the first `n` of the texts that lie in `data`, each after its length."""
+    found, at, unpack, width = [], 0, LONG.unpack_from, LONG.size
+    for _ in range(n):
+        end = at + width + unpack(data, at)[0]
+        found.append(data[at + width : end])
+        at = end
+    return found
+
+
+def aligned(offset: int, alignment: int = ALIGNMENT) -> int:
+    """Return the first multiple of `alignment` that is not below `offset`."""
+    return -(-offset // alignment) * alignment
+
+
+# --- Reading ------------------------------------------------------------------------------------
+
+
+class _DamagedError(Exception):
+    """The metadata is not what a GGUF has; `str(error)` says how."""
+
+
+def read_gguf(path: Path) -> GGUF:
+    """Read the metadata of the GGUF file `path`.
+
+    Raises UsageError when there is no such readable file, EdgespecError when it is no GGUF of a known
+    version, or its metadata is damaged or incomplete.
+    """
+    _check_magic(path, _first_bytes(path))
+    n_bytes = path.stat().st_size
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(path, data)
+    except (_DamagedError, struct.error, OverflowError) as error:
+        # An offset beyond the end, or beyond all numbers of the machine: a length is wrong.
+        reason = str(error) if isinstance(error, _DamagedError) else "it ends within its metadata"
+        raise EdgespecError(
+            f"{path}: damaged or incomplete ({n_bytes:,} bytes): {reason}; download it again"
+        ) from None
+
+
+def _first_bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise UsageError(f"{path}: a directory; name the .gguf file in it")
+    if not path.exists():
+        raise UsageError(f"{path}: no such file")
+    if not path.is_file():  # opening a pipe would wait for its other end
+        raise UsageError(f"{path}: not a regular file; models are read at random places")
+    try:
+        with path.open("rb") as file:
+            return file.read(512)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _check_magic(path: Path, start: bytes) -> None:
+    if not start:
+        raise EdgespecError(f"{path}: an empty file; download it again")
+    if start[:4] != b"GGUF":
+        raise EdgespecError(f"{path}: not a GGUF model but {describe_file(start)}")
+    little, big = (int.from_bytes(start[4:8], order) for order in ("little", "big"))
+    if len(start) >= 8 and little not in _VERSIONS:
+        if big in _VERSIONS:
+            raise EdgespecError(f"{path}: a big-endian GGUF; download the little-endian version")
+        raise EdgespecError(
+            f"{path}: GGUF version {little} is not supported (only 2 and 3); "
+            "download a current version of the model"
+        )
+
+
+def _parse(path: Path, data: mmap.mmap) -> GGUF:
+    _, _, n_tensors, n_fields = HEAD.unpack_from(data)
+    fields: dict[str, Field] = {}
+    at = HEAD.size
+    for _ in range(n_fields):
+        field = _read_field(data, at)
+        if not field.key or field.key in fields:
+            raise _DamagedError(f"the key {field.key[:64]!r} is there twice or has no name")
+        fields[field.key] = field
+        at = field.end
+    alignment = _alignment(fields)
+    if alignment < 1 or alignment & (alignment - 1):
+        raise _DamagedError(f"{ALIGNMENT_KEY} is no power of 2")
+    tensors, at = _read_tensor_infos(data, at, n_tensors, alignment)
+    return GGUF(path, fields, tensors, aligned(at, alignment), len(data))
+
+
+def _alignment(fields: Mapping[str, Field]) -> int:
+    field = fields.get(ALIGNMENT_KEY)
+    return field.value if field and isinstance(field.value, int) else ALIGNMENT
+
+
+def _read_text(data: mmap.mmap, at: int) -> tuple[str, int]:
+    """Return the text at `at`, and where it ends."""
+    end = at + LONG.size + LONG.unpack_from(data, at)[0]
+    if end > len(data):
+        raise _DamagedError("it ends within a text")
+    return data[at + LONG.size : end].decode(errors="replace"), end
+
+
+def _read_field(data: mmap.mmap, start: int) -> Field:
+    key, at = _read_text(data, start)
+    kind, at = WORD.unpack_from(data, at)[0], at + WORD.size
+    if kind == STRING:
+        text, end = _read_text(data, at)
+        return Field(key, kind, text, 1, start, at, end)
+    if kind in NUMBERS:
+        number = struct.Struct("<" + NUMBERS[kind])
+        return Field(key, kind, number.unpack_from(data, at)[0], 1, start, at, at + number.size)
+    if kind != ARRAY:
+        raise _DamagedError(f"{key[:64]!r} has the unknown type {kind}")
+    kind, n = struct.unpack_from("<IQ", data, at)
+    at += WORD.size + LONG.size
+    if kind == STRING:
+        end = skip_texts(data, at, n)
+    elif kind in NUMBERS:
+        end = at + n * struct.calcsize("<" + NUMBERS[kind])
+    else:
+        raise _DamagedError(f"{key[:64]!r} is an array of the unknown type {kind}")
+    if end > len(data):
+        raise _DamagedError(f"it ends within {key[:64]!r}")
+    return Field(key, kind, None, n, start, at, end)
+
+
+def _read_tensor_infos(
+    data: mmap.mmap, at: int, n_tensors: int, alignment: int
+) -> tuple[tuple[TensorInfo, ...], int]:
+    """Return the tensors' infos, which begin at `at`, and where they end; each follows the one before it."""
+    infos: dict[str, TensorInfo] = {}
+    offset = 0
+    for _ in range(n_tensors):
+        name, at = _read_text(data, at)
+        n_dimensions, at = WORD.unpack_from(data, at)[0], at + WORD.size
+        if len(name.encode()) > _LONGEST_NAME or name in infos or n_dimensions > _MOST_DIMENSIONS:
+            raise _DamagedError(f"the tensor {name[:_LONGEST_NAME]!r} is not as it should be")
+        layout = struct.Struct(f"<{n_dimensions}QIQ")
+        *shape, kind, start = layout.unpack_from(data, at)
+        at += layout.size
+        info = TensorInfo(name, tuple(shape), kind, start)
+        if not ggml_types.is_type(kind) or info.columns % ggml_types.block_size(kind):
+            raise _DamagedError(f"the tensor {name!r} has the unknown type {kind}, or no whole rows of it")
+        if start != offset:
+            raise _DamagedError(f"the tensor {name!r} begins at {start}, not at {offset}")
+        infos[name] = info
+        offset = aligned(start + info.bytes, alignment)
+    return tuple(infos.values()), at

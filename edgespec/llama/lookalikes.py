@@ -1,0 +1,31 @@
+"""What a file is that people pass for a GGUF by mistake, told from how it begins."""
+
+from __future__ import annotations
+
+_OLD_GGML = "a GGML file of 2023; convert it or download the GGUF version"
+_MAGICS = (
+    (b"version https://git-lfs", "a git-lfs pointer; fetch the real file with `git lfs pull`"),
+    (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint?); convert the model to GGUF first"),
+    (b"\x80\x02", "a Python pickle (a PyTorch checkpoint?); convert the model to GGUF first"),
+    (b"\x1f\x8b", "a gzip archive; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive; unpack it first"),
+    (b"\xfd7zXZ", "an xz archive; unpack it first"),
+    *((magic, _OLD_GGML) for magic in (b"ggjt", b"tjgg", b"lmgg", b"fmgg")),
+)
+
+
+def describe_file(start: bytes) -> str:
+    """Return what a file that begins with `start` seems to be, and where possible what to do."""
+    for magic, description in _MAGICS:
+        if start.startswith(magic):
+            return description
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 30:
+        return "a safetensors file; convert the model to GGUF first"
+    text = start.lstrip().lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page (a download that needs a login, or the wrong link); download the file itself"
+    if not any(start):
+        return "zeros (an interrupted download); download it again"
+    if all(byte >= 32 or byte in b"\t\r\n\f" for byte in start):
+        return "a text file"
+    return "an unknown kind of file"

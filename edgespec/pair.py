@@ -1,0 +1,306 @@
+"""A target and its draft model: chosen, checked, loaded, and opened as sessions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from edgespec.choices import DrafterName, KernelsChoice, check_choice
+from edgespec.drafting.foreign.overlap import find_overlap, suite_text
+from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
+from edgespec.drafting.foreign.vocabulary import compare_vocabularies
+from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
+from edgespec.drafting.model import DraftModel
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.kernels import STOCK
+from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.prefixes import prefixes_of_pair
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.lossy.cascade import Ongoing
+from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
+from edgespec.models.pull import locate, resolve
+from edgespec.models.registry import load_registry
+from edgespec.options import MAX_GAMMA
+from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import physical_cores
+from edgespec.platform.signals import Cancellation
+
+MAX_DRAFT_CTX = 2048
+"""Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
+
+_UNLIMITED = 4096  # tokens that a context has room for where an answer has no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """How a pair is loaded and run. Raises UsageError for what cannot be."""
+
+    drafter: DrafterName = "auto"
+    """With "suffix" and "none" no draft model is loaded."""
+    n_ctx: int | None = None
+    """Context in tokens; None: as much as a generation needs."""
+    n_threads: int | None = None
+    """None: one a physical core."""
+    kernels: KernelsChoice = "auto"
+    prefix_cache: int | None = None
+    """Bytes of timelines kept beside the last one, for prompts that begin like them; None: each prompt is
+    read from its beginning."""
+    signals: Cancellation | None = None
+    """Lets Ctrl-C, or another thread, end a pass under way."""
+
+    def __post_init__(self) -> None:
+        check_choice("drafter", self.drafter, DrafterName)
+        check_choice("kernels", self.kernels, KernelsChoice)
+        for name, value in (("n_ctx", self.n_ctx), ("n_threads", self.n_threads)):
+            if value is not None and value < 1:
+                raise UsageError("must be 1 or more", field=name, value=value)
+
+
+class Pair(Closing):
+    """A target and, where one is wanted, a draft model: first chosen and checked, then loaded.
+
+    Sessions are kept from one generation to the next; one that is too small is replaced by a larger one.
+    """
+
+    target: Model
+    draft: Model | None = None
+    kernels: str = STOCK
+    """The name of the kernels that the models run on."""
+    cut: CutVocabulary | None = None
+    """Of a draft that `edgespec draft make` made."""
+    draft_is_stuck = False
+    """Whether there was a draft that cannot be used since one of the two cannot take tokens back."""
+
+    def __init__(self, target: str | Path | None, draft: str | Path | None, options: PairOptions) -> None:
+        """Choose the models as `choose_models`, pull what is missing, and check that they fit in memory.
+
+        Raises UsageError or EdgespecError: a model cannot be had, or is not usable.
+        """
+        self.options = options
+        self.n_threads = options.n_threads or default_threads()
+        self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
+        names = [name for name in (self.target_name, self.draft_name) if name is not None]
+        self._headers = [check_model_file(resolve(name)) for name in names]
+        check_target(self.target_header)
+        n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
+        if n_ctx is not None and n_ctx > n_train:
+            problem = f"{self.target_name} was trained for {n_train} tokens"
+            raise UsageError(problem, field="n_ctx", value=n_ctx)
+        fits_in_memory([(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in self._headers])
+        self._prefixes, self._draft_prefixes = prefixes_of_pair(options.prefix_cache)
+        self._vocabulary_map: VocabularyMap | None = None
+        self._models: list[Model] = []
+        self._target_session = _Slot[Session](self._hold)
+        self._draft_model = _Slot[DraftModel](DraftModel.hold)
+        self._small = _Slot[Ongoing]()
+
+    @property
+    def target_header(self) -> GGUFHeader:
+        """What the target's file says of itself; known before it is loaded."""
+        return self._headers[0]
+
+    def load(self, on_message: Callable[[str], None]) -> None:
+        """Load the models; `on_message` takes lines that the user should know."""
+        try:
+            self._load(on_message)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, on_message: Callable[[str], None]) -> None:
+        own_kernels = self.options.kernels == "auto"
+        loaded = load_kernels() if own_kernels else None
+        if loaded and not loaded.available and not loaded.declined:
+            on_message(f"stock kernels: {loaded.reason}")
+        for header in self._headers:
+            self._models.append(Model(header.path, kernels=own_kernels, header=header))
+        if loaded and any(model.uses_kernels for model in self._models):
+            self.kernels = loaded.name
+        self.target = self._models[0]
+        if len(self._models) > 1:
+            self.draft = self._models[1]
+            self._check_draft(self.draft, on_message)
+
+    def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
+        self.cut = read_cut(draft.header)
+        stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
+        if stuck:
+            what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
+            on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): {what}")
+            draft.close()
+            self._models.remove(draft)
+            self.draft_name = self.draft = None
+            self.draft_is_stuck = True
+        elif not (match := compare_vocabularies(self.target, draft)).equal:
+            if self.cut:
+                raise EdgespecError(
+                    f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
+                    "choose the model that it was cut from"
+                )
+            self._vocabulary_map = map_vocabularies(self.target, draft)
+            if not self._vocabulary_map.n_shared:
+                raise EdgespecError(
+                    f"{self.draft_name} cannot draft for {self.target_name}: no token is the same in both; "
+                    "choose another draft, or drafter none"
+                )
+            overlap = find_overlap(self.target, draft, self._vocabulary_map, suite_text())
+            on_message(f"{self.draft_name} drafts in another vocabulary: {overlap.summary}")
+
+    def check_cascade(self) -> Model:
+        """Return the draft model if it can write in a cascade. Raises UsageError where it cannot."""
+        if self.draft is None:
+            raise UsageError("a cascade needs a draft model, which writes: choose a draft")
+        if self.cut:
+            raise UsageError(
+                f"{self.draft_name} has only a part of the vocabulary, and could not write the rest of it in "
+                "a cascade: choose the model that it was cut from"
+            )
+        if not compare_vocabularies(self.target, self.draft).equal:
+            raise UsageError(
+                f"a cascade needs one vocabulary: {self.draft_name} has another than {self.target_name}; "
+                "choose a draft of the target's family"
+            )
+        return self.draft
+
+    def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
+        """Return the context of a generation: as asked for, else as much as it needs."""
+        asked = self.options.n_ctx
+        n_ctx = asked or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        if n_prompt < n_ctx:
+            return n_ctx
+        problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
+        if asked:
+            raise EdgespecError(f"{problem}; shorten it or choose a larger one", field="n_ctx", value=asked)
+        raise EdgespecError(f"{problem}, what {self.target_name} was trained for; shorten it")
+
+    def prepare(self, session: Session, tokens: Sequence[int]) -> int:
+        """Let the target's `session` hold what is known of the beginning of `tokens`; return its length."""
+        return self._prefixes.prepare(session, tokens) if self._prefixes and self.target.can_rewind else 0
+
+    def target_session(self, n_ctx: int) -> Session:
+        """Return the target's session, of at least `n_ctx` tokens."""
+        return self._target_session.at_least(n_ctx, lambda: self._open(self.target, n_ctx))
+
+    def draft_model(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
+        """Return the draft model for a generation; None where there is none.
+
+        Its context holds what the generation needs, and only the recent part where that is much.
+        """
+        draft = self.draft
+        if draft is None:
+            return None
+        n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
+        if self._vocabulary_map:
+            n_ctx = min(n_ctx, int(draft.n_ctx_train / ROOM_PER_TOKEN))
+        return self._draft_model.at_least(n_ctx, lambda: self._open_draft(draft, n_ctx))
+
+    def _open_draft(self, draft: Model, n_ctx: int) -> DraftModel:
+        if self._vocabulary_map:
+            session = self._open(draft, math.ceil(n_ctx * ROOM_PER_TOKEN))
+            return TranslatedDraft(session, self.target, self._vocabulary_map)
+        model = DraftModel(self._open(draft, n_ctx), n_vocab=self.target.n_vocab, cut=self.cut)
+        model.prefixes = self._draft_prefixes
+        return model
+
+    def small_model(self, n_ctx: int) -> Ongoing:
+        """Return the draft model as a cascade's writer.
+
+        Its context holds all of a generation that it writes, and what it drafts for a span.
+        """
+        draft = self.check_cascade()
+        n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
+        return self._small.at_least(
+            n_ctx, lambda: Ongoing(self._open(draft, n_ctx), n_vocab=self.target.n_vocab)
+        )
+
+    def _open(self, model: Model, n_ctx: int) -> Session:
+        fits_in_memory([(model.header, n_ctx)], weights_loaded=True)
+        interrupt = self.options.signals.interrupt if self.options.signals else None
+        return Session(
+            model,
+            n_ctx=n_ctx,
+            n_threads=self.n_threads,
+            n_logits_max=MAX_GAMMA + 1,
+            embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
+            interrupt=interrupt,
+        )
+
+    def _hold(self, session: Session) -> None:
+        if self._prefixes:
+            self._prefixes.hold(session)
+
+    def forget(self) -> None:
+        """Forget the timelines that were kept."""
+        for prefixes in (self._prefixes, self._draft_prefixes):
+            if prefixes:
+                prefixes.forget()
+
+    def close(self) -> None:
+        """Free models and sessions; a second call does nothing."""
+        for model in self._models:
+            model.close()
+
+
+class _Opened(Protocol):
+    """A session, or what works with one."""
+
+    @property
+    def n_ctx(self) -> int: ...
+    def close(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Opened)
+
+
+class _Slot(Generic[_T]):
+    """What is open over one model, replaced when more context is needed."""
+
+    def __init__(self, hold: Callable[[_T], None] = lambda _opened: None) -> None:
+        """`hold` takes over what can be kept of one that is closed."""
+        self._hold = hold
+        self._opened: _T | None = None
+
+    def at_least(self, n_ctx: int, open_: Callable[[], _T]) -> _T:
+        """Return what is open if it has `n_ctx` tokens of context, else what `open_` returns."""
+        if self._opened is None or self._opened.n_ctx < n_ctx:
+            smaller, self._opened = self._opened, None
+            if smaller:
+                self._hold(smaller)
+                smaller.close()
+            self._opened = open_()
+        return self._opened
+
+
+def choose_models(
+    target: str | Path | None, draft: str | Path | None, drafter: DrafterName = "auto"
+) -> tuple[str, str | None]:
+    """Return the names of target and draft (None: no drafting), as given or from the registry's pairs.
+
+    Raises UsageError when a draft is wanted but no pair names one for this target.
+    """
+    chosen, partner = load_registry().complete(
+        None if target is None else str(target), None if draft is None else str(draft)
+    )
+    if drafter in ("none", "suffix"):
+        return chosen, None
+    if partner is None and drafter != "auto":
+        locate(chosen)  # a mistyped name is the likelier mistake
+        raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
+    return chosen, partner
+
+
+def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
+    """Return the smallest context that holds a generation; room for 4,096 tokens if it has no limit."""
+    n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
+    return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
+
+
+def default_threads() -> int:
+    """Return the number of threads that decoding gains from: one for each physical core it may use."""
+    return physical_cores()

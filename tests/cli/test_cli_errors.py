@@ -1,0 +1,59 @@
+"""An error names a field; the command line calls it by its option."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import typer
+
+from edgespec.cli import app, console
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.options import Options, Waking
+from edgespec.sampling import SamplingParams
+
+NO_OPTIONS = {
+    # parts of `Options` that are checked by themselves, or have no option in `run`
+    *("params", "cascade", "n_logprobs", "window"),
+    # of the engine: what `run` makes itself
+    *("self", "profile", "history", "meter", "signals", "prefix_cache", "on_message"),
+}
+FIELDS = [
+    name
+    for names in (
+        *([field.name for field in fields(kind)] for kind in (Options, SamplingParams, Waking)),
+        inspect.signature(Engine).parameters,
+    )
+    for name in names
+    if name not in NO_OPTIONS
+]
+
+
+@pytest.fixture(scope="module")
+def options():
+    """The options of `edgespec run`."""
+    command = typer.main.get_command(app.app).get_command(None, "run")
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("field", dict.fromkeys(FIELDS))
+def test_every_field_that_may_be_wrong_is_an_option(options, field):
+    # A grammar's field is the name that the command line gave it: the option and the file.
+    assert console.option_of(field) in options
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UsageError("must be 1 or more", field="n_ctx", value=0), "--ctx 0: must be 1 or more"),
+        (UsageError("a margin is 0 to 1", field="threshold", value="2"), "--threshold 2: a margin is 0 to 1"),
+        (UsageError("empty", field="repeat_penalty"), "--repeat-penalty: empty"),
+        (UsageError("no such pair", field="--grammar x.gbnf"), "--grammar x.gbnf: no such pair"),
+        (EdgespecError("--out x: as it was said before"), "--out x: as it was said before"),
+    ],
+)
+def test_the_line_of_an_error(error, line):
+    assert console.line_of(error) == line
+    assert app._explain(error) == (line, error.exit_code)

@@ -1,0 +1,146 @@
+"""A kept file: what is damaged is set aside, what is a later edgespec's stays, nobody's change is lost."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json, parse_struct
+
+
+def number(data: bytes) -> int:
+    if data == b"later":
+        raise NewerError(Path("n"), 7)
+    try:
+        return int(data)
+    except ValueError:
+        raise DamagedError("not a number") from None
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def file(tmp_path: Path, lines: list[str]) -> KeptFile[int]:
+    return KeptFile(tmp_path / "folder" / "n", number, on_message=lines.append)
+
+
+def one_more(found: int | None) -> bytes:
+    return b"%d" % ((found or 0) + 1)
+
+
+def test_nothing_is_there_and_nothing_is_made(file: KeptFile[int], lines: list[str]) -> None:
+    assert (file.read(), file.peek(), file.set_aside(), lines) == (None, None, [], [])
+    assert not file.path.parent.exists()
+
+
+def test_what_is_written_is_read(file: KeptFile[int], lines: list[str]) -> None:
+    for expected in (1, 2, 3):
+        file.update(one_more)
+        assert file.read() == file.peek() == expected
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert sorted(path.name for path in file.path.parent.iterdir()) == [".lock", "n"]
+    assert lines == []
+
+
+@pytest.mark.parametrize("by", ["read", "update"])
+def test_what_makes_no_sense_is_set_aside(file: KeptFile[int], lines: list[str], by: str) -> None:
+    file.path.parent.mkdir()
+    for i in range(3):
+        file.path.write_bytes(b"x%d" % i)
+        with pytest.raises(DamagedError):
+            file.peek()
+        if by == "read":
+            assert file.read() is None
+            assert not file.path.exists()
+        else:
+            file.update(one_more)
+            assert file.read() == 1
+    names = ["n.set-aside", "n.set-aside-2", "n.set-aside-3"]
+    assert [path.name for path in file.set_aside()] == names
+    assert [path.read_bytes() for path in file.set_aside()] == [b"x0", b"x1", b"x2"]
+    assert lines == [f"{file.path}: not a number; set aside as {name}" for name in names]
+
+
+def test_a_later_edgespecs_file_stays(file: KeptFile[int], lines: list[str]) -> None:
+    file.path.parent.mkdir()
+    file.path.write_bytes(b"later")
+    assert file.read() is file.read() is None
+    assert lines == ["n was written by a later edgespec (format 7): left alone, not used"], "said once"
+    with pytest.raises(NewerError):
+        file.update(one_more)
+    assert file.path.read_bytes() == b"later"
+    assert file.set_aside() == []
+
+
+def test_a_failure_leaves_the_file_as_it_was(file: KeptFile[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    file.update(one_more)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            file.update(one_more)
+    assert file.read() == 1
+    assert not file.temporary.exists()
+
+
+def test_what_a_killed_process_left_is_overwritten(file: KeptFile[int]) -> None:
+    file.update(one_more)
+    file.temporary.write_bytes(b"a longer text than the number")
+    file.update(one_more)
+    assert file.read() == 2
+    assert not file.temporary.exists()
+
+
+def test_no_change_is_lost(tmp_path: Path) -> None:
+    def work() -> None:
+        mine = KeptFile(tmp_path / "n", number)
+        for _ in range(50):
+            mine.update(one_more)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert KeptFile(tmp_path / "n", number).read() == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"format": "f", "version": 2, "x": 1e999}', "not JSON"),
+        (b'{"format": "f", "version": 2, "x": NaN}', "not JSON"),
+        (b"[]", "not of f"),
+        (b'{"format": "g", "version": 2}', "not of f"),
+        (b'{"format": "f"}', "no version"),
+        (b'{"format": "f", "version": true}', "no version"),
+        (b'{"format": "f", "version": 1}', "no version"),
+    ],
+)
+def test_json_that_makes_no_sense(data: bytes, reason: str) -> None:
+    with pytest.raises(DamagedError, match=reason):
+        parse_json(Path("n"), data, form="f", version=2)
+
+
+def test_json() -> None:
+    document = {"format": "f", "version": 2}
+    assert parse_json(Path("n"), b'{"format": "f", "version": 2}', form="f", version=2) == document
+    with pytest.raises(NewerError, match=r"format 3"):
+        parse_json(Path("n"), b'{"format": "f", "version": 3}', form="f", version=2)
+    assert parse_struct(b"[1, 2]", list[int]) == [1, 2]
+    for data in (b"{", b'["x"]', b'"\xff"'):
+        with pytest.raises(DamagedError):
+            parse_struct(data, list[int])

@@ -1,0 +1,119 @@
+"""The `edgespec` command as tests call it: in the tests' own process, or started as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
+from typing import IO, Any
+from unittest import mock
+
+from edgespec.cli import main
+from edgespec.llama import kernels as kernels_room
+
+COMMAND = (sys.executable, "-m", "edgespec")
+"""For what is about the process itself: signals, terminals, closed pipes, what is imported, how it exits."""
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH with which a child Python finds the edgespec under test."""
+    root = str(Path(__file__).parents[2])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def user_environment(home: Path, *, kernels: bool = False) -> dict[str, str]:
+    """Return the environment of a user who never ran edgespec, on a machine without a network.
+
+    Without `kernels`, edgespec's are off: their self-test takes seconds in each new cache.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "EDGESPEC_MODELS_DIR": str(home / "models"),
+        "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_KERNELS": os.environ.get("EDGESPEC_KERNELS", "") if kernels else "off",
+    }
+
+
+def run_cli(
+    *arguments: object, env: Mapping[str, str], stdin: bytes = b"", cwd: Path | None = None, text: bool = True
+) -> CompletedProcess[Any]:
+    """Run `edgespec ARGUMENTS` in this process; return what a process of its own would have.
+
+    Spares a second for each call, which is what importing everything takes. `env` is the whole environment;
+    `text` decodes what was written. Standard input, output and error are files, for C as well as for Python.
+    """
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryFile() as typed, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        typed.write(stdin)
+        typed.seek(0)
+        with (
+            chdir(cwd or "."),
+            mock.patch.dict(os.environ, env, clear=True),
+            _kernels(env),
+            _standard_streams(typed, out, err),
+        ):
+            code = main(words)
+        out.seek(0)
+        err.seek(0)
+        shown = out.read(), err.read()
+    return CompletedProcess(words, code, *((part.decode() for part in shown) if text else shown))
+
+
+@contextmanager
+def started(*arguments: object, env: Mapping[str, str]) -> Iterator[Popen[bytes]]:
+    """Start `edgespec ARGUMENTS` in a process of its own, without input; it does not outlive the test."""
+    command = [*COMMAND, *map(str, arguments)]
+    with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=dict(env)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _kernels(env: Mapping[str, str]) -> Iterator[None]:
+    """For EDGESPEC_KERNELS=off, hide the kernels from this process, which may have loaded them before.
+
+    Otherwise they are this process's: they can be neither unloaded nor given another instruction set.
+    """
+    loaded, off = kernels_room._loaded, env.get("EDGESPEC_KERNELS") == "off"
+    assert off or not env.get("EDGESPEC_KERNELS_ISA")
+    if off:
+        kernels_room._loaded = None
+        if loaded and loaded.plugin:
+            loaded.plugin.enable(False)  # who loads a model with the kernels enables them
+    try:
+        yield
+    finally:
+        if off:
+            kernels_room._loaded = loaded
+
+
+@contextmanager
+def _standard_streams(*files: IO[bytes]) -> Iterator[None]:
+    """Put these files in the place of standard input, output and error, for Python and for C."""
+    names = ("stdin", "stdout", "stderr")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in range(3)]
+    try:
+        for number, file in enumerate(files):
+            os.dup2(file.fileno(), number)
+        with (
+            open(0, closefd=False) as stdin,
+            open(1, "w", closefd=False) as stdout,
+            open(2, "w", closefd=False, buffering=1, errors="backslashreplace") as stderr,
+            mock.patch.multiple(sys, **dict(zip(names, (stdin, stdout, stderr), strict=True))),
+        ):
+            yield
+    finally:
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

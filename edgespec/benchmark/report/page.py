@@ -329,7 +329,7 @@ def _runs(reading: Reading) -> str:
     if not runs:
         return ""
     if len(runs) > _MOST_RUNS:
-        return f"<p>{len(runs)} runs: too many for a page. They are all in what --json prints.</p>\n"
+        return f"<p>{len(runs)} runs: too many for a page. The JSON output has them all.</p>\n"
     columns = [
         *((name, False) for name in ("prompt", "category", "target", "draft", "kernels", "way")),
         *(

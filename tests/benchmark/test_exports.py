@@ -125,7 +125,7 @@ def test_a_full_disk_costs_nothing(tmp_path, monkeypatch, there):
 
 
 def test_the_system_s_own_full_device():
-    with pytest.raises(EdgespecError, match="--json /dev/full: cannot be written: the disk is full"):
+    with pytest.raises(EdgespecError, match="json /dev/full: cannot be written: the disk is full"):
         exports.write_file(Path("/dev/full"), b"new", field="json")
 
 

@@ -17,9 +17,10 @@ from matplotlib.text import Annotation, Text
 
 from edgespec.benchmark.exports import summarise
 from edgespec.benchmark.report import require_plotting, write_png, write_report
-from edgespec.benchmark.report.charts import charts, pareto
+from edgespec.benchmark.report.charts import charts
 from edgespec.benchmark.report.drawing import LIGHT
 from edgespec.benchmark.report.rows import read_outcome
+from edgespec.benchmark.report.scatters import pareto
 from edgespec.benchmark.runs import Cell
 from edgespec.errors import EdgespecError
 from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome

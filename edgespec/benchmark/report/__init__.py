@@ -1,9 +1,11 @@
 """Pictures and pages of a benchmark: one HTML file that needs nothing else, and one PNG.
 
     rows.py     an outcome as numbered rows, and what is said of it in words
-    drawing.py  matplotlib's figures as SVG and PNG: colours, labels that keep apart
-    charts.py   which charts there are
-    page.py     the page around them
+    drawing.py  matplotlib's figures as SVG and PNG, and their colours
+    labels.py   texts beside points, away from each other
+    looks.py    colours and shapes of rows
+    charts.py   which charts there are; scatters.py: those of speed against something else
+    page.py     the page around them, made of elements.py
 
 matplotlib is optional (`edgespec[report]`) and is loaded only when something is drawn.
 """

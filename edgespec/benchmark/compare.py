@@ -37,9 +37,6 @@ NO_DRAFT, SUFFIX = "none", "suffix"
 
 _PLAN = "comparison.json"
 
-ROUNDS = 3
-"""By default: the fewest with which an interval over rounds says something."""
-
 
 @dataclass(frozen=True, slots=True)
 class Combination:

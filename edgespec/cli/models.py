@@ -13,7 +13,6 @@ from edgespec.cli.console import err, out, print_table
 from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.pull import Puller, hash_file, resolve
 from edgespec.models.registry import Entry, Registry, add_local, load_registry, remove_local, user_models_file
 from edgespec.models.sources import format_size
@@ -171,6 +170,8 @@ def add_command(
     ] = None,
 ) -> None:
     """Give a GGUF file of your own a name, in your models.toml."""
+    from edgespec.llama.gguf_header import check_model_file
+
     path = expand_user(file).absolute()
     size = check_model_file(path).path.stat().st_size
     name = name or path.name.removesuffix(".gguf")

@@ -21,7 +21,7 @@ from edgespec.drafting.foreign.overlap import (
 from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.pair import default_threads
 from edgespec.suites import DEFAULT, load_suite
 

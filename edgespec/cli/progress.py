@@ -27,8 +27,10 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
-from edgespec.models.pull import Phase, Progress, Puller, locate
-from edgespec.models.registry import Entry, load_registry
+from edgespec.models.entries import Entry
+from edgespec.models.pull import Phase, Progress, Puller
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:

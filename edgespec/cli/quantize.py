@@ -13,8 +13,8 @@ from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import read_header
-from edgespec.models.pull import resolve
 from edgespec.models.quantizations import expected_bytes, parse_types
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk, format_size
 
 

@@ -34,9 +34,6 @@ from edgespec.pair import default_threads
 from edgespec.platform.child import Conversation, answer, say
 from edgespec.platform.files import write_atomically
 
-TEXT_TOKENS = 1024
-"""Of the text, by default: two windows."""
-
 _T = TypeVar("_T")
 
 ProgressFn = Callable[[str, int, int], None]

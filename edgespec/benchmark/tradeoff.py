@@ -35,9 +35,6 @@ NEVER: dict[Signal, float] = {"margin": 0.0, "entropy": 100.0}
 ALWAYS: dict[Signal, float] = {"margin": 1.0, "entropy": 0.0}
 """Thresholds with which it writes all."""
 
-LOSS = 0.02
-"""By default two of a hundred tokens may be others than the target's."""
-
 SHARES = (0.1, 0.25, 0.5, 0.75)
 """Of the target's tokens, at which HumanEval is asked: between the small model alone and the target alone."""
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import stat
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import numpy.typing as npt
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
+<<<<<<< HEAD
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.drafting.history import (
     MAX_TOKENS,
@@ -43,9 +27,15 @@ from edgespec.llama.backend import llama
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.resolve import resolve
+=======
+from edgespec.cli.console import err, out, print_table
+from edgespec.errors import UsageError
+>>>>>>> main
 from edgespec.models.sources import format_size
-from edgespec.pair import choose_models
 from edgespec.platform.files import expand_user
+
+if TYPE_CHECKING:
+    from edgespec.drafting.history import HistoryInfo
 
 cache_app = typer.Typer(
     no_args_is_help=True,
@@ -57,11 +47,6 @@ _NOTE = (
     "Stored are prompts and answers as token ids, which whoever can read these files can turn into text; "
     "`edgespec run --no-cache` stores none, `edgespec cache clear` deletes all of it."
 )
-_LARGEST = 1_000_000  # bytes of a text file
-_BATCH = 32_768  # tokens written at once: small beside a history, large beside looking through it
-_LINE_EVERY = 5.0  # seconds, where lines are printed instead of a bar
-
-_Tokenize = Callable[[bytes], npt.NDArray[np.int32]]
 
 
 @cache_app.command("info", epilog="Example: edgespec cache info --json")
@@ -69,6 +54,8 @@ def info_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show what is stored, and where: a file for each tokenizer."""
+    from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
+
     root = history_root()
     found = [history.info() for history in find_histories(root)]
     if json:
@@ -129,6 +116,8 @@ def clear_command(
 
     A file written by a later edgespec stays, and is named.
     """
+    from edgespec.drafting.history import find_histories, history_root
+
     histories = [(history, history.info()) for history in find_histories()]
     if not histories:
         out.print(f"nothing is stored in {history_root()}", markup=False)
@@ -167,178 +156,10 @@ def import_command(
     Of a directory all text files are taken, but nothing hidden. Files that are not UTF-8 or larger than
     1 MB are skipped. Ctrl-C keeps what was read by then.
     """
+    from edgespec.cli.cache_import import import_files
+
     paths = [expand_user(file) for file in files]
     for path in paths:
         if not path.is_dir() and not path.is_file():
             raise UsageError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
-    skipped: Counter[str] = Counter()
-    found = [file for path in paths for file in (_walk(path, skipped) if path.is_dir() else [path])]
-    name, _ = choose_models(target, None, "none")
-    header = check_model_file(resolve(name, pull_missing=False))
-    importer = _Import(tokenizer_fingerprint(header), skipped)
-    with _tokenizer(header.path) as tokenize:
-        try:
-            with _shown(found) as files_shown:
-                for file in files_shown:
-                    importer.add(file, tokenize)
-        finally:  # also on Ctrl-C: the files read so far are stored
-            try:
-                importer.store()
-            finally:
-                importer.report(len(found))
-    if importer.is_empty:
-        raise EdgespecError("nothing was imported: no text file was found")
-
-
-class _Import:
-    """Files on their way into a history."""
-
-    def __init__(self, fingerprint: str, skipped: Counter[str]) -> None:
-        self._messages: list[str] = []
-        self._history = History(fingerprint, on_message=self._messages.append)
-        self._skipped = skipped
-        self._waiting: list[npt.NDArray[np.int32]] = []
-        self._stored = Stored(0, 0, 0)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no file was a text."""
-        return self._stored.documents + self._stored.duplicates == 0
-
-    def add(self, file: Path, tokenize: _Tokenize) -> None:
-        """Read a file and store it with the next batch, or count why not."""
-        data = _read(file, self._skipped)
-        if data is None:
-            return
-        self._waiting.append(tokenize(data))
-        if sum(map(len, self._waiting)) >= _BATCH:
-            self.store()
-
-    def store(self) -> None:
-        """Store what waits. Interrupted, it may be called again: nothing is stored twice."""
-        if not self._waiting:
-            return
-        stored = self._history.extend(self._waiting)
-        self._waiting = []
-        failure = self._messages.pop() if stored is None else ""
-        for line in self._messages:
-            message(line)
-        self._messages.clear()
-        if stored is None:
-            raise EdgespecError(failure)
-        before = self._stored
-        self._stored = Stored(
-            before.documents + stored.documents,
-            before.tokens + stored.tokens,
-            before.duplicates + stored.duplicates,
-        )
-
-    def report(self, n_found: int) -> None:
-        """Print what became of the files."""
-        stored = self._stored
-        out.print(
-            f"imported {stored.documents:,} of {n_found:,} files, {stored.tokens:,} tokens: "
-            f"{self._history.path}",
-            markup=False,
-        )
-        reasons = [f"{n:,} {reason}" for reason, n in sorted(self._skipped.items()) if n]
-        if stored.duplicates:
-            reasons.append(f"{stored.duplicates:,} stored already")
-        if reasons:
-            err.print(f"skipped: {', '.join(reasons)}", markup=False)
-        if stored.tokens + stored.documents > self._history.max_tokens:
-            err.print(
-                f"the history keeps {self._history.max_tokens:,} tokens: of these files, the last ones",
-                markup=False,
-            )
-
-
-def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
-    """Yield the files below a directory in order, hidden ones left out."""
-
-    def unreadable(_: OSError) -> None:
-        skipped["unreadable"] += 1
-
-    for where, directories, names in os.walk(directory, onerror=unreadable):
-        skipped["hidden"] += sum(name.startswith(".") for name in (*directories, *names))
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        yield from (Path(where, name) for name in sorted(names) if not name.startswith("."))
-
-
-def _read(file: Path, skipped: Counter[str]) -> bytes | None:
-    """Return the bytes of a text file; None, and the reason counted, where it is not to be imported."""
-    try:
-        data, reason = _read_text(file)
-    except OSError:
-        data, reason = b"", "unreadable"
-    if reason:
-        skipped[reason] += 1
-        return None
-    return data
-
-
-def _read_text(file: Path) -> tuple[bytes, str]:
-    if not stat.S_ISREG(file.stat().st_mode):
-        return b"", "not regular files"  # a pipe would be waited for
-    with file.open("rb") as opened:
-        data = opened.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        return b"", f"over {format_size(_LARGEST)}"
-    if not data.strip():
-        return b"", "empty"
-    if b"\0" in data:
-        return b"", "not text"
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return b"", "not text"
-    return data, ""
-
-
-@contextmanager
-def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
-    """Give the files back one by one, and show how far they are: a bar, or a line now and then."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal)
-
-    def counted() -> Iterator[Path]:
-        task = bar.add_task("importing", total=len(files))
-        next_line = time.monotonic() + _LINE_EVERY
-        for n, file in enumerate(files):
-            yield file
-            bar.update(task, completed=n + 1)
-            if not err.is_terminal and time.monotonic() > next_line:
-                next_line += _LINE_EVERY
-                err.print(f"importing: {n + 1:,} of {len(files):,} files", markup=False)
-
-    with bar:
-        yield counted()
-
-
-@contextmanager
-def _tokenizer(path: Path) -> Iterator[_Tokenize]:
-    """Load a model's vocabulary without its weights; the value turns UTF-8 text into tokens.
-
-    The names of control tokens in a text are text.
-    """
-    params = llama.llama_model_default_params()
-    params.vocab_only = True
-    model = backend.create(
-        lambda _: llama.llama_model_load_from_file(os.fsencode(path), params), llama.llama_model_free
-    )
-    if model is None:
-        raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
-    vocabulary = llama.llama_model_get_vocab(model)
-
-    def tokenize(data: bytes) -> npt.NDArray[np.int32]:
-        capacity = len(data) + 8  # a token stands for at least a byte, but for a prefix space
-        tokens = (ctypes.c_int32 * capacity)()
-        n = llama.llama_tokenize(vocabulary, data, len(data), tokens, capacity, False, False)
-        if n < 0:
-            raise EdgespecError(f"{path}: the tokenizer failed on a text of {len(data):,} bytes")
-        return np.array(tokens[:n], np.int32)
-
-    try:
-        yield tokenize
-    finally:
-        llama.llama_model_free(model)
+    import_files(paths, target)

@@ -2,73 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from edgespec.benchmark.humaneval import N_PREDICT, Judged, Problem, instruction, load_problems
-from edgespec.benchmark.tradeoff import (
-    LOSS,
-    SIGNALS,
-    best_curve,
-    candidates,
-    choose,
-    problem_point,
-    read_answers,
-    solved,
-)
-from edgespec.choices import Signal
-from edgespec.cli.console import err, message, out, print_table
-from edgespec.cli.options import (
-    CategoryOption,
-    DraftOption,
-    KernelsOption,
-    PairOption,
-    PerCategoryOption,
-    SpanOption,
-    SuiteOption,
-    TargetOption,
-    ThreadsOption,
-    TokensOption,
-    parse_span,
-)
-from edgespec.cli.progress import WorkDisplay, pull_chosen
-from edgespec.engine import Engine
+from edgespec.cli.bench_options import SuiteChoice, TokensOption
+from edgespec.cli.console import message, out
+from edgespec.cli.groups import grouped
+from edgespec.cli.options import Compute, ModelChoice, SpanOption, parse_span, refuse_contradictions
+from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.lossy.calibration import Choice, Measure, Point, calibration_path, store
-from edgespec.lossy.teacher import Marks
-from edgespec.options import SPAN, Span, Waking
-from edgespec.platform.signals import SignalPipe
-from edgespec.suites import DEFAULT, HUMAN_EVAL, evenly, load_suite
+from edgespec.suites import DEFAULT, HUMAN_EVAL, evenly
+
+if TYPE_CHECKING:
+    from edgespec.cli.calibrate_choices import Questions
+    from edgespec.lossy.calibration import Choice
 
 _ACCURACY = "Accuracy"
 _PROBLEMS = 20
-_MOST_ROWS = 12
 
 
-def calibrate_command(
-    *,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    pair: PairOption = None,
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What a cascade may lose, and how long its target writes."""
+
     loss: Annotated[
         float,
         typer.Option(
             help="Loss that is allowed: of tokens, or with --humaneval of problems.",
             rich_help_panel=_ACCURACY,
         ),
-    ] = LOSS,
-    span: SpanOption = None,
-    suite: SuiteOption = DEFAULT,
-    category: CategoryOption = None,
-    per_category: PerCategoryOption = None,
-    n_predict: TokensOption = 128,
+    ] = 0.02
+    """By default two of a hundred tokens may be others than the target's."""
+    span: SpanOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """What the target answers."""
+
+    suite: SuiteChoice
+    n_predict: TokensOption = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanEval:
+    """Problems of HumanEval in place of the suite."""
+
     humaneval: Annotated[
         bool,
         typer.Option(
@@ -76,11 +58,11 @@ def calibrate_command(
             help="Count problems of HumanEval that are solved no more (in a sandbox, slow), not tokens.",
             rich_help_panel=_ACCURACY,
         ),
-    ] = False,
+    ] = False
     problems: Annotated[
         int | None,
         typer.Option(min=1, help="Problems of it.", show_default=str(_PROBLEMS), rich_help_panel=_ACCURACY),
-    ] = None,
+    ] = None
     humaneval_file: Annotated[
         Path | None,
         typer.Option(
@@ -89,9 +71,17 @@ def calibrate_command(
             show_default="the installed package's",
             rich_help_panel=_ACCURACY,
         ),
-    ] = None,
-    threads: ThreadsOption = None,
-    kernels: KernelsOption = "auto",
+    ] = None
+
+
+@grouped
+def calibrate_command(
+    *,
+    models: ModelChoice,
+    aim: Aim,
+    prompts: Prompts,
+    humaneval: HumanEval,
+    compute: Compute,
     json: Annotated[bool, typer.Option("--json", help="Print the curves as JSON instead of tables.")] = False,
 ) -> int:
     """Find and keep the threshold below which a cascade wakes the target (`edgespec run --mode cascade`).
@@ -99,170 +89,75 @@ def calibrate_command(
     The target answers the prompts alone, and the small model reads its answers: where it would have
     written something else, and how sure it was, gives the loss and the target's share for every threshold.
     """
-    own_prompts = suite != DEFAULT or bool(category or per_category)
-    _refuse(
-        {
-            "--pair and --target or --draft contradict each other: choose one": pair is not None
-            and bool(target or draft),
-            f"--loss {loss:g}: must be 0 or more and below 1, such as 0.02": not 0.0 <= loss < 1.0,
-            "--problems and --humaneval-file need --humaneval: add it, or leave them out": not humaneval
-            and bool(problems or humaneval_file),
-            "--humaneval has its own prompts: leave out --suite, --category, --per-category": humaneval
-            and own_prompts,
-        }
-    )
-    wanted = SPAN if span is None else parse_span(span)
-    questions: list[Problem] = []
-    if humaneval:
-        questions = evenly(load_problems(humaneval_file), problems or _PROBLEMS)
-        prompts, name, n_predict = [instruction(one) for one in questions], HUMAN_EVAL, N_PREDICT
-    else:
-        chosen = load_suite(suite).select(category, per_category)
-        prompts, name = [one.text for one in chosen.prompts], chosen.name
-    target, draft = pull_chosen(pair, target, draft, "model")
-    with SignalPipe() as signals:
-        with err.status("loading the models"):
-            engine = Engine(
-                target,
-                draft,
-                n_threads=threads,
-                kernels=kernels,
-                signals=signals,
-                on_message=message,
-            )
-        with engine, WorkDisplay() as display:
-            small = engine.check_cascade()
-            headers = engine.target.header, small.header
-            calibration_path(*headers)  # raises now rather than in the end
-            texts = read_answers(
-                engine, prompts, n_predict=n_predict, signals=signals, on_progress=display.show
-            )
-            work = _Work(engine, display, texts, questions, span=wanted, suite=name, loss=loss)
-            choices = [work.choice(signal) for signal in SIGNALS]
+    from edgespec.benchmark.tradeoff import SIGNALS, read_answers
+    from edgespec.cli.calibrate_choices import Calibration, as_json, print_choice
+    from edgespec.cli.loading import load_engine
+    from edgespec.lossy.calibration import calibration_path, store
+    from edgespec.options import SPAN
+    from edgespec.platform.signals import SignalPipe
+
+    _check(models, aim, prompts, humaneval)
+    span = SPAN if aim.span is None else parse_span(aim.span)
+    questions = _questions(prompts, humaneval)
+    names = models.pull("model")
+    with (
+        SignalPipe() as signals,
+        load_engine(names, compute, signals=signals) as engine,
+        WorkDisplay() as display,
+    ):
+        headers = engine.target.header, engine.check_cascade().header
+        calibration_path(*headers)  # raises now rather than in the end
+        texts = read_answers(
+            engine,
+            questions.prompts,
+            n_predict=questions.n_predict,
+            signals=signals,
+            on_progress=display.show,
+        )
+        calibration = Calibration(engine, display, texts, questions, span=span, loss=aim.loss)
+        choices = [calibration.choice(signal) for signal in SIGNALS]
     try:
         file = store(*headers, choices)
     except OSError as error:
         raise EdgespecError(f"the calibration could not be kept: {describe_os_error(error)}") from None
     if json:
-        facts = {"file": str(file), "choices": choices}
-        out.print(msgspec.json.encode(facts).decode(), markup=False, soft_wrap=True, highlight=False)
+        out.print(as_json(file, choices), markup=False, soft_wrap=True, highlight=False)
     else:
         for choice in choices:
-            _print(choice)
+            print_choice(choice)
         out.print(str(file), markup=False)
+    _warn(choices, aim.loss)
+    return 0
+
+
+def _check(models: ModelChoice, aim: Aim, prompts: Prompts, humaneval: HumanEval) -> None:
+    """Raise UsageError for options that contradict each other or are outside their range."""
+    suite = prompts.suite
+    own_prompts = suite.suite != DEFAULT or bool(suite.category or suite.per_category)
+    refuse_contradictions(models.contradictions())
+    if not 0.0 <= aim.loss < 1.0:  # nan too
+        raise UsageError("must be 0 or more and below 1, such as 0.02", field="loss", value=f"{aim.loss:g}")
+    if not humaneval.humaneval and (humaneval.problems or humaneval.humaneval_file):
+        raise UsageError("--problems and --humaneval-file need --humaneval: add it, or leave them out")
+    if humaneval.humaneval and own_prompts:
+        raise UsageError("--humaneval has its own prompts: leave out --suite, --category, --per-category")
+
+
+def _questions(prompts: Prompts, humaneval: HumanEval) -> Questions:
+    from edgespec.benchmark.humaneval import N_PREDICT, instruction, load_problems
+    from edgespec.cli.calibrate_choices import Questions
+
+    if humaneval.humaneval:
+        problems = evenly(load_problems(humaneval.humaneval_file), humaneval.problems or _PROBLEMS)
+        return Questions(HUMAN_EVAL, [instruction(one) for one in problems], N_PREDICT, problems)
+    suite = prompts.suite.load()
+    return Questions(suite.name, [one.text for one in suite.prompts], prompts.n_predict, [])
+
+
+def _warn(choices: list[Choice], loss: float) -> None:
     for choice in choices:
         if choice.point.target_share == 1.0:
             message(
                 f"warning: with {choice.signal} only the target alone keeps the loss within {loss:.1%}: "
                 "allow more with --loss, or give more prompts"
             )
-    return 0
-
-
-def _refuse(found: dict[str, bool]) -> None:
-    for line, wrong in found.items():
-        if wrong:
-            raise UsageError(line)
-
-
-class _Work:
-    """What choices are made from."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        display: WorkDisplay,
-        texts: Sequence[Marks],
-        problems: Sequence[Problem],
-        *,
-        span: Span,
-        suite: str,
-        loss: float,
-    ) -> None:
-        self._engine, self._display, self._texts, self._problems = engine, display, texts, problems
-        self._span, self._suite, self._loss = span, suite, loss
-        self._solved: dict[Waking | None, list[Judged]] = {}
-
-    def choice(self, signal: Signal) -> Choice:
-        """Return the threshold of a signal, and its curve."""
-        best, points = best_curve(self._texts, signal, self._span, self._loss)
-        measure: Measure = "tokens"
-        if self._problems:
-            measure = "pass@1"
-            points = tuple(self._by_problems(signal, one) for one in candidates(points))
-            best = choose(points, self._loss, surely=False)
-        return Choice(
-            signal=signal,
-            span=self._span,
-            measure=measure,
-            asked=self._loss,
-            point=best,
-            curve=points,
-            suite=self._suite,
-            n_prompts=len(self._texts),
-            n_tokens=sum(len(marks.agrees) for marks in self._texts),
-            date=datetime.now().astimezone().isoformat(timespec="seconds"),
-        )
-
-    def _by_problems(self, signal: Signal, tokens: Point) -> Point:
-        """Return what HumanEval says of a point of the curve of tokens."""
-        alone = self._judge(None, "HumanEval by the target alone")
-        waking = Waking(signal, tokens.threshold, tokens.window, self._span)
-        if tokens.target_share == 1.0:
-            return problem_point(alone, alone, waking)
-        judged = self._judge(waking, f"HumanEval, {waking}")
-        return problem_point(alone, judged, waking)
-
-    def _judge(self, waking: Waking | None, what: str) -> list[Judged]:
-        if waking not in self._solved:
-            n = len(self._problems)
-            self._display.show(what, 0, n)
-            self._solved[waking] = solved(
-                self._engine,
-                self._problems,
-                waking,
-                on_progress=lambda done: self._display.show(what, done, n),
-            )
-        return self._solved[waking]
-
-
-# ---- what it prints ----
-
-
-def _print(choice: Choice) -> None:
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    per = "tokens" if choice.measure == "tokens" else "problems"
-    headings = (
-        f"{choice.signal}",
-        "over\ntokens",
-        "the target\nwrites",
-        f"loss of\n{per}",
-        "KL, nats\na token",
-        "",
-    )
-    for i, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="left" if i == 5 else "right")
-    for point in _spread(choice.curve, choice.point):
-        table.add_row(
-            f"{point.threshold:.3g}",
-            str(point.window),
-            f"{point.target_share:.0%}",
-            f"{point.loss:.1%} ± {point.error:.1%}",
-            "-" if point.kl is None else f"{point.kl:.4f}",
-            "<- chosen" if point == choice.point else "",
-        )
-    print_table(table)
-    out.print(
-        f"{choice.waking}: the target writes {choice.point.target_share:.0%} of the tokens, "
-        f"loss {choice.point.loss:.1%} of the {per}, {choice.asked:.1%} allowed "
-        f"({choice.n_prompts} prompts, {choice.n_tokens} tokens; span {choice.span})",
-        markup=False,
-        highlight=False,
-    )
-    out.print()
-
-
-def _spread(curve: Sequence[Point], chosen: Point) -> list[Point]:
-    """Return some points, evenly, the ends and the chosen one among them."""
-    shown = {*evenly(curve, _MOST_ROWS - 1), curve[-1], chosen}
-    return [point for point in curve if point in shown]

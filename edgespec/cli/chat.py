@@ -3,151 +3,152 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.chat_lines import COMMANDS, Chat, Settings, check_unicode
-from edgespec.cli.console import INTERRUPTED, err, message, out
+from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
     CacheOption,
+    Compute,
     DrafterOption,
-    DraftOption,
-    FrequencyPenaltyOption,
     GammaOption,
-    KernelsOption,
-    LogitBiasOption,
-    MinPOption,
-    PairOption,
-    PresencePenaltyOption,
-    RepeatLastNOption,
-    RepeatPenaltyOption,
+    ModelChoice,
+    Sampling,
     ShowDraftOption,
     SystemOption,
-    TargetOption,
-    TemperatureOption,
-    TextSeedOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    TypicalOption,
-    parse_bias,
+    drafter_of,
     refuse_contradictions,
 )
-from edgespec.cli.progress import pull_chosen
-from edgespec.conversation import Conversation
-from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.footprint import CTX_STEP, fits_in_memory
-from edgespec.options import Options
-from edgespec.pair import MAX_DRAFT_CTX
 from edgespec.platform.files import cache_root, expand_user
-from edgespec.platform.signals import SignalPipe
-from edgespec.sampling import SamplingParams
 
-_DEFAULT = SamplingParams()
+if TYPE_CHECKING:
+    from edgespec.cli.chat_lines import Chat
+    from edgespec.conversation import Conversation
+    from edgespec.engine import Engine
 
 
-def chat_command(
-    *,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    pair: PairOption = None,
-    drafter: DrafterOption = None,
-    gamma: GammaOption = None,
-    cache: CacheOption = True,
+@dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """What drafts, and how much."""
+
+    drafter: DrafterOption = None
+    gamma: GammaOption = None
+    cache: CacheOption = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long answers and the conversation may be."""
+
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
-    ] = -1,
+    ] = -1
     ctx: Annotated[
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
-    ] = None,
-    threads: ThreadsOption = None,
-    kernels: KernelsOption = "auto",
-    system: SystemOption = None,
+    ] = None
+    compute: Compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a conversation begins with."""
+
+    system: SystemOption = None
     load: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Go on with a saved conversation.", rich_help_panel=PROMPT),
-    ] = None,
-    temp: TemperatureOption = _DEFAULT.temperature,
-    top_k: TopKOption = _DEFAULT.top_k,
-    top_p: TopPOption = _DEFAULT.top_p,
-    min_p: MinPOption = _DEFAULT.min_p,
-    typical: TypicalOption = _DEFAULT.typical_p,
-    repeat_penalty: RepeatPenaltyOption = _DEFAULT.repeat_penalty,
-    presence_penalty: PresencePenaltyOption = _DEFAULT.presence_penalty,
-    frequency_penalty: FrequencyPenaltyOption = _DEFAULT.frequency_penalty,
-    repeat_last_n: RepeatLastNOption = _DEFAULT.penalty_last_n,
-    logit_bias: LogitBiasOption = None,
-    seed: TextSeedOption = None,
+    ] = None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation so far. Raises UsageError."""
+        from edgespec.conversation import Conversation
+
+        if self.load is None:
+            return Conversation(self.system)
+        return Conversation.load(expand_user(str(self.load)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How answers are printed."""
+
     json: Annotated[
         bool,
         typer.Option("--json", help="Print a JSON object a line for each answer.", rich_help_panel=OUTPUT),
-    ] = False,
-    show_draft: ShowDraftOption = False,
+    ] = False
+    show_draft: ShowDraftOption = False
+
+
+@grouped
+def chat_command(
+    *,
+    models: ModelChoice,
+    drafting: Drafting,
+    length: Length,
+    beginning: Beginning,
+    sampling: Sampling,
+    output: Output,
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
+    from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
+    from edgespec.cli.loading import load_engine
+    from edgespec.options import Options
+    from edgespec.platform.signals import SignalPipe
+
     refuse_contradictions(
         {
-            "--pair and --target or --draft": pair is not None and bool(target or draft),
-            f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
-            "--json and --show-draft": json and show_draft,
-            "--system and --load": system is not None and load is not None,
+            **models.contradictions(drafting.drafter),
+            "--json and --show-draft": output.json and output.show_draft,
+            "--system and --load": beginning.system is not None and beginning.load is not None,
         }
     )
-    params = SamplingParams(
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical,
-        repeat_penalty=repeat_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        penalty_last_n=repeat_last_n,
-        logit_bias=parse_bias(logit_bias or []),
+    options = Options(
+        params=sampling.params(),
+        seed=sampling.seed,
+        n_predict=None if length.n_predict == -1 else length.n_predict,
+        gamma=drafting.gamma,
     )
-    limit = None if n_predict == -1 else n_predict
-    Options(gamma=gamma, n_predict=limit, seed=seed)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    check_unicode(system or "")
-    if show_draft and not out.is_terminal:
+    check_unicode(beginning.system or "")
+    if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
-    conversation = Conversation(system) if load is None else Conversation.load(expand_user(str(load)))
-    drafter = "none" if gamma == 0 else drafter or "auto"
-    target, draft = pull_chosen(pair, target, draft, drafter)
-    with SignalPipe() as signals:
-        with err.status("loading the models"):
-            engine = Engine(
-                target,
-                draft,
-                drafter=drafter,
-                n_ctx=ctx,
-                n_threads=threads,
-                kernels=kernels,
-                history=cache,
-                signals=signals,
-                prefix_cache=0,
-                on_message=message,
+    conversation = beginning.conversation()
+    drafter = drafter_of(drafting.drafter, drafting.gamma)
+    names = models.pull(drafter)
+    with (
+        SignalPipe() as signals,
+        load_engine(
+            names,
+            length.compute,
+            drafter=drafter,
+            n_ctx=length.ctx,
+            history=drafting.cache,
+            signals=signals,
+            prefix_cache=0,
+        ) as engine,
+    ):
+        if engine.target.chat_template is None:
+            raise EdgespecError(
+                f"{engine.target_name} has no chat template, and cannot chat: "
+                "`edgespec run` continues a text with it"
             )
-        with engine:
-            if engine.target.chat_template is None:
-                raise EdgespecError(
-                    f"{engine.target_name} has no chat template, and cannot chat: "
-                    "`edgespec run` continues a text with it"
-                )
-            settings = Settings(params, seed, limit, gamma, ctx, json=json, show_draft=show_draft)
-            chat = Chat(engine, conversation, settings, n_ctx=ctx or _context(engine))
-            return _type(chat, cache=cache) if sys.stdin.isatty() else _pipe(chat)
+        settings = ChatSettings(options, length.ctx, json=output.json, show_draft=output.show_draft)
+        chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine))
+        return _type(chat, cache=drafting.cache) if sys.stdin.isatty() else _pipe(chat)
 
 
 def _type(chat: Chat, *, cache: bool) -> int:
     """Answer what is typed in a terminal."""
+    from edgespec.cli.chat_lines import COMMANDS
     from edgespec.cli.line_editor import LineEditor, open_history  # 0.1 s that no other command should take
 
     history = cache_root() / "chat-lines" if cache else None
@@ -191,6 +192,9 @@ def _pipe(chat: Chat) -> int:
 
 def _context(engine: Engine) -> int:
     """Return the most tokens of context that the target was trained for and that fit in memory."""
+    from edgespec.models.footprint import CTX_STEP, fits_in_memory
+    from edgespec.pair import MAX_DRAFT_CTX
+
     models = [model.header for model in (engine.target, engine.draft) if model]
 
     def fits(n_ctx: int) -> bool:

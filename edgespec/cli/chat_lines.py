@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
@@ -13,9 +13,9 @@ from edgespec.cli.render import TextWriter, as_json, printable
 from edgespec.conversation import Conversation, Exchange, Figures, answer_of
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.options import Options
 from edgespec.platform.files import expand_user
 from edgespec.records import Result
-from edgespec.sampling import SamplingParams
 from edgespec.stream import Stream
 
 _LONGEST_ANSWER = 4096  # tokens, where neither --n-predict nor --ctx says more
@@ -23,14 +23,13 @@ _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How questions are answered; as the options of `edgespec chat`."""
+class ChatSettings:
+    """How questions are answered."""
 
-    params: SamplingParams
-    seed: int | None
-    n_predict: int | None
-    gamma: int | None
+    options: Options
+    """Of every answer; the seed is the first one's, and each further answer has the next."""
     ctx: int | None
+    """The context that the user asked for."""
     json: bool
     show_draft: bool
 
@@ -38,7 +37,9 @@ class Settings:
 class Chat:
     """Takes lines: questions, which it answers, and commands."""
 
-    def __init__(self, engine: Engine, conversation: Conversation, settings: Settings, *, n_ctx: int) -> None:
+    def __init__(
+        self, engine: Engine, conversation: Conversation, settings: ChatSettings, *, n_ctx: int
+    ) -> None:
         """Go on with `conversation` in at most `n_ctx` tokens of context."""
         self.conversation = conversation
         self.ended = False
@@ -89,22 +90,21 @@ class Chat:
     def _ask(self, question: str) -> bool:
         """Answer `question`; return whether anything was written (not where Ctrl-C came before)."""
         settings, conversation = self._settings, self.conversation
+        options = settings.options
         n_left_out = conversation.n_left_out
         tokens = conversation.prompt(
-            question, self._engine.target, n_ctx=self._n_ctx, n_predict=settings.n_predict
+            question, self._engine.target, n_ctx=self._n_ctx, n_predict=options.n_predict
         )
         if conversation.n_left_out > n_left_out:
             message(_left_out(n_left_out, conversation.n_left_out, self._n_ctx))
-        most = settings.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
+        most = options.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
         most = min(most, self._n_ctx - len(tokens))
-        seed = None if settings.seed is None else (settings.seed + self._figures.n_answers) % _SEEDS
+        seed = None if options.seed is None else (options.seed + self._figures.n_answers) % _SEEDS
         writer = None if settings.json else TextWriter(show_draft=settings.show_draft)
         stream: Stream | None = None
         self.interrupted = False
         try:
-            stream = self._engine.stream(
-                tokens, params=settings.params, seed=seed, n_predict=most, gamma=settings.gamma
-            )
+            stream = self._engine.stream(tokens, replace(options, seed=seed, n_predict=most))
             for token in stream:
                 if writer:
                     writer.write(token)
@@ -135,7 +135,7 @@ class Chat:
         return True
 
     def _reason(self, most: int) -> str:
-        if most == self._settings.n_predict:
+        if most == self._settings.options.n_predict:
             return "--n-predict"
         if most == _LONGEST_ANSWER:
             return "no answer is longer without --n-predict or --ctx"

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import message, out, print_table
-from edgespec.cli.options import KernelsOption, ThreadsOption
+from edgespec.cli.groups import grouped
+from edgespec.cli.options import Compute
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.forge.corpus import COVERAGE, check_corpus
-from edgespec.forge.drafts import BUDGET_S, LEAST_GAIN, N_PREDICT, TYPES, Made, Request, make, target_for
-from edgespec.forge.speedup import MOST_TOKENS, Judged, SpeedUp
+from edgespec.forge.corpus import check_corpus
+from edgespec.forge.drafts import LEAST_GAIN, Made, Request, make, target_for
+from edgespec.forge.speedup import MeasuredDraft, SpeedUp
 from edgespec.models.quantizations import parse_types
 from edgespec.models.sources import format_size
-from edgespec.platform.signals import SignalPipe
+
+if TYPE_CHECKING:
+    from edgespec.forge.drafts import Made
+    from edgespec.forge.speedup import SpeedUp
 
 draft_app = typer.Typer(
     no_args_is_help=True,
@@ -31,15 +36,10 @@ def _drafts() -> None:
     """Keep `make` a command of its own while it is the only one."""
 
 
-@draft_app.command("make", epilog="Example: edgespec draft make qwen2.5-coder-0.5b-q4_0 --corpus notes.txt")
-def make_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A small model: a GGUF file, a registry name, or hf:...", autocompletion=complete_model
-        ),
-    ],
-    *,
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """What the draft is made for and of, and how it is chosen."""
+
     target: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +49,7 @@ def make_command(
             show_default="its pair's",
             autocompletion=complete_model,
         ),
-    ] = None,
+    ] = None
     corpus: Annotated[
         Path | None,
         typer.Option(
@@ -57,32 +57,44 @@ def make_command(
             help="A text like those the target writes, or prompts (.jsonl).",
             show_default="the history, and edgespec's own prompts",
         ),
-    ] = None,
+    ] = None
     keep: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Tokens that the output vocabulary keeps.",
-            show_default=f"as few as cover {COVERAGE:.1%} of unseen text",
+            show_default="as few as cover 99.5% of unseen text",
         ),
-    ] = None,
+    ] = None
     types: Annotated[
         str, typer.Option(help="Quantizations to try beside SOURCE's own, with commas; none for no other.")
-    ] = ",".join(TYPES),
+    ] = "q4_0,q8_0"
     name: Annotated[
         str | None, typer.Option(help="What it is to be called.", show_default="SOURCE-TYPE-cutN")
-    ] = None,
+    ] = None
     force: Annotated[
         bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
-    ] = False,
+    ] = False
     n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", min=1, max=MOST_TOKENS, help="Tokens of the target's answers.")
-    ] = N_PREDICT,
+        int, typer.Option("--n-predict", "-n", min=1, max=64, help="Tokens of the target's answers.")
+    ] = 48
     budget: Annotated[
         float, typer.Option(min=1, metavar="S", help="Seconds of timing for SOURCE and for each candidate.")
-    ] = BUDGET_S,
-    threads: ThreadsOption = None,
-    kernels: KernelsOption = "auto",
+    ] = 20.0
+
+
+@draft_app.command("make", epilog="Example: edgespec draft make qwen2.5-coder-0.5b-q4_0 --corpus notes.txt")
+@grouped
+def make_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A small model: a GGUF file, a registry name, or hf:...", autocompletion=complete_model
+        ),
+    ],
+    *,
+    making: Making,
+    compute: Compute,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Make the fastest useful draft of SOURCE for this machine, and keep it if it is better than SOURCE.
@@ -90,23 +102,24 @@ def make_command(
     Its output vocabulary is cut to tokens that texts use, and its quantization chosen by what its passes
     take and how often the target agrees. The text stays the target's, exactly. Takes some minutes.
     """
-    chosen = target or target_for(source)
+    from edgespec.platform.signals import SignalPipe
+
     request = Request(
         source=source,
-        target=chosen,
-        corpus=corpus,
-        keep=keep,
-        types=() if types.strip() == "none" else tuple(parse_types(types, "types")),
-        name=name,
-        force=force,
-        n_threads=threads,
-        kernels=kernels,
-        n_predict=n_predict,
-        budget_s=budget,
+        target=making.target or target_for(source),
+        corpus=making.corpus,
+        keep=making.keep,
+        types=() if making.types.strip() == "none" else tuple(parse_types(making.types, "types")),
+        name=making.name,
+        force=making.force,
+        n_threads=compute.threads,
+        kernels=compute.kernels,
+        n_predict=making.n_predict,
+        budget_s=making.budget,
     )
-    if corpus is not None:
-        check_corpus(corpus)  # before a model is pulled for it
-    pull_named(chosen, source)
+    if making.corpus is not None:
+        check_corpus(making.corpus)  # before a model is pulled for it
+    pull_named(request.target, source)
     with SignalPipe() as signals, WorkDisplay() as display:
         made = make(request, on_progress=display.show, on_message=message, signals=signals)
     worst = max((made.source, *made.candidates), key=lambda one: one.passes.spread)
@@ -119,6 +132,7 @@ def make_command(
 
 
 def _print(made: Made) -> None:
+
     selection = made.selection
     n_kept = len(selection.token_ids)
     covered = (
@@ -178,7 +192,7 @@ def _document(made: Made) -> dict[str, Any]:
     }
 
 
-def _model(one: Judged) -> dict[str, Any]:
+def _model(one: MeasuredDraft) -> dict[str, Any]:
     return {
         "name": one.name,
         "tokens": one.n_kept,

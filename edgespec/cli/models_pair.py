@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
 from edgespec.cli.progress import pull_named
-from edgespec.drafting.foreign.overlap import (
-    Overlap,
-    find_overlap,
-    measure_agreement,
-    suite_text,
-    with_agreement,
-)
-from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
 from edgespec.errors import EdgespecError, UsageError
+<<<<<<< HEAD
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
 from edgespec.pair import default_threads
+=======
+>>>>>>> main
 from edgespec.suites import DEFAULT, load_suite
+
+if TYPE_CHECKING:
+    from edgespec.drafting.foreign.overlap import Overlap
 
 _MEASURED = ("code", "chat", "reasoning")  # categories of the suite, a prompt of each
 _MEASURED_TOKENS = 64
@@ -56,6 +54,9 @@ def pair_command(
 
     Without --measure only the tokenizers are loaded, and what is expected is an estimate.
     """
+    from edgespec.drafting.foreign.overlap import suite_text
+    from edgespec.models.pull import resolve
+
     words = suite_text() if text is None else _read(text)
     pull_named(target, draft)
     paths = resolve(target), resolve(draft)
@@ -70,11 +71,19 @@ def pair_command(
 
 
 def _overlap(target: Path, draft: Path, words: str) -> Overlap:
+    from edgespec.drafting.foreign.overlap import find_overlap
+    from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
+    from edgespec.llama.weights import Model
+
     with Model(target, vocab_only=True) as ours, Model(draft, vocab_only=True) as theirs:
         return find_overlap(ours, theirs, map_vocabularies(ours, theirs), words)
 
 
 def _measured(target: Path, draft: Path, overlap: Overlap) -> Overlap:
+    from edgespec.drafting.foreign.overlap import measure_agreement, with_agreement
+    from edgespec.llama.weights import Model
+    from edgespec.pair import default_threads
+
     chosen = load_suite(DEFAULT).select(_MEASURED, 1).prompts
     with Model(target) as ours, Model(draft) as theirs:
         if not (ours.can_rewind and theirs.can_rewind):
@@ -121,9 +130,9 @@ def _read(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"--text {file}: not UTF-8 text; convert it first") from None
+        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
     except OSError as error:
-        raise UsageError(f"--text {file}: {error.strerror}") from None
+        raise UsageError(str(error.strerror), field="text", value=file) from None
     if not text.strip():
-        raise UsageError(f"--text {file}: empty; give a text of a few lines or more")
+        raise UsageError("empty; give a text of a few lines or more", field="text", value=file)
     return text

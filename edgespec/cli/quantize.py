@@ -11,10 +11,14 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
+<<<<<<< HEAD
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import read_header
 from edgespec.models.quantizations import expected_bytes, parse_types
 from edgespec.models.resolve import resolve
+=======
+from edgespec.models.pull import resolve
+>>>>>>> main
 from edgespec.models.sources import check_disk, format_size
 
 
@@ -39,6 +43,10 @@ def quantize_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE."""
+    from edgespec.llama.backend import quantize
+    from edgespec.llama.gguf_header import read_header
+    from edgespec.models.quantizations import expected_bytes, parse_types
+
     types = parse_types(type_, "type")
     if output and output.exists() and not output.is_dir():
         raise UsageError(f"-o {output}: not a directory")

@@ -7,11 +7,11 @@ import itertools
 import json
 import re
 import sys
-from typing import Literal
 
 from rich.text import Text
 
 from edgespec.cli.console import err, out
+from edgespec.cli.options import Explanation
 from edgespec.decoding.tree import Tree, dump
 from edgespec.drafting.proposal import DraftStep
 from edgespec.energy import Measurement
@@ -70,9 +70,6 @@ class TextWriter:
 def printable(text: str) -> str:
     """Return `text` without characters that steer a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-Explanation = Literal["steps", "ir"]
 
 
 class ExplainedSteps:

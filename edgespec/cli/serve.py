@@ -9,27 +9,20 @@ import socket
 import stat
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.choices import DrafterName
-from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.options import (
-    DraftOption,
-    KernelsOption,
-    PairOption,
-    TargetOption,
-    ThreadsOption,
-    WattsOption,
-    refuse_contradictions,
-)
-from edgespec.cli.progress import pull_chosen
-from edgespec.energy import EnergyMeter
-from edgespec.engine import Engine
+from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.groups import grouped
+from edgespec.cli.options import Compute, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.signals import Cancellation
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
@@ -38,15 +31,14 @@ _ADDRESS = "Who may ask"
 _LIMITS = "Limits"
 
 
-def serve_command(
-    *,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    pair: PairOption = None,
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How the models are loaded and kept."""
+
     drafter: Annotated[
         DrafterName,
         typer.Option(help="What drafts, as in `run`; a request may choose another."),
-    ] = "auto",
+    ] = "auto"
     ctx: Annotated[
         int | None,
         typer.Option(
@@ -56,9 +48,8 @@ def serve_command(
             help="Most tokens of prompt and answer together.",
             show_default="what the target was trained for",
         ),
-    ] = None,
-    threads: ThreadsOption = None,
-    kernels: KernelsOption = "auto",
+    ] = None
+    compute: Compute
     prefix_cache: Annotated[
         int,
         typer.Option(
@@ -67,17 +58,23 @@ def serve_command(
             max=1 << 20,
             help="Memory that keeps what was read of conversations beside the last one.",
         ),
-    ] = 256,
+    ] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the server listens, and to whom."""
+
     host: Annotated[
         str,
         typer.Option(
             help="Address to listen on; another than this machine's own needs an API key.",
             rich_help_panel=_ADDRESS,
         ),
-    ] = "127.0.0.1",
+    ] = "127.0.0.1"
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_ADDRESS)
-    ] = 8080,
+    ] = 8080
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +82,7 @@ def serve_command(
             show_default=f"the variable {KEY_VARIABLE}",
             rich_help_panel=_ADDRESS,
         ),
-    ] = None,
+    ] = None
     unsafe_no_api_key: Annotated[
         bool,
         typer.Option(
@@ -93,18 +90,32 @@ def serve_command(
             help="Listen on another address without a key: whoever reaches it may ask.",
             rich_help_panel=_ADDRESS,
         ),
-    ] = False,
+    ] = False
+
+    def check_reach(self) -> None:
+        """Raise UsageError where other machines may ask without a key, and nobody said that they may."""
+        if not self.unsafe_no_api_key:
+            raise UsageError(
+                f"--host {self.host} can be reached from other machines: give an API key with "
+                f"--api-key-file or {KEY_VARIABLE}, or --unsafe-no-api-key"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What requests may take."""
+
     max_queue: Annotated[
         int, typer.Option(min=0, max=10_000, help="Requests that may wait.", rich_help_panel=_LIMITS)
-    ] = 64,
+    ] = 64
     max_body: Annotated[
         int,
         typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.", rich_help_panel=_LIMITS),
-    ] = 4,
+    ] = 4
     max_prompt: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a prompt.", show_default="the context", rich_help_panel=_LIMITS),
-    ] = None,
+    ] = None
     max_seconds: Annotated[
         int,
         typer.Option(
@@ -113,21 +124,28 @@ def serve_command(
             help="Time that a request may wait, and then that its answer may take.",
             rich_help_panel=_LIMITS,
         ),
-    ] = 600,
+    ] = 600
+
+
+@grouped
+def serve_command(
+    *,
+    models: ModelChoice,
+    loading: Loading,
+    address: Address,
+    limits: RequestLimits,
     assume_watts: WattsOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")
     ] = False,
 ) -> int:
     """Answer OpenAI clients on this machine: chat and text completions, and a page at /."""
-    refuse_contradictions(
-        {
-            "--pair and --target or --draft": pair is not None and bool(target or draft),
-            f"--draft and --drafter {drafter}": draft is not None and drafter in ("none", "suffix"),
-        }
-    )
+    refuse_contradictions(models.contradictions(loading.drafter))
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
+    from edgespec.cli.loading import load_engine
+    from edgespec.energy import EnergyMeter
+    from edgespec.platform.signals import Cancellation
     from edgespec.server.api import create_app
     from edgespec.server.limits import MIB, Gate, Limits, is_loopback
     from edgespec.server.metrics import Metrics
@@ -135,45 +153,40 @@ def serve_command(
     from edgespec.server.serving import bind, serve
     from edgespec.server.worker import Worker
 
-    key = read_key(api_key_file)
-    with bind(host, port) as bound:
+    key = read_key(address.api_key_file)
+    with bind(address.host, address.port) as bound:
         loopback = is_loopback(bound.getsockname()[0])
-        if not loopback and key is None and not unsafe_no_api_key:
-            raise UsageError(
-                f"--host {host} can be reached from other machines: give an API key with --api-key-file or "
-                f"{KEY_VARIABLE}, or --unsafe-no-api-key"
-            )
+        if not loopback and key is None:
+            address.check_reach()
+        gate = Limits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
-        target, draft = pull_chosen(pair, target, draft, drafter)
-        with meter if meter.available else nullcontext(), Cancellation() as cancellation:
-            with err.status("loading the models"):
-                engine = Engine(
-                    target,
-                    draft,
-                    drafter=drafter,
-                    n_ctx=ctx,
-                    n_threads=threads,
-                    kernels=kernels,
-                    meter=meter if meter.available else None,
-                    signals=cancellation,
-                    prefix_cache=prefix_cache * MIB,
-                    on_message=message,
-                )
-            with engine:
-                worker = Worker(engine, cancellation, max_queue=max_queue, max_seconds=max_seconds)
-                metrics = Metrics(energy=meter.available)
-                metrics.watch(worker)
-                service = Service.of(engine, n_ctx=ctx, max_prompt=max_prompt)
-                app = create_app(engine, worker, metrics=metrics, service=service, log=message)
-                limits = Limits(max_body=max_body * MIB, api_key=key, loopback=loopback)
-                hurried = serve(
-                    metrics.counting(Gate(app, limits)),
-                    worker,
-                    bound,
-                    max_queue=max_queue,
-                    on_ready=lambda: _announce(bound, engine, json=json),
-                    on_message=message,
-                )
+        names = models.pull(loading.drafter)
+        with (
+            meter if meter.available else nullcontext(),
+            Cancellation() as cancellation,
+            load_engine(
+                names,
+                loading.compute,
+                drafter=loading.drafter,
+                n_ctx=loading.ctx,
+                meter=meter if meter.available else None,
+                signals=cancellation,
+                prefix_cache=loading.prefix_cache * MIB,
+            ) as engine,
+        ):
+            worker = Worker(engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
+            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
+            metrics = Metrics(energy=meter.available)
+            metrics.watch(worker)
+            app = create_app(engine, worker, metrics=metrics, service=service, log=message)
+            hurried = serve(
+                metrics.counting(Gate(app, gate)),
+                worker,
+                bound,
+                max_queue=limits.max_queue,
+                on_ready=lambda: _announce(bound, engine, json=json),
+                on_message=message,
+            )
     return INTERRUPTED if hurried else 0
 
 

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from edgespec.cli.console import message
-from edgespec.cli.options import OUTPUT
 from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.grammar.grammar_check import check_grammar
 from edgespec.llama.weights import Model
 from edgespec.records import Result
-
-GrammarOption = Annotated[
-    Path | None,
-    typer.Option(help="Write only text that matches this grammar (GBNF).", rich_help_panel=OUTPUT),
-]
-JsonSchemaOption = Annotated[
-    Path | None,
-    typer.Option(help="Write only JSON that this schema describes.", rich_help_panel=OUTPUT),
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import pytest
 from command_line import COMMAND, run_cli
 from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.benchmark.runs import Outcome, from_json
-from edgespec.cli import app
+from edgespec.cli import app, bench_runs
 from edgespec.cli import bench as bench_room
 from edgespec.energy import EnergyMeter
 from edgespec.llama.session import Session
@@ -339,7 +339,7 @@ def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_room, "measure", interrupted)
+    monkeypatch.setattr(bench_runs, "measure", interrupted)
     assert in_process() == 130
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "edgespec: interrupted\n")
@@ -402,13 +402,13 @@ def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, c
     """A folder that goes away meanwhile."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    real = bench_room.measure
+    real = bench_runs.measure
 
     def then_gone(*arguments, **options):
         folder.rmdir()
         return real(*arguments, **options)
 
-    monkeypatch.setattr(bench_room, "measure", then_gone)
+    monkeypatch.setattr(bench_runs, "measure", then_gone)
     assert in_process("--csv", folder / "x.csv", "--report", tmp_path / "x.html") == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("target, drafted by draft\n")

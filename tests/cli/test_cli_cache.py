@@ -11,7 +11,7 @@ import zlib
 
 import pytest
 
-from edgespec.cli import cache as cli_cache
+from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History, history_root
 from edgespec.llama.fingerprints import tokenizer_fingerprint
@@ -197,8 +197,8 @@ def test_control_tokens_in_a_text_are_text(edgespec, history, tmp_path, tiny_pat
 
 
 def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch):
-    monkeypatch.setattr(cli_cache, "_BATCH", 100)
-    monkeypatch.setattr(cli_cache, "History", lambda *a, **k: History(*a, max_tokens=200, **k))
+    monkeypatch.setattr(cache_import, "_BATCH", 100)
+    monkeypatch.setattr(cache_import, "History", lambda *a, **k: History(*a, max_tokens=200, **k))
     for i in range(20):
         (tmp_path / f"{i:02}.txt").write_text(f"{i:02} " * 10)
     files = [tmp_path / f"{i:02}.txt" for i in range(20)]
@@ -211,17 +211,17 @@ def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch
 
 @pytest.mark.parametrize("batch", [1, 10_000])
 def test_ctrl_c_keeps_what_was_read(edgespec, history, tmp_path, tiny_path, monkeypatch, batch):
-    monkeypatch.setattr(cli_cache, "_BATCH", batch)
+    monkeypatch.setattr(cache_import, "_BATCH", batch)
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text(f"text {i}")
-    real = cli_cache._read
+    real = cache_import._read
 
     def read(file, skipped):
         if file.name == "3.txt":
             signal.raise_signal(signal.SIGINT)
         return real(file, skipped)
 
-    monkeypatch.setattr(cli_cache, "_read", read)
+    monkeypatch.setattr(cache_import, "_read", read)
     files = [tmp_path / f"{i}.txt" for i in range(5)]
     text, said = edgespec("import", *files, "--target", tiny_path, code=130)
     assert text.startswith("imported 3 of 5 files")
@@ -230,7 +230,7 @@ def test_ctrl_c_keeps_what_was_read(edgespec, history, tmp_path, tiny_path, monk
 
 
 def test_long_imports_say_how_far_they_are(edgespec, tree, tiny_path, monkeypatch):
-    monkeypatch.setattr(cli_cache, "_LINE_EVERY", 0)
+    monkeypatch.setattr(cache_import, "_LINE_EVERY", 0)
     _, said = edgespec("import", tree, "--target", tiny_path)
     assert "importing: 2 of 10 files\n" in said
 

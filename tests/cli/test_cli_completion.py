@@ -6,13 +6,24 @@ import os
 import shutil
 import subprocess
 import sys
+from textwrap import indent
+from typing import get_type_hints
 
 import pytest
 
-from edgespec.cli import app
+from edgespec import SamplingParams
+from edgespec.benchmark.accuracy import WINDOW
+from edgespec.benchmark.bench import BUDGET_S, PRECISION, Settings
+from edgespec.benchmark.ways import parse_ways
+from edgespec.cli import app, bench, bench_options, compare, draft, options
+from edgespec.forge import drafts as forge
+from edgespec.forge.corpus import COVERAGE
+from edgespec.forge.speedup import MOST_TOKENS
+from edgespec.options import SPAN
 from terminals import Terminal
 
 ANSWER = "called with"
+HEAVY = {"llama_cpp", "numpy"}
 REGISTRY = f"""
 [models.mine]
 path = "/mine.gguf"
@@ -172,7 +183,7 @@ def test_what_a_shell_shows_is_never_an_error(config, child_environment, tmp_pat
     """Neither where models.toml is damaged nor where edgespec cannot be loaded."""
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / "llama_cpp.py").write_text("raise RuntimeError('broken')")
+    (broken / "typer.py").write_text("raise RuntimeError('broken')")
 
     def asked(environment):
         return subprocess.run(
@@ -192,22 +203,68 @@ def test_what_a_shell_shows_is_never_an_error(config, child_environment, tmp_pat
     assert (damaged.stdout.strip(), damaged.stderr, damaged.returncode) == (b"", b"", 0)
 
 
-@pytest.mark.parametrize(
-    ("words", "loaded"), [(["mo"], set()), (["models"], set()), (["energy", "--js"], {"energy"})]
-)
-def test_only_what_is_completed_is_loaded(child_environment, words, loaded):
-    code = (
-        "import sys\nfrom edgespec.cli import main\ntry:\n    main([])\nfinally:\n    print(*sys.modules)\n"
-    )
+def modules_after(code, environment):
+    """Return the names of the modules that a process of its own has loaded after `code`."""
     process = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**child_environment, **asking(*words)},
+        [sys.executable, "-c", f"import sys\ntry:\n{indent(code, ' ')}\nfinally:\n print(*sys.modules)"],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    modules = process.stdout.split()
+    return set(process.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"), [(["mo"], set()), (["models"], set()), (["energy", "--js"], {"energy"})]
+)
+def test_only_what_is_completed_is_loaded(child_environment, words, loaded):
+    environment = {**child_environment, **asking(*words)}
+    modules = modules_after("from edgespec.cli import main\nmain([])", environment)
     commands = ("run", "chat", "bench", "energy", "models", "draft", "cache")
     assert {name for name in commands if f"edgespec.cli.{name}" in modules} == loaded
-    assert loaded or "llama_cpp" not in modules
+    assert not modules & HEAVY
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "--target", ""], ["bench", "--"], ["compare", "--targets", "a,"], ["cache", "import", ""]],
+)
+def test_nothing_heavy_is_loaded_to_complete(child_environment, config, words):
+    environment = {**child_environment, **asking(*words)}
+    assert not modules_after("from edgespec.cli import main\nmain([])", environment) & HEAVY
+
+
+def test_no_command_loads_anything_heavy_before_it_is_called(child_environment):
+    code = (
+        "import typer\n"
+        "from edgespec.cli.app import app\n"
+        "root = typer.main.get_command(app)\n"
+        "for name in root.list_commands(None): assert root.get_command(None, name).params is not None\n"
+    )
+    modules = modules_after(code, child_environment)
+    assert {f"edgespec.cli.{name}" for name in ("run", "compare", "doctor", "cache", "draft")} <= modules
+    assert not modules & HEAVY
+
+
+def test_defaults_that_are_written_down_here_are_those_of_the_package():
+    """What they are is not imported where options are declared: it would load numpy."""
+    sampling, params = options.Sampling(), SamplingParams()
+    assert sampling.params() == params
+    assert options.SpanOption.__metadata__[0].show_default == str(SPAN)
+    prompts = bench_options.Prompts(suite=bench_options.SuiteChoice())
+    ways = bench_options.WayChoice()
+    measuring = bench.Measuring(ways=ways)
+    assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
+    assert ways.settings(prompts) == Settings(parse_ways("auto"))
+    making = draft.Making()
+    assert making.types == ",".join(forge.TYPES)
+    assert (making.n_predict, making.budget) == (forge.N_PREDICT, forge.BUDGET_S)
+
+    def option(group, name):
+        return get_type_hints(group, include_extras=True)[name].__metadata__[0]
+
+    assert option(draft.Making, "n_predict").max == MOST_TOKENS
+    assert f" {COVERAGE:.1%} " in option(draft.Making, "keep").show_default
+    assert option(compare.Accuracy, "text_tokens").min == WINDOW

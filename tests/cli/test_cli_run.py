@@ -533,7 +533,7 @@ def test_an_unknown_pair(run):
 
 @pytest.mark.parametrize("drafter", ["model", "staged"])
 def test_a_target_without_a_known_draft(run, tiny_path, drafter):
-    failed(run("x", models=("--target", tiny_path, "--drafter", drafter)), 2, "--draft")
+    failed(run("x", models=("--target", tiny_path, "--drafter", drafter)), 2, "name a draft")
 
 
 def test_a_target_without_a_known_draft_can_still_repeat_text(run, tiny_path):
@@ -689,12 +689,12 @@ def test_a_closed_pipe_is_one_line_everywhere(command, tiny_path, tiny_draft_pat
 
 
 def test_ctrl_c_before_the_first_token_is_one_line(monkeypatch, capsys, tiny_path):
-    from edgespec.cli import app, run
+    from edgespec.cli import app, loading
 
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "Engine", interrupted)
+    monkeypatch.setattr(loading, "Engine", interrupted)
     assert app.main(["run", "-t", str(tiny_path), "--drafter", "none", "abc"]) == 130
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 

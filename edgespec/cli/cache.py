@@ -11,26 +11,8 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
-<<<<<<< HEAD
-from edgespec.cli.console import err, message, out, print_table
-from edgespec.drafting.history import (
-    MAX_TOKENS,
-    History,
-    HistoryInfo,
-    Stored,
-    find_histories,
-    history_root,
-)
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import backend
-from edgespec.llama.backend import llama
-from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.resolve import resolve
-=======
 from edgespec.cli.console import err, out, print_table
 from edgespec.errors import UsageError
->>>>>>> main
 from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
 

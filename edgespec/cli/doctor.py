@@ -11,25 +11,9 @@ from rich.table import Table
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import out, print_line, print_table
 from edgespec.errors import EdgespecError
-<<<<<<< HEAD
-from edgespec.llama import kernels
-from edgespec.llama.backend import foreign_function, library_version
-from edgespec.llama.gguf import TensorInfo
-from edgespec.llama.gguf_header import check_model_file, read_tensors
-from edgespec.llama.kernels import Kernels, PackedTensor
-from edgespec.llama.prefetch import Choice
-from edgespec.llama.weights import Model
-from edgespec.models.footprint import fits_in_memory
-from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models, default_threads
-from edgespec.platform.boards import hwcaps, wheel_board
-from edgespec.platform.cpu import read_cpu
-from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
-=======
 
 if TYPE_CHECKING:
     from edgespec.cli.machine import Report
->>>>>>> main
 
 ROOT = Path("/")
 """Below which the machine is looked at; tests bring trees of their own."""

@@ -12,12 +12,6 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
-<<<<<<< HEAD
-from edgespec.llama.weights import Model
-from edgespec.models.resolve import resolve
-from edgespec.pair import default_threads
-=======
->>>>>>> main
 from edgespec.suites import DEFAULT, load_suite
 
 if TYPE_CHECKING:
@@ -55,7 +49,7 @@ def pair_command(
     Without --measure only the tokenizers are loaded, and what is expected is an estimate.
     """
     from edgespec.drafting.foreign.overlap import suite_text
-    from edgespec.models.pull import resolve
+    from edgespec.models.resolve import resolve
 
     words = suite_text() if text is None else _read(text)
     pull_named(target, draft)

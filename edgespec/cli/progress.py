@@ -27,15 +27,9 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
-<<<<<<< HEAD
 from edgespec.models.entries import Entry
 from edgespec.models.pull import Phase, Progress, Puller
-from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
-=======
-from edgespec.models.pull import Phase, Progress, Puller, locate
-from edgespec.models.registry import Entry
->>>>>>> main
 from edgespec.models.sources import format_size
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}

@@ -11,14 +11,7 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
-<<<<<<< HEAD
-from edgespec.llama.backend import quantize
-from edgespec.llama.gguf_header import read_header
-from edgespec.models.quantizations import expected_bytes, parse_types
 from edgespec.models.resolve import resolve
-=======
-from edgespec.models.pull import resolve
->>>>>>> main
 from edgespec.models.sources import check_disk, format_size
 
 

@@ -11,7 +11,7 @@ here is needed: where the directory cannot be written, every run begins with a g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,33 +72,41 @@ def store(key: Key, change: Callable[[Profile | None], Profile], *, on_message: 
     return file.path
 
 
+@dataclass(frozen=True, slots=True)
+class TimedCurve:
+    """A model's curve as a run knows it."""
+
+    curve: Curve
+    """Seconds."""
+    n_passes: int
+    """Timed passes that it rests on."""
+
+
 def merge_learnt(
     key: Key,
     *,
-    target: Curve,
-    target_passes: int,
-    draft: Curve | None = None,
-    draft_passes: int = 0,
+    target: TimedCurve,
+    draft: TimedCurve | None = None,
     acceptance: dict[str, Any] | None = None,
     answers: Sequence[int] = (),
     on_message: MessageFn = silent,
 ) -> Path | None:
     """Store what a run learnt, and return the file as `update` does.
 
-    `target`, `draft`: the curves as they are known now, in seconds, and from how many timed passes. The
-    stored curves are moved towards them, half the way at most. `acceptance` takes the place of the
-    stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as `update` does.
+    The stored curves are moved towards `target` and `draft`, half the way at most. `acceptance` takes the
+    place of the stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as
+    `update` does.
     """
 
     def merge(stored: Profile | None) -> Profile:
-        profile = stored or Profile(key, target, draft)
+        profile = stored or Profile(key, target.curve, draft and draft.curve)
         answer_tokens = profile.answer_tokens
         for length in answers:
             answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)
         return replace(
             profile,
-            target=_moved(profile.target, target, target_passes),
-            draft=profile.draft and (_moved(profile.draft, draft, draft_passes) if draft else profile.draft),
+            target=_moved(profile.target, target),
+            draft=_moved(profile.draft, draft) if profile.draft and draft else profile.draft,
             acceptance=profile.acceptance if acceptance is None else acceptance,
             answer_tokens=answer_tokens,
             runs=profile.runs + 1,
@@ -107,9 +115,10 @@ def merge_learnt(
     return update(key, merge, on_message=on_message)
 
 
-def _moved(stored: Curve, learnt: Curve, n_passes: int) -> Curve:
-    """Return the `stored` curve, moved towards what was `learnt` from `n_passes`: in ratios, as they err."""
-    weight = min(_MOST_WEIGHT, _MOST_WEIGHT * max(0, n_passes) / _HALF_AFTER)
+def _moved(stored: Curve, timed: TimedCurve) -> Curve:
+    """Return the `stored` curve, moved towards the `timed` one: in ratios, as they err."""
+    learnt = timed.curve
+    weight = min(_MOST_WEIGHT, _MOST_WEIGHT * max(0, timed.n_passes) / _HALF_AFTER)
 
     def moved(old: float, new: float) -> float:
         return float(old * (new / old) ** weight)

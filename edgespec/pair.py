@@ -24,8 +24,8 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import Ongoing
 from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
-from edgespec.models.pull import locate, resolve
 from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate, resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import physical_cores

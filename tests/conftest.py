@@ -92,9 +92,9 @@ def tiny_draft(tiny_draft_path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
     """Paths of the real target and draft, pulled on first use. For tests marked `pair`."""
-    pull = importlib.import_module("edgespec.models.pull")
+    models = importlib.import_module("edgespec.models.resolve")
     try:
-        target, draft = (Path(pull.resolve(name)) for name in DEFAULT_PAIR)
+        target, draft = (Path(models.resolve(name)) for name in DEFAULT_PAIR)
     except EdgespecError as error:
         pytest.skip(f"the 1.6 GB pair could not be downloaded: {error}")
     return target, draft

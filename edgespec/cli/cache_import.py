@@ -29,7 +29,7 @@ from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.pair import choose_models
 

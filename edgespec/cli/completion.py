@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.models.registry import Registry, load_registry
+from edgespec.models.entries import Registry
+from edgespec.models.registry import load_registry
 
 
 def complete_model() -> list[str]:

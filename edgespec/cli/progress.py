@@ -27,8 +27,9 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
-from edgespec.models.pull import Phase, Progress, Puller, locate
-from edgespec.models.registry import Entry
+from edgespec.models.entries import Entry
+from edgespec.models.pull import Phase, Progress, Puller
+from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}

@@ -21,7 +21,7 @@ from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import EdgespecError
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.sampling import Coins
 from reference import filtered_probs
 from tiny_gguf import N_WORDS, write_tiny_gguf

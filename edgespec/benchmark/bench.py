@@ -225,24 +225,42 @@ class Progress:
     """Width of the interval so far; None before it is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a benchmark ends: at the first of these."""
+
+    budget_s: float = BUDGET_S
+    precision: float = PRECISION
+    """Width of the speed-up's interval over the rounds, as a share of the speed-up."""
+    rounds: int | None = None
+    """None: as many as the budget allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What is called while a benchmark runs."""
+
+    on_run: Callable[[Run], None]
+    """With each run as it comes, so that it is kept whatever happens."""
+    on_progress: Callable[[Progress], None] = lambda _progress: None
+    """Before each prompt."""
+    on_message: Callable[[str], None] = lambda _line: None
+    """With a line about a peer that is left out."""
+
+
 def measure(
     engine: Engine,
     prompts: Sequence[Prompt],
     settings: Settings,
     *,
-    budget_s: float = BUDGET_S,
-    precision: float = PRECISION,
-    most_rounds: int | None = None,
+    limits: Limits,
+    listener: Listener,
     peers: list[Peer],
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
-    on_run: Callable[[Run], None],
-    on_message: Callable[[str], None] = lambda _line: None,
 ) -> str:
-    """Measure rounds until the interval is tight, and return in words why it ended.
+    """Measure rounds until a limit is reached, and return in words which it was.
 
-    Runs go to `on_run` as they come, so that they are kept whatever happens. The budget is kept but for
-    the prompt under way, also when not all prompts had their turn: `prompts` should be in an order that
-    covers the categories early. A peer that fails is left out from there on, and `on_message` told why.
+    The budget is kept except for the prompt under way, also when not all prompts had their turn: give
+    `prompts` in an order that covers the categories early. A peer that fails is removed from `peers`.
     Raises what the engine raises.
     """
     with leaving_no_trace(engine):
@@ -251,32 +269,38 @@ def measure(
         runs: list[Run] = []
         longest = 0.0
         round_ = 0
-        while most_rounds is None or round_ < most_rounds:
+        while limits.rounds is None or round_ < limits.rounds:
             tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
-            if tight is not None and tight <= precision:
+            if tight is not None and tight <= limits.precision:
                 return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
             for place, prompt in enumerate(prompts):
                 prompt_began = time.monotonic()
-                if prompt_began - began + longest > budget_s and runs:
+                if prompt_began - began + longest > limits.budget_s and runs:
                     so_far = [_rounds(round_)] if round_ else []
                     if place:
                         so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
                     width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
-                    return f"{' and '.join(so_far)}; the budget of {budget_s:g} s was spent{width}"
-                on_progress(Progress(round_, prompt, place, len(prompts), prompt_began - began, tight))
+                    return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
+                listener.on_progress(
+                    Progress(round_, prompt, place, len(prompts), prompt_began - began, tight)
+                )
                 for run in turns(engine, prompt, settings, round_=round_, place=place):
                     runs.append(run)
-                    on_run(run)
-                for peer in [*peers]:
-                    try:
-                        for run in peer.runs(prompt, round_):
-                            on_run(run)
-                    except EdgespecError as error:
-                        on_message(f"{error}; {peer.name} is left out from here on")
-                        peers.remove(peer)
+                    listener.on_run(run)
+                _run_peers(peers, prompt, round_, listener)
                 longest = max(longest, time.monotonic() - prompt_began)
             round_ += 1
         return f"{_rounds(round_)}, as asked for"
+
+
+def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: Listener) -> None:
+    for peer in [*peers]:
+        try:
+            for run in peer.runs(prompt, round_):
+                listener.on_run(run)
+        except EdgespecError as error:
+            listener.on_message(f"{error}; {peer.name} is left out from here on")
+            peers.remove(peer)
 
 
 def _rounds(n: int) -> str:

@@ -78,7 +78,8 @@ def bench_command(
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
-    from edgespec.cli.bench_runs import Bench, Limits, llama_cpp
+    from edgespec.benchmark.bench import Limits
+    from edgespec.cli.bench_runs import Bench, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from edgespec.benchmark.bench import Peer, Progress, Settings, measure, unfit
+from edgespec.benchmark.bench import Limits, Listener, Peer, Progress, Settings, measure, unfit
 from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Cell, Outcome, Run
@@ -20,17 +20,6 @@ from edgespec.platform.memory import peak_rss_bytes
 from edgespec.suites import Suite
 
 _PEER_GAMMA = 3  # llama.cpp's default
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When measuring ends: at the first of these."""
-
-    budget_s: float
-    precision: float
-    """Width of the speed-up's interval over the rounds, as a share of the speed-up."""
-    rounds: int | None
-    """None: as many as the budget allows."""
 
 
 class Bench:
@@ -89,17 +78,14 @@ class Bench:
                     detail += f", interval {progress.noise:.1%}"
                 display.show(f"round {progress.round + 1}", progress.spent_s, limits.budget_s, detail)
 
+            listener = Listener(keep, show, self._warnings.append)
             return measure(
                 self._engine,
                 self._prompts,
                 self._settings,
-                budget_s=limits.budget_s,
-                precision=limits.precision,
-                most_rounds=limits.rounds,
+                limits=limits,
+                listener=listener,
                 peers=self._peers,
-                on_progress=show,
-                on_run=keep,
-                on_message=self._warnings.append,
             )
 
     def _outcome(self, ended: str) -> Outcome:

@@ -16,6 +16,8 @@ import pytest
 from edgespec import Engine
 from edgespec.benchmark import bench
 from edgespec.benchmark.bench import (
+    Limits,
+    Listener,
     Progress,
     Settings,
     generate,
@@ -54,10 +56,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def measured(engine: Engine, settings: Settings, **options: Any) -> tuple[list[Run], str]:
-    """The runs of a benchmark, and why it ended."""
+    """The runs of a benchmark, and why it ended; `options`: of Limits and Listener, prompts, peers."""
     runs: list[Run] = []
+    prompts, peers = options.pop("prompts", PROMPTS), options.pop("peers", [])
+    told = {name: options.pop(name) for name in ("on_progress", "on_message") if name in options}
     ended = measure(
-        engine, options.pop("prompts", PROMPTS), settings, **{"peers": [], **options}, on_run=runs.append
+        engine,
+        prompts,
+        settings,
+        limits=Limits(**options),
+        listener=Listener(runs.append, **told),
+        peers=peers,
     )
     return runs, ended
 
@@ -220,7 +229,7 @@ def test_each_round_has_a_seed_of_its_own(engine: Engine) -> None:
 def test_no_answer_is_drafted_from_itself(engine: Engine) -> None:
     """The suffix store forgets between runs; without that the second answer is copied from the first."""
     settings = Settings(parse_ways("suffix-4"), 60)
-    runs, _ = measured(engine, settings, most_rounds=3)
+    runs, _ = measured(engine, settings, rounds=3)
     by_prompt: dict[str, set[Any]] = {}
     for run in runs:
         if run.way == "suffix-4":
@@ -239,7 +248,7 @@ def test_joules_are_of_the_run(engine: Engine) -> None:
     with EnergyMeter.choose(assume_watts=15.0) as meter:
         engine.meter = meter
         try:
-            runs, _ = measured(engine, settings, most_rounds=1)
+            runs, _ = measured(engine, settings, rounds=1)
         finally:
             engine.meter = None
     assert len(runs) == 6
@@ -256,7 +265,7 @@ def test_joules_are_of_the_run(engine: Engine) -> None:
 
 def test_who_goes_first_changes(engine: Engine) -> None:
     settings = Settings(parse_ways("model-1"), 4)
-    runs, _ = measured(engine, settings, most_rounds=2)
+    runs, _ = measured(engine, settings, rounds=2)
     order = [(run.round, run.prompt, [run.way for run in pair]) for pair in batched(runs) for run in pair[:1]]
     assert order == [
         (0, "a", ["plain", "model-1"]),
@@ -275,7 +284,7 @@ def batched(runs: list[Run]) -> list[list[Run]]:
 
 def test_each_way_goes_first_as_often(engine: Engine) -> None:
     settings = Settings(parse_ways("model-1,suffix-1"), 3)
-    runs, _ = measured(engine, settings, most_rounds=3)
+    runs, _ = measured(engine, settings, rounds=3)
     first = Counter(group[0].way for group in batched(runs))
     assert first == {"plain": 3, "model-1": 3, "suffix-1": 3}
     assert all({run.way for run in group} == set(first) for group in batched(runs))
@@ -295,7 +304,7 @@ def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPa
     longest = max((prompt.text for prompt in PROMPTS), key=lambda text: len(engine.prompt_tokens(text)))
     assert asked == [(longest, "none", None, 40), (longest, "suffix", None, 40), (longest, "model", 2, 40)]
     asked.clear()
-    runs, _ = measured(engine, settings, most_rounds=1, prompts=PROMPTS[:1])
+    runs, _ = measured(engine, settings, rounds=1, prompts=PROMPTS[:1])
     assert len(asked) == 6
     assert [run.tokens for run in runs] == [40, 40, 40]
 
@@ -305,7 +314,7 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, draft = (write_tiny_gguf(tmp_path / f"{i}.gguf", seed=i, chat_template=None) for i in (0, 1))
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
-        measured(engine, Settings(WAYS, 8), most_rounds=1)
+        measured(engine, Settings(WAYS, 8), rounds=1)
     assert not list((tmp_path / "cache").rglob("profiles/*.json"))
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
         engine.generate("abc", n_predict=8)
@@ -314,7 +323,7 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
 
 def test_progress(engine: Engine) -> None:
     seen: list[Progress] = []
-    measured(engine, Settings(parse_ways("suffix-1"), 3), most_rounds=4, precision=0, on_progress=seen.append)
+    measured(engine, Settings(parse_ways("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append)
     assert [(one.round, one.place) for one in seen] == list(itertools.product(range(4), range(3)))
     assert [one.prompt.id for one in seen[:3]] == ["a", "b", "c"]
     assert {one.n_prompts for one in seen} == {3}
@@ -329,19 +338,19 @@ def test_progress(engine: Engine) -> None:
 
 def test_as_many_rounds_as_asked_for(engine: Engine) -> None:
     settings = Settings(parse_ways("suffix-1"), 3)
-    runs, ended = measured(engine, settings, most_rounds=2, precision=1e9)
+    runs, ended = measured(engine, settings, rounds=2, precision=1e9)
     assert (len(runs), ended) == (12, "2 rounds, as asked for")
-    assert measured(engine, settings, most_rounds=1)[1] == "1 round, as asked for"
+    assert measured(engine, settings, rounds=1)[1] == "1 round, as asked for"
 
 
 def test_a_tight_interval_ends_it_after_three_rounds(engine: Engine) -> None:
-    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), precision=1e9, most_rounds=9)
+    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), precision=1e9, rounds=9)
     assert len(runs) == 18
     assert ended.startswith("3 rounds; the interval over them is tight (")
 
 
 def test_no_interval_is_tight_enough(engine: Engine) -> None:
-    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), precision=0, most_rounds=5)
+    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), precision=0, rounds=5)
     assert (len(runs), ended) == (30, "5 rounds, as asked for")
 
 
@@ -400,7 +409,14 @@ def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.Monk
     monkeypatch.setattr(Session, "eval", damaged)
     runs: list[Run] = []
     with pytest.raises(EdgespecError, match="may be damaged"):
-        measure(engine, PROMPTS, Settings(parse_ways("suffix-2"), 4), peers=[], on_run=runs.append)
+        measure(
+            engine,
+            PROMPTS,
+            Settings(parse_ways("suffix-2"), 4),
+            limits=Limits(),
+            listener=Listener(runs.append),
+            peers=[],
+        )
     assert [(run.prompt, run.way) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
 
 
@@ -423,7 +439,7 @@ class AnotherProgram:
 
 def test_a_peer_runs_after_the_ways_of_each_prompt(engine: Engine) -> None:
     peer = AnotherProgram("other")
-    runs, _ = measured(engine, Settings(parse_ways("suffix-1"), 3), most_rounds=2, peers=[peer])
+    runs, _ = measured(engine, Settings(parse_ways("suffix-1"), 3), rounds=2, peers=[peer])
     groups = batched(runs)
     assert len(groups) == 6
     assert [[run.way for run in group][2:] for group in groups] == [["other"]] * 6
@@ -434,7 +450,7 @@ def test_a_peer_that_fails_is_left_out_from_there_on(engine: Engine) -> None:
     weak, strong = AnotherProgram("weak", fails_at=2), AnotherProgram("strong")
     peers = [weak, strong]
     runs, ended = measured(
-        engine, Settings(parse_ways("suffix-1"), 3), most_rounds=2, peers=peers, on_message=lines.append
+        engine, Settings(parse_ways("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
     )
     assert ended == "2 rounds, as asked for"
     assert Counter(run.way for run in runs) == {"plain": 6, "suffix-1": 6, "weak": 2, "strong": 6}

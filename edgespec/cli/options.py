@@ -82,7 +82,7 @@ SpanOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """A target and its draft: each by itself, or as a pair."""
+    """A target and its draft model, each by its name or both as a pair."""
 
     target: Annotated[
         str | None,
@@ -244,5 +244,5 @@ def refuse_contradictions(found: dict[str, bool]) -> None:
 
 
 def drafter_of(drafter: DrafterName | None, gamma: int | None) -> DrafterName:
-    """Return what drafts: nothing where no token is to be drafted."""
+    """Return what drafts; "none" if `gamma` is 0."""
     return "none" if gamma == 0 else drafter or "auto"

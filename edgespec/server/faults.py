@@ -1,6 +1,7 @@
-"""Errors as OpenAI's API tells them: {"error": {"message", "type", "param", "code"}} and a status.
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
 
-No answer holds a path or a traceback: what is not the client's mistake is one line on stderr and a plain 500.
+No answer holds a path or a traceback: what is not the client's mistake is logged in one line, and the client
+only gets a 500.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edgespec.server.worker import QueueFull, ShuttingDown, TimedOut
 
 
 class Fault(Exception):  # noqa: N818 - an answer like any other
-    """A request that is not answered. `str(fault)` is the line for the client."""
+    """An answer that refuses a request. `str(fault)` is the line for the client."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
     if isinstance(error, ShuttingDown):
         return Fault(503, str(error), code="shutting_down")
     if isinstance(error, TimedOut):
-        # Not to be tried again by itself, as OpenAI's clients would: it would take as long.
+        # OpenAI's clients would try again by themselves, and it would take as long.
         return Fault(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
     line = " ".join(str(error).split())
     if isinstance(error, EdgespecError):

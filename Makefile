@@ -19,7 +19,7 @@ export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-c lint format sanitize bench wheel pi pi4 pi5 pi-armhf pi-test pi-count deploy clean
+.PHONY: help run serve test test-c lint format sanitize bench wheel pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,9 +81,6 @@ pi: $(VENV)/.pi ## Cross-compile wheels for the Raspberry Pi 4 and 5 into dist/p
 
 pi4 pi5: $(VENV)/.pi ## One of them
 	@$(BIN)/python -m pi.wheels $@
-
-pi-armhf: $(VENV)/.pi ## edgespec alone, with its C core, for 32-bit Raspberry Pi OS
-	@$(BIN)/python -m pi.wheels armhf
 
 pi-test: $(VENV)/.pi ## Test these wheels under qemu, emulated as each board
 	@$(BIN)/python -m pi.emulate

@@ -275,7 +275,7 @@ class Bench:
         self._engine.forget(tables=self._cold)
         others = [tokens for other, tokens in self._remembered.items() if other != prompt.id]
         if others:
-            self._engine._recollection.ready().load(np.concatenate(others).astype(np.int32))
+            self._engine._earlier_texts.ready().load(np.concatenate(others).astype(np.int32))
 
     def warm_up(self, prompts: Sequence[Prompt], ways: Sequence[Way]) -> None:
         """Make the contexts large enough for every prompt, and run each drafter once."""

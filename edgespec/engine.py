@@ -11,7 +11,8 @@ from typing import Unpack
 
 from edgespec.choices import DrafterName, KernelsChoice, Objective, Rule, check_choice
 from edgespec.decoding.generate import Generation
-from edgespec.drafting.knowledge import Knowledge, Recollection
+from edgespec.drafting.earlier_texts import EarlierTexts
+from edgespec.drafting.knowledge import Knowledge
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Policy
@@ -32,7 +33,7 @@ from edgespec.sampling import Coins
 from edgespec.stream import Stream
 
 _POLICIES: dict[DrafterName, Policy] = {
-    # Sampled siblings are accepted too rarely for what a node costs: docs/scheduler.md has the figures.
+    # Sampled siblings are accepted too rarely for what they cost: docs/measurements/scheduler.md.
     "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
     "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),
@@ -106,7 +107,7 @@ class Engine(Closing):
         self._on_message = on_message
         self._signals = signals
         self._pair = Pair(target, draft, options)
-        self._recollection = Recollection(
+        self._earlier_texts = EarlierTexts(
             self._pair.target_header, kept=history and drafter != "none", on_message=on_message
         )
         self._pair.load(on_message)
@@ -157,7 +158,7 @@ class Engine(Closing):
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also what was learnt."""
         self._end_stream(keep=False)
-        self._recollection.ready().forget()
+        self._earlier_texts.ready().forget()
         self._pair.forget()
         if tables:
             self._knowledge.forget()
@@ -339,7 +340,7 @@ class Engine(Closing):
         scheduler = self._knowledge.scheduler(policy, task.prompt, greedy=task.options.params.greedy)
         return TreeDrafter(
             scheduler,
-            suffix=self._recollection.ready(),
+            suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=self.target.is_eog,
             clocks=self._knowledge.clocks,
@@ -355,11 +356,11 @@ class Engine(Closing):
         stream.close()
         result = stream.result
         if result.stop_reason in ("eog", "stop", "length"):
-            cut = result.stop_reason == "length"
-            self._knowledge.answered(self._prompt, len(result.token_ids), cut=cut)
+            unfinished = result.stop_reason == "length"
+            self._knowledge.answered(self._prompt, len(result.token_ids), unfinished=unfinished)
         if keep:
             # Of a conversation that goes on, what came before is kept already: but for what leads to the new.
-            self._recollection.keep(stream.timeline[max(0, result.n_cached - _LEADING) :])
+            self._earlier_texts.keep(stream.timeline[max(0, result.n_cached - _LEADING) :])
 
     def generate(
         self,

@@ -20,7 +20,7 @@ from edgespec.platform.boards import BOARDS, Board
 from pi.console import BUILD, Parser, err, main, out, run
 from pi.manifest import DIST, check_wheels, read_manifest
 from pi.root import ensure_root
-from pi.wheels import ARM64, llama_source
+from pi.wheels import TRIPLE, llama_source
 
 QEMU = "qemu-aarch64"
 """The one that loads plugins; Debian's static one does not."""
@@ -48,7 +48,7 @@ def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
     link = (f"-L{llama}", "-lggml", "-lggml-base", f"-Wl,-rpath-link,{llama}")
     run(
         "compiling the product",
-        [f"{ARM64.triple}-gcc", *flags, f"-I{include}", _HERE / "count_product.c", "-o", program, *link],
+        [f"{TRIPLE}-gcc", *flags, f"-I{include}", _HERE / "count_product.c", "-o", program, *link],
         BUILD / "count-product.log",
     )
     run(
@@ -56,7 +56,7 @@ def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
         ["cc", *flags, "-shared", "-fPIC", _HERE / "count_plugin.c", "-o", plugin],
         BUILD / "count-plugin.log",
     )
-    emulator: list[str | Path] = [QEMU, "-cpu", board.emulated, "-L", ensure_root("arm64"), "-plugin", plugin]
+    emulator: list[str | Path] = [QEMU, "-cpu", board.emulated, "-L", ensure_root(), "-plugin", plugin]
     command = [*emulator, "-E", f"LD_LIBRARY_PATH={llama}", program]
     own = libraries / "edgespec" / "edgespec_kernels.so"
     found: dict[str, dict[str, dict[int, float]]] = {}

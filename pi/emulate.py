@@ -35,7 +35,7 @@ from pi.console import BUILD, ROOT, Parser, describe_exit, main, message, out, r
 from pi.emulator import QEMU, Emulator, install
 from pi.manifest import DIST, check_wheels, read_manifest
 from pi.root import ensure_root
-from pi.wheels import ARM64
+from pi.wheels import TRIPLE
 
 _TESTS: dict[str, str] = {
     "platform/test_boards.py": "commands_say_it",  # the guard's step does it with real wheels
@@ -107,7 +107,7 @@ def _c_tests(emulator: Emulator) -> str:
         "CMAKE_CROSSCOMPILING_EMULATOR": ";".join(map(str, emulator.qemu())),
         "EDGESPEC_TESTS": "ON",
         "GGML_INCLUDE_DIR": Path(sysconfig.get_path("purelib"), "include"),  # of llama-cpp-python
-        "PI_TRIPLE": ARM64.triple,
+        "PI_TRIPLE": TRIPLE,
     }
     configure: list[str | Path] = [programs / "cmake", "-S", ROOT, "-B", build, "-G", "Ninja"]
     configure += [f"-D{key}={value}" for key, value in defines.items()]
@@ -249,7 +249,7 @@ def emulate(names: Sequence[str]) -> int:
         check_wheels(DIST / board.name, read_manifest(DIST / board.name))
     if not shutil.which(QEMU):
         raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user-static")
-    root = ensure_root("arm64")
+    root = ensure_root()
     # Tests press Ctrl-C, which a shell has told what it runs in the background, and its programs, to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(len(boards)) as threads:

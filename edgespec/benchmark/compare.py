@@ -134,16 +134,17 @@ class Comparison:
         try:
             stored = _stored_plan(folder)
             if stored and (different := plan.conflicts(stored)):
-                raise UsageError(
-                    f"--out {folder}: another comparison is there (other {', '.join(different)}); "
-                    "choose another --out, or --fresh to replace it"
+                problem = (
+                    f"another comparison is there (other {', '.join(different)}); choose another folder, "
+                    "or begin afresh, which replaces it"
                 )
+                raise UsageError(problem, field="out", value=folder)
             self._runs.mkdir(parents=True, exist_ok=True)
             # Models that are left out this time are remembered: their cells are still here.
             models = {**stored.models, **plan.models} if stored else plan.models
             write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
         except OSError as error:
-            raise UsageError(f"--out {folder}: {describe_os_error(error)}") from None
+            raise UsageError(describe_os_error(error), field="out", value=folder) from None
 
     @staticmethod
     def discard(folder: Path) -> None:
@@ -161,7 +162,7 @@ class Comparison:
                         file.unlink()
                 (folder / _PLAN).unlink()
         except OSError as error:
-            raise UsageError(f"--out {folder}: {describe_os_error(error)}") from None
+            raise UsageError(describe_os_error(error), field="out", value=folder) from None
 
     def _file(self, combination: Combination, round_: int) -> Path:
         return self._runs / f"{combination.name}.{round_}.json"
@@ -256,7 +257,7 @@ class Comparison:
             kernels.setdefault(combination, set()).add(found.cell.kernels)
         mixed = (
             f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
-            "like the first count; --fresh measures again"
+            "like the first count; begin afresh to measure all again"
             for combination, names in kernels.items()
             if len(names) > 1
         )
@@ -289,7 +290,7 @@ def _stored_plan(folder: Path) -> Plan | None:
     try:
         return from_json(Plan, file.read_bytes(), str(file))
     except EdgespecError as error:
-        raise UsageError(f"{error}; delete it, or choose another --out") from None
+        raise UsageError(f"{error}; delete it, or choose another folder") from None
 
 
 def _draft(combination: Combination) -> str | None:

@@ -74,7 +74,7 @@ def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
     writer.writeheader()
     writer.writerows(rows)
     if isinstance(where, Path):
-        write_file(where, text.getvalue().encode(), option="--csv")
+        write_file(where, text.getvalue().encode(), field="csv")
     else:
         where.write(text.getvalue())
 
@@ -187,10 +187,10 @@ def _accuracy_columns(accuracy: Accuracy | None) -> dict[str, Any]:
 # ---- files ----
 
 
-def check_writable(path: Path, option: str) -> None:
-    """Return if a file can be written at `path`, which `option` names; leave nothing behind.
+def check_writable(path: Path, field: str) -> None:
+    """Return if a file can be written at `path`, the value of `field`; leave nothing behind.
 
-    To be called before a long benchmark. Raises UsageError: it cannot, and why.
+    Call it before a long benchmark. Raises UsageError: it cannot, and why.
     """
     try:
         file = _resolve(path)
@@ -202,13 +202,13 @@ def check_writable(path: Path, option: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(_refusal(path, option, error)) from None
+        raise UsageError(_refusal(path, error), field=field, value=path) from None
 
 
-def write_file(path: Path, data: bytes, *, option: str) -> None:
-    """Write a file so that there is the old one or the new one, whatever happens; `option` asked for it.
+def write_file(path: Path, data: bytes, *, field: str) -> None:
+    """Write a file, the value of `field`: whatever happens, there is the old one or the new one.
 
-    Raises EdgespecError in one line that names file and option: the old file is as it was then.
+    Raises EdgespecError in one line that names field and file: the old file is as it was then.
     """
     try:
         file = _resolve(path)
@@ -217,7 +217,7 @@ def write_file(path: Path, data: bytes, *, option: str) -> None:
         else:
             write_atomically(file, data)
     except OSError as error:
-        raise EdgespecError(_refusal(path, option, error)) from None
+        raise EdgespecError(_refusal(path, error), field=field, value=path) from None
 
 
 def _resolve(path: Path) -> Path:
@@ -243,7 +243,8 @@ def _is_special(file: Path) -> bool:
     return file.exists() and not file.is_file()
 
 
-def _refusal(path: Path, option: str, error: OSError) -> str:
+def _refusal(path: Path, error: OSError) -> str:
+    """Return why a file cannot be written, and what to do."""
     if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
         reason = f"there is no folder {path.parent}; make it first or choose another file"
     elif isinstance(error, IsADirectoryError):
@@ -252,4 +253,4 @@ def _refusal(path: Path, option: str, error: OSError) -> str:
         reason = "the disk is full; nothing was changed there"
     else:
         reason = f"{error.strerror or error}; choose another file"
-    return f"{option} {path}: cannot be written: {reason}"
+    return f"cannot be written: {reason}"

@@ -70,11 +70,11 @@ class LlamaCpp:
         needed = (PLAIN_PROGRAM, *((DRAFTED_PROGRAM,) if draft else ()))
         missing = [name for name in needed if not _executable(directory / name)]
         if missing:
-            raise UsageError(
-                f"--bin {directory}: no executable {' and no '.join(missing)} there; "
-                "in llama.cpp's source run cmake -B build && cmake --build build --target "
-                f"{' '.join(needed)}, then give its build/bin"
+            problem = (
+                f"no executable {' and no '.join(missing)} there; in llama.cpp's source run cmake -B build "
+                f"&& cmake --build build --target {' '.join(needed)}, then give its build/bin"
             )
+            raise UsageError(problem, field="bin", value=directory)
         self.directory, self.target, self.draft = directory, target, draft
         self.n_threads, self.n_ctx, self.timeout_s = n_threads, n_ctx, timeout_s
         self.flash_attention = flash_attention

@@ -50,10 +50,10 @@ def parse_ways(text: str) -> tuple[Way, ...]:
     ways: dict[str, Way] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name in ways:
-            raise UsageError(f"--ways: {name} is named twice")
+            raise UsageError(f"{name} is named twice", field="ways")
         ways[name] = _lossy(name) or _drafting(name)
     if not ways:
-        raise UsageError("--ways: name at least one, such as auto")
+        raise UsageError("name at least one, such as auto", field="ways")
     return tuple(ways.values())
 
 
@@ -61,13 +61,11 @@ def _drafting(name: str) -> Way:
     found = _WAY.fullmatch(name)
     drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
     if not found or found[1] not in drafters:
-        raise UsageError(
-            f"--ways {name}: must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, "
-            "lenience-0.5"
-        )
+        problem = f"must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, lenience-0.5"
+        raise UsageError(problem, field="ways", value=name)
     gamma = int(found[2]) if found[2] else None
     if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
-        raise UsageError(f"--ways {name}: the length must be 1 to {MAX_GAMMA}")
+        raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="ways", value=name)
     return Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
 
 
@@ -82,5 +80,5 @@ def _lossy(name: str) -> Way | None:
         if found := _LENIENT.fullmatch(name):
             return Way(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
     except UsageError as error:
-        raise UsageError(f"--ways {name}: {error}") from None
+        raise UsageError(str(error), field="ways", value=name) from None
     return None

@@ -197,7 +197,7 @@ def compare_command(
     targets, drafts = names_in(matrix.targets, "targets"), names_in(matrix.drafts, "drafts")
     _check_drafts(drafts, settings, measuring.ways.ways)
     kernels = matrix.kernels_choices()
-    types = parse_types(matrix.quants, "--quants") if matrix.quants is not None else []
+    types = parse_types(matrix.quants, "quants") if matrix.quants is not None else []
     suite = prompts.suite.load()
     scoring = accuracy.scoring()
     models = find_models(targets, drafts, types, folder.out / "models")

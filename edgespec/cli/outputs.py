@@ -46,14 +46,15 @@ class Outputs:
         from edgespec.benchmark.report import require_plotting
 
         files: dict[Path, str] = {}
-        for path, option in ((self.csv, "--csv"), (self.report, "--report"), (self.png, "--png")):
+        for path, field in ((self.csv, "csv"), (self.report, "report"), (self.png, "png")):
             if path:
-                check_writable(path, option)
-                other = files.setdefault(path.resolve(), option)
-                if other != option:
-                    raise UsageError(f"{option} {path}: {other} writes that file already; choose another")
+                check_writable(path, field)
+                other = files.setdefault(path.resolve(), field)
+                if other != field:
+                    problem = f"--{other} writes that file already; choose another"
+                    raise UsageError(problem, field=field, value=path)
         if self.report or self.png:
-            require_plotting("--report" if self.report else "--png")
+            require_plotting("report" if self.report else "png")
 
     def write(self, outcome: Outcome) -> None:
         """Print the outcome and write the files, even if one of them cannot be written.

@@ -40,7 +40,7 @@ def quantize_command(
     from edgespec.llama.gguf_header import read_header
     from edgespec.models.quantizations import expected_bytes, parse_types
 
-    types = parse_types(type_, "--type")
+    types = parse_types(type_, "type")
     if output and output.exists() and not output.is_dir():
         raise UsageError(f"-o {output}: not a directory")
     with PullDisplay() as display:

@@ -15,9 +15,9 @@ import numpy as np
 
 from edgespec.choices import Rule
 from edgespec.decoding.drafter import Drafter, Outcome, Position, Tokens
-from edgespec.decoding.lenience import lenient_choice
 from edgespec.decoding.logprobs import logprobs_of
-from edgespec.decoding.tree import Tree, is_chain, lower
+from edgespec.decoding.tree import NO_NODES, Tree, lower
+from edgespec.decoding.verify import Verifier
 from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
 from edgespec.grammar.grammar import Constraint
@@ -76,7 +76,7 @@ class Generation:
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
         `n_ctx` is where the context counts as full, by default the end of `target`'s. A `lenience` below 1 is
-        not exact (lenience.py); it takes the chain rule, or the match rule at temperature 0. The first
+        not exact (verify.py); it takes the chain rule, or the match rule at temperature 0. The first
         `n_known` tokens of the prompt, not all, stand in `target`'s cache already. `n_logprobs`: each emitted
         token comes with its Logprobs, of so many likeliest tokens; None: without. `constraint`:
         what the text must match; it is closed at the end.
@@ -97,6 +97,9 @@ class Generation:
         """Told at the end of each phase which one it was; may be replaced before the first event."""
         self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
         self._position = Position(self._sampler, self._recent, coins.take)
+        self._verifier = Verifier(
+            rule, self._position, params, is_eog=self._is_eog, lenience=lenience, constraint=constraint
+        )
         self.n_known = n_known
         self._n_logprobs = n_logprobs
         self._constraint = constraint
@@ -128,10 +131,9 @@ class Generation:
         self.mark("rest")
         started = time.perf_counter()
         self._target.rewind(self.n_known)
-        row = self._target.eval(self.tokens[self.n_known :], n_logits=1)[0]
-        (coin,) = self._coins.take(1)
-        token = self._sampler.sample(self._allowed(row, ()), self._recent(()), coin, -1)
-        logprobs = self._logprobs([row], [token])
+        rows = self._target.eval(self.tokens[self.n_known :], n_logits=1)
+        _, token, _ = self._verifier.verify(NO_NODES, rows)
+        logprobs = self._logprobs([rows[0]], [token])
         self._n_cached = len(self.tokens)
         self.tokens.append(token)
         if self._constraint:
@@ -142,8 +144,8 @@ class Generation:
     def _step(self) -> Step:
         self.mark("rest")
         started = time.perf_counter()
-        tree = self._propose()
-        n = len(tree)
+        tree = lower(self._propose())
+        n = tree.n_nodes
         # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
         drafts = n > 0 or time.perf_counter() - started > _WORTH_A_MARK_S
         if drafts:
@@ -151,15 +153,11 @@ class Generation:
         drafted = time.perf_counter()
         n_past = len(self.tokens)
         pending = self.tokens[self._n_cached :]
-        rows = self._target.eval(
-            [*pending, *(node.token for node in tree)],
-            n_logits=n + 1,
-            parents=None if is_chain(tree) else [node.parent for node in tree],
-        )
+        rows = self._target.eval([*pending, *tree.tokens], n_logits=n + 1, parents=tree.parents)
         self.mark("verify")
         verified = time.perf_counter()
-        path, following, judged = self._judge(rows, tree)
-        emitted = [*(tree[i].token for i in path), following]
+        path, following, judged = self._verifier.verify(tree, rows)
+        emitted = [*(tree.tokens[i] for i in path), following]
         if path and self._is_eog(emitted[-2]):
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
@@ -183,7 +181,7 @@ class Generation:
             tuple(emitted),
             n_drafted=n,
             n_accepted=len(path),
-            depth=_depth(tree, path),
+            depth=tree.depth(path),
             draft_s=drafted - started + ended - ready,
             verify_s=verified - drafted,
             rest_s=ready - verified,
@@ -197,46 +195,6 @@ class Generation:
             if n is None
             else tuple(logprobs_of(row, token, n) for row, token in zip(rows, tokens, strict=False))
         )
-
-    def _judge(self, rows: Rows, tree: Tree) -> tuple[list[int], int, list[tuple[int, float, float]]]:
-        """Return the path that is kept, the token after it, and (node, p, q) of what was judged."""
-        if self._rule != "match":
-            if self._constraint:
-                rows = self._constraint.masked(rows, _paths(tree), self._sampler, self._recent)
-            return self._sampler.verify(
-                rows,
-                *lower(tree),
-                self._recent(()),
-                self._coins.take(len(tree) + 1),
-                self._rule == "block",
-                lenience=self._lenience,
-            )
-        path: list[int] = []
-        emitted: list[int] = []
-        at = -1
-        while True:  # a coin for each emitted token, and no other: so the text is that of plain decoding
-            (coin,) = self._coins.take(1)
-            recent = self._recent(emitted)
-            row = self._allowed(rows[at + 1], emitted)
-            token = self._sampler.sample(row, recent, coin, -1)
-            below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
-            found = lenient_choice(
-                row, [tree[i].token for i in below], token, self._lenience, self._params, recent
-            )
-            if found is None:
-                return path, token, []
-            at = below[found]
-            path.append(at)
-            emitted.append(tree[at].token)
-            if self._is_eog(tree[at].token):  # what the loop takes away again
-                return path, token, []
-
-    def _allowed(self, row: Rows, path: Sequence[int]) -> Rows:
-        """Return the target's logits after `path`, without what may not follow."""
-        if not self._constraint:
-            return row
-        masked = self._constraint.mask(row, path, self._sampler, self._recent(path))
-        return row if masked is None else masked
 
     def _propose(self) -> Tree:
         """Ask the drafter for no more than can still be emitted and held."""
@@ -269,22 +227,3 @@ class Generation:
         last_n = self._params.penalty_last_n
         history = self.tokens if last_n < 0 else self.tokens[-last_n:]
         return np.asarray([*history, *drafted], np.int32)
-
-
-def _paths(tree: Tree) -> list[tuple[int, ...]]:
-    """Return the tokens that lead to each place of the target's rows: the root, then each node."""
-    paths: list[tuple[int, ...]] = [()]
-    for node in tree:
-        paths.append((*paths[node.parent + 1], node.token))
-    return paths
-
-
-def _depth(tree: Tree, path: Sequence[int]) -> int:
-    """Return the positions drafted: len(path) where nothing follows it in the tree, else the tree's depth."""
-    end = path[-1] if path else -1
-    if all(node.parent != end for node in tree[end + 1 :]):
-        return len(path)
-    depths: list[int] = []
-    for node in tree:
-        depths.append(1 + (depths[node.parent] if node.parent >= 0 else 0))
-    return max(depths)

@@ -27,12 +27,10 @@ target's. A point mass came from no coin, and may be dropped for any reason (doc
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 Source = Literal["suffix", "argmax", "sampled", "forced"]
 
@@ -63,11 +61,39 @@ Forced = Callable[[Sequence[int]], int | None]
 
 
 class Lowered(NamedTuple):
-    """A tree as the target's batch and the verifier read it: an int32 for each node."""
+    """A tree as the target's batch and the verifier read it: an int32 for each node, as in Node."""
 
-    tokens: npt.NDArray[np.int32]
-    parents: npt.NDArray[np.int32]
-    slots: npt.NDArray[np.int32]
+    tokens: array[int]
+    parents: array[int]
+    slots: array[int]
+
+    @property
+    def n_nodes(self) -> int:
+        """Return the number of nodes."""
+        return len(self.tokens)
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """Return the tokens that lead to each of the target's rows: none to the first, then to each node."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append((*paths[parent + 1], token))
+        return paths
+
+    def depth(self, path: Sequence[int]) -> int:
+        """Return how many positions were drafted beside the accepted `path` of nodes.
+
+        len(path) if no node follows it, so that the draft ended there; else the depth of the tree.
+        """
+        end = path[-1] if path else -1
+        if end not in self.parents[end + 1 :]:
+            return len(path)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        return max(depths)
+
+
+NO_NODES = Lowered(array("i"), array("i"), array("i"))
 
 
 def is_chain(tree: Tree) -> bool:
@@ -259,10 +285,12 @@ def order(tree: Tree) -> Tree:
 
 def lower(tree: Tree) -> Lowered:
     """Return what the batch and the verifier read of `tree`, which `order` laid out."""
+    if not tree:
+        return NO_NODES
     return Lowered(
-        np.array([node.token for node in tree], np.int32),
-        np.array([node.parent for node in tree], np.int32),
-        np.array([node.slot for node in tree], np.int32),
+        array("i", [node.token for node in tree]),
+        array("i", [node.parent for node in tree]),
+        array("i", [node.slot for node in tree]),
     )
 
 

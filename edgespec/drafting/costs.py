@@ -1,4 +1,4 @@
-"""What a pass of a model costs on this machine: measured curves, or guesses, corrected as real passes come.
+"""What a pass of a model costs on this machine: curves, measured or guessed, corrected by timed passes.
 
 A curve is T(n): the seconds of one pass over n tokens with all their logits, at two lengths of context;
 between them it is interpolated, beyond them extended. A run starts from the stored curve (profile.py) or
@@ -28,7 +28,7 @@ class Curve:
     passes: tuple[tuple[float, ...], tuple[float, ...]]
     """Element [i][n - 1]: one pass over n = 1 .. N_MAX tokens at context CONTEXTS[i]."""
     read: float
-    """A token where many are read at once without logits, as of a prompt."""
+    """The cost of a token where many are read at once without logits, as of a prompt."""
 
     def at(self, n_past: int) -> list[float]:
         """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
@@ -39,8 +39,8 @@ class Curve:
 
 
 # T(n) / T(1) of edgespec's kernels and of llama.cpp's (1.5B Q4_K_M, context 128), for the first steps on a
-# machine that was never measured: those of the processor on which a further token costs most. To think it
-# cheaper than it is made first answers slower than plain ones; to think it dearer costs little.
+# machine that was never measured: those of the processor on which a further token costs most. Guesses that
+# were too low made first answers slower than plain ones; guesses that are too high cost little.
 _SHAPES = {
     True: {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.0, 16: 3.8, 33: 7.6},
     False: {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0},
@@ -96,7 +96,7 @@ class OnlineCurve:
         self.n_observed = 0
 
     def at(self, n_past: int) -> list[float]:
-        """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. The list is not to be changed."""
+        """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. Do not change the list."""
         if n_past // self._SPAN != self._base_at:
             self._base_at = n_past // self._SPAN
             self._base = self._curve.at(n_past)

@@ -59,7 +59,7 @@ class Gains:
     def n_guesses(self, unread: int, chances: Sequence[float]) -> int:
         """Return how many guesses the draft model should check: a right one saves it a pass.
 
-        `chances` are those of the guesses, each given the one before; `unread` tokens ride in the pass.
+        `chances` are those of the guesses, each given the one before; `unread` tokens are read with them.
         """
         passes = self.passes
         path = 1.0

@@ -1,35 +1,22 @@
-"""What an engine knows before it begins, and keeps when it ends: the profile and the history.
+"""What an engine knows of a pair when it begins, and keeps in the profile when it ends (profile_store.py).
 
-    profile (profile.py)   what passes cost, what is accepted, how long answers are -> the schedulers
-    history (history.py)    earlier prompts and answers as tokens                    -> the suffix store
-
-Either may be missing: then there are guesses instead of a profile, and the suffix store begins empty.
+That is what passes cost, what is accepted and how long answers are. Without a profile there are guesses.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from edgespec.choices import Objective
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
-from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Key, Profile
 from edgespec.drafting.profile_store import load, merge_learnt
 from edgespec.drafting.scheduler import Policy, Scheduler
-from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
-
-OWN_TOKENS = 1 << 16
-"""Tokens of an engine's own timelines that drafts are looked for in."""
 
 _NAMES = {True: "greedy", False: "sampled"}
 _STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
@@ -105,10 +92,10 @@ class Knowledge:
         """Begin again with what was stored."""
         self._begin()
 
-    def answered(self, prompt: str | Sequence[int], n_tokens: int, *, cut: bool) -> None:
-        """Learn the length of the answer to `prompt`; `cut`: by a limit, not by itself."""
-        self._lengths.learn(prompt, n_tokens, cut=cut)
-        if not cut:
+    def answered(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool) -> None:
+        """Learn the length of the answer to `prompt`; `unfinished`: a limit ended it."""
+        self._lengths.learn(prompt, n_tokens, unfinished=unfinished)
+        if not unfinished:
             self._answers.append(n_tokens)
 
     def store(self, on_message: Callable[[str], None]) -> None:
@@ -135,50 +122,3 @@ def _clock(model: Model, stored: Curve | None) -> OnlineCurve:
     if stored:
         return OnlineCurve(stored)
     return OnlineCurve(guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels), guessed=True)
-
-
-class Recollection:
-    """The suffix store, with earlier documents of the history in it if one is kept.
-
-    They are read and indexed in a thread of their own, while the models are loaded.
-    """
-
-    def __init__(self, header: GGUFHeader, *, kept: bool, on_message: Callable[[str], None]) -> None:
-        """Begin reading the history of `header`'s tokenizer, if it is `kept`."""
-        self.suffix = SuffixDrafts(OWN_TOKENS)
-        self._history: History | None = None
-        self._on_message = on_message
-        self._lines: list[str] = []
-        self._thread: threading.Thread | None = None
-        self._n_vocab = header.n_vocab
-        if not kept:
-            return
-        try:
-            self._history = History(tokenizer_fingerprint(header), on_message=self._lines.append)
-        except (EdgespecError, OSError) as error:
-            on_message(f"earlier answers are not used: {error}")
-            return
-        self.suffix = SuffixDrafts(MAX_TOKENS)
-        self._thread = threading.Thread(target=self._load, args=(self._history,), daemon=True)
-        self._thread.start()
-
-    def _load(self, history: History) -> None:
-        self.suffix.load(history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab))
-
-    def ready(self) -> SuffixDrafts:
-        """Return the suffix store, once all is in it."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        self._report()
-        return self.suffix
-
-    def keep(self, tokens: list[int]) -> None:
-        """Add a document to the history, if one is kept."""
-        if self._history and tokens:
-            self._history.append(np.asarray(tokens, np.int32))
-            self._report()
-
-    def _report(self) -> None:
-        while self._lines:
-            self._on_message(self._lines.pop(0))

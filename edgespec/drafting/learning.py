@@ -11,12 +11,12 @@ from edgespec.drafting.proposal import Offer, Proposal
 
 
 class ForcedChance:
-    """How often a token is accepted that the grammar forces.
+    """How often a token that the grammar forces is accepted.
 
-    The text is certain, not how the target writes it; and that is much the same wherever it stands.
+    The text is certain, but not which tokens the target writes it in; that hardly depends on the position.
     """
 
-    _GUESS, _COUNTS = 0.9, 10.0  # what one thinks before the first outcome, and how many it counts for
+    _GUESS, _COUNTS = 0.9, 10.0  # the estimate before the first outcome, and the outcomes it counts for
 
     def __init__(self) -> None:
         """Begin with the guess."""
@@ -49,7 +49,7 @@ def _learn_offers(
 ) -> None:
     """Learn from what the suffix store offered along a trunk, `n_trunk` tokens of which were emitted.
 
-    What was emitted tells of every offer, also of those that were not taken.
+    What was emitted judges every offer, also those that were not taken.
     """
     for offer in offers:
         if n_trunk < offer.at:

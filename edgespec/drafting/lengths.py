@@ -1,8 +1,8 @@
-"""How long will the answer be? From how long answers were: to all prompts, and to those that began alike.
+"""How long will the answer be? Learnt from earlier answers: to all prompts, and to those that began alike.
 
-Whether a draft model's reading of the prompt pays hangs on it. "Translate ..." is answered briefly
-whatever follows, "Write ..." at length: so there is a mean for a prompt's first word, its first two and
-its first four, each leaning on the one before, and the first on the mean over all prompts.
+This decides whether it pays that a draft model reads the prompt. "Translate ..." is answered briefly
+whatever follows, "Write ..." at length. So there is a mean for a prompt's first word, its first two and its
+first four: each is completed by the one before, and the first by the mean over all prompts.
 
 But a mean does not say how sure it is. Where nothing like this prompt was answered before, any length is
 possible, and an answer is the likelier to go on the longer it has become: so `Lengths` is a distribution.
@@ -22,7 +22,7 @@ ANSWER_TOKENS = 128.0
 """How long an answer is expected to be before the first was seen."""
 
 MEAN_WEIGHT = 0.1
-"""Of an answer in the mean over all prompts."""
+"""Weight of an answer in the mean over all prompts."""
 
 _WORDS = (1, 2, 4)
 _MOST = 8.0  # answers that a mean counts for at most: the last ones matter
@@ -30,16 +30,16 @@ _CAPACITY = 1024  # means kept
 
 _EDGES = tuple(2.0 ** (i / 2) for i in range(35))  # tokens: half octaves, 1 to 131,072
 _USUAL_MOST = 1024.0  # tokens: below, where nothing is known, each octave is as likely as another
-_RARER = 0.5  # a half octave above it beside the one before: what has n tokens has n more to come
+_RARER = 0.5  # above, the probability of a half octave over that of the one before
 _SPREAD = 1.0  # octaves by which answers differ from their mean, one standard deviation
 _ANY_COUNTS = 2.0  # answers that "any length" counts for beside the mean over all prompts
-_LOOK_EVERY = 4.0  # tokens after which it is asked again whether to pay
-_CAUTION = 3.0  # how much more what is lost weighs than what is gained
+_LOOK_EVERY = 4.0  # tokens after which the question is asked again
+_CAUTION = 3.0  # weight of a loss over that of a gain
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What is believed of the length of one answer, in tokens."""
+    """The distribution of one answer's length, in tokens, as far as it is known."""
 
     shares: tuple[float, ...]
     """The probability of each half octave from 1 token on."""
@@ -105,7 +105,7 @@ _ANY = _any_length()
 def _mixed(
     shares: tuple[float, ...], others: tuple[float, ...], n_shares: float, n_others: float
 ) -> tuple[float, ...]:
-    """Return the mean of two beliefs that count for so many answers each."""
+    """Return the mean of two distributions, weighted by the answers that each counts for."""
     total = n_shares + n_others
     return tuple((n_shares * a + n_others * b) / total for a, b in zip(shares, others, strict=True))
 
@@ -127,7 +127,7 @@ class AnswerLengths:
         return expected
 
     def of(self, prompt: str | Sequence[int]) -> Lengths:
-        """Return what is believed of the answer to `prompt` (text, or token ids)."""
+        """Return the distribution of the length of the answer to `prompt` (text, or token ids)."""
         shares = _mixed(_ANY, _around(self.mean), _ANY_COUNTS, 1.0)
         for key in _keys(prompt):
             if key in self._means:
@@ -135,11 +135,11 @@ class AnswerLengths:
                 shares = _mixed(shares, _around(mean), 1.0, n)
         return Lengths(shares)
 
-    def learn(self, prompt: str | Sequence[int], n_tokens: int, *, cut: bool = False) -> None:
-        """Count an answer of `n_tokens`; `cut`: it would have gone on, who knows how long."""
-        if cut and n_tokens < self.expected(prompt):
+    def learn(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool = False) -> None:
+        """Count an answer of `n_tokens`; `unfinished`: it would have gone on, who knows how long."""
+        if unfinished and n_tokens < self.expected(prompt):
             return
-        if not cut:
+        if not unfinished:
             self.mean += MEAN_WEIGHT * (n_tokens - self.mean)
         for key in _keys(prompt):
             mean, n = self._means.pop(key, (0.0, 0.0))  # put back as the latest

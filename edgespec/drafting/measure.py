@@ -27,7 +27,7 @@ from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.signals import Cancellation
 
 BUDGET_S = 80.0
-"""Seconds that measuring may take; with the models' loading it is to be over in 90."""
+"""Seconds that measuring may take; with loading the models it should end within 90."""
 
 MOST_SPREAD = 0.15
 """Interquartile range over median of the repeats, above which a measurement is not relied on."""

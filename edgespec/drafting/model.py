@@ -1,4 +1,4 @@
-"""A small model as a source of drafts: what it has read of the timeline, and one pass more."""
+"""The draft model: what it has read of the timeline, and its passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DraftModel:
     """`session`'s model, which follows the target's timeline at its own pace.
 
     Its cache is trimmed to what was accepted and nothing is evaluated twice: tokens it has not read
-    (the last drafted one, the one that followed, what another source proposed) ride in its next pass.
+    (the last drafted one, the one that followed, what another source proposed) are read with its next pass.
     When its context is full it reads the most recent part again and goes on from there: that costs
     acceptance, never exactness.
     """
@@ -25,7 +25,7 @@ class DraftModel:
     def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
         """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
 
-        `cut`: what a draft with a cut output vocabulary says of itself; `session` must have its `Embeddings`.
+        `cut`: which tokens a draft has whose output vocabulary was cut; `session` must have its `Embeddings`.
         """
         self._session = session
         self._n_inputs = cut.n_vocab if cut else session.model.n_vocab
@@ -34,7 +34,7 @@ class DraftModel:
         self._scatter = Scatter(cut.token_ids, self.n_vocab) if cut else None
         self._offset = 0  # the timeline's index of the first token in the cache
         self.blamed = LogitsOf(session.model.path)
-        """To be entered around what is computed from its logits."""
+        """Enter it around what is computed from its logits: an error then names this model."""
 
     @property
     def n_ctx(self) -> int:
@@ -72,7 +72,7 @@ class DraftModel:
             self._offset = n_tokens - n_recent
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what of `tokens` it has not, but for the last, which rides with the next pass."""
+        """Read what of `tokens` it has not, except the last, which is read with the next pass."""
         self._eval(tokens[self._offset + self._session.n_past : -1], n_logits=0)
 
     def make_room(self, n_tokens: int) -> None:
@@ -98,7 +98,7 @@ class DraftModel:
             self._session.rewind(max(0, n_keep))
 
     def hold(self) -> None:
-        """Let the model that comes in its place know what this one has read."""
+        """Keep what was read for the model that replaces this one."""
         if self.prefixes and not self._offset:
             self.prefixes.hold(self._session)
 
@@ -107,6 +107,6 @@ class DraftModel:
         self._session.close()
 
     def _eval(self, tokens: Sequence[int], *, n_logits: int) -> Rows:
-        """Evaluate `tokens`; one the model does not have stands as token 0, at the cost of acceptance."""
+        """Evaluate `tokens`; token 0 stands for one that the model does not have, which costs acceptance."""
         n_inputs = self._n_inputs
         return self._session.eval([t if t < n_inputs else 0 for t in tokens], n_logits=n_logits)

@@ -1,10 +1,10 @@
 """The acceptance predictor: which share of a source's proposals will the target accept?
 
 A branch predictor for drafts: per source a table of (depth, bucket), each cell a decaying count of how
-often a token there was accepted. A cell leans on its bucket over all depths, and that on what one would
-guess, so that a few outcomes already say something everywhere. Only judged tokens count: of what follows
-the first rejection nobody knows whether it would have been accepted, so it counts neither way, and a cell
-at depth d holds the acceptance *given* that the d tokens before it were accepted.
+often a token there was accepted. A cell with few outcomes is completed by its bucket over all depths, and
+that by a first guess, so that a few outcomes already say something everywhere. Only judged tokens count:
+nobody knows whether those after the first rejection would have been accepted, so they count neither way,
+and a cell at depth d holds the acceptance *given* that the d tokens before it were accepted.
 
 The tables:
     suffix    bucket: the probability that the suffix store gives the token
@@ -42,8 +42,8 @@ _SUFFIX = (
 )
 """First guess at the table `suffix`, of a first token and of later ones: measured, answers to 155 prompts."""
 
-_TRUST, _TRUST_COUNTS = 0.6, 3.0  # in the suffix store before it was right here, and what that counts for
-_TRUST_KEEP = 0.97  # at each outcome: some tens of tokens matter
+_TRUST, _TRUST_COUNTS = 0.6, 3.0  # in the suffix store at the start of a text, and what that counts for
+_TRUST_KEEP = 0.97  # of a count at each outcome: the last tens of tokens matter
 
 _USUAL = 0.1  # of a generation's acceptance in the mean over generations
 
@@ -53,17 +53,18 @@ def bucket_of(confidence: float) -> int:
     return _BUCKET_OF[int(confidence * 256)]
 
 
-class Table:
+class AcceptanceTable:
     """Acceptance by (depth, bucket)."""
 
-    _LEAN, _PRIOR = 5.0, 5.0  # outcomes that what a cell leans on, and the guess, count for
+    _BUCKET_COUNTS = 5.0  # outcomes that the bucket over all depths counts for in a cell
+    _GUESS_COUNTS = 5.0  # outcomes that the first guess counts for in the bucket
     _KEEP = 0.99  # of a count at each outcome: the last 100 or so matter
     _FAST = 0.2  # weight of an outcome in the short memory
-    _BROKEN = 0.45  # a short memory that far from the long one: the world has changed
-    _CARRIED = 6.0  # outcomes that a cell counts for at most in another text: it may be another world
+    _BROKEN = 0.45  # a short memory that far from the long one: acceptance has changed
+    _CARRIED = 6.0  # outcomes that a cell counts for at most in the next text, which may differ
 
     def __init__(self, prior: Callable[[int, int], float], *, alike: bool = False) -> None:
-        """Start from `prior(depth row, bucket)`; `alike`: cells differ little, so all lean on all."""
+        """Start from `prior(depth row, bucket)`; `alike`: cells differ little, all complete each."""
         self._prior = [[prior(d, b) for b in range(N_BUCKETS)] for d in range(N_DEPTHS)]
         self._alike = alike
         self._hits = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]  # the last row: all depths
@@ -123,11 +124,11 @@ class Table:
             tested[bucket], hits[bucket] = 8.0, 8.0 * now
 
     def _refresh(self, bucket: int | None = None) -> None:
-        """Compute anew, when next asked for, what leans on that bucket (None: on any)."""
+        """Drop the estimates that depend on this bucket (None: all), to be computed when next asked for."""
         if self._alike:
             # What is known of all cells; each is moved from it as it was thought to differ from the first.
             hits, tested = self._hits[N_DEPTHS][0], self._tested[N_DEPTHS][0]
-            self.overall = (hits + self._PRIOR * self.usual) / (tested + self._PRIOR)
+            self.overall = (hits + self._GUESS_COUNTS * self.usual) / (tested + self._GUESS_COUNTS)
         for row in self._chances:
             if self._alike or bucket is None:
                 row[:] = [None] * N_BUCKETS
@@ -137,22 +138,22 @@ class Table:
     def _estimate(self, row: int, bucket: int) -> float:
         guess = self._prior[row][bucket]
         if self._alike:
-            leant = min(0.98, guess / self._prior[0][0] * self.overall)
+            common_chance = min(0.98, guess / self._prior[0][0] * self.overall)
         else:
             hits, tested = self._hits[N_DEPTHS][bucket], self._tested[N_DEPTHS][bucket]
-            leant = (hits + self._PRIOR * guess) / (tested + self._PRIOR)
+            common_chance = (hits + self._GUESS_COUNTS * guess) / (tested + self._GUESS_COUNTS)
         hits, tested = self._hits[row][bucket], self._tested[row][bucket]
-        return (hits + self._LEAN * leant) / (tested + self._LEAN)
+        return (hits + self._BUCKET_COUNTS * common_chance) / (tested + self._BUCKET_COUNTS)
 
     def fade(self, keep: float) -> None:
-        """Forget a little of every cell, so that those not visited are again what they lean on."""
+        """Count all outcomes a little less: cells without new ones return to the common estimate."""
         for rows in (self._hits, self._tested):
             for row in rows[:N_DEPTHS]:
                 row[:] = [keep * count for count in row]
         self._refresh()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is to be kept, for a file."""
+        """Return what a file keeps of it."""
         if self._alike:
             return {"usual": round(self._usual_so_far(), 4)}
         return {
@@ -194,19 +195,19 @@ class Predictor:
     """The six tables."""
 
     _right: float  # first tokens of the suffix store that were right in this text
-    _thought: float  # how many of them should have been, by its table
+    _expected: float  # how many of them should have been, by its table
 
     def __init__(self) -> None:
-        self.suffix = Table(lambda d, b: _SUFFIX[d > 0][b])
-        self.sampled = Table(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
-        self.argmax = Table(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
-        self.second = Table(lambda _d, b: _SECOND[b])
-        self.other = Table(lambda _d, b: 0.8 * _CENTRES[b])
-        self.next = Table(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
+        self.suffix = AcceptanceTable(lambda d, b: _SUFFIX[d > 0][b])
+        self.sampled = AcceptanceTable(lambda _d, b: 0.3 + 0.65 * _CENTRES[b])
+        self.argmax = AcceptanceTable(lambda _d, b: 0.15 + 0.8 * _CENTRES[b])
+        self.second = AcceptanceTable(lambda _d, b: _SECOND[b])
+        self.other = AcceptanceTable(lambda _d, b: 0.8 * _CENTRES[b])
+        self.next = AcceptanceTable(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
         self.begin()
 
     @property
-    def _tables(self) -> dict[TableName, Table]:
+    def _tables(self) -> dict[TableName, AcceptanceTable]:
         return {
             "suffix": self.suffix,
             "sampled": self.sampled,
@@ -219,22 +220,22 @@ class Predictor:
     def offered(self, depth: int, bucket: int) -> float:
         """Return the estimated acceptance of a token of the suffix store, those before it being right.
 
-        Texts differ in how much they repeat, more than the table can hold: what it says of a first token is
-        multiplied by how often it was right in this text, beside how often it should have been.
+        How much a text repeats differs between texts more than the table can tell. So its estimate for a
+        first token is multiplied by (how many were right in this text) / (how many should have been).
         """
         chance = self.suffix.chance(depth, bucket)
-        return chance if depth else min(0.98, chance * self._right / self._thought)
+        return chance if depth else min(0.98, chance * self._right / self._expected)
 
     def learn_offered(self, depth: int, bucket: int, right: bool) -> None:
         """Count a token that the suffix store offered, and that was `right` or not."""
         if depth == 0:
             self._right = _TRUST_KEEP * self._right + right
-            self._thought = _TRUST_KEEP * self._thought + self.suffix.chance(depth, bucket)
+            self._expected = _TRUST_KEEP * self._expected + self.suffix.chance(depth, bucket)
         self.suffix.learn(depth, bucket, right)
 
     def begin(self) -> None:
         """Start on another text."""
-        self._right, self._thought = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
+        self._right, self._expected = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
         for table in self._tables.values():
             table.begin()
 

@@ -29,7 +29,7 @@ from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths, Lengths
 from edgespec.options import MAX_GAMMA
 
 _STEPS = 32.0  # over which a rate is an average
-_FIRST_STEPS = 4.0  # steps of new text that a generation seems to have had when it begins
+_FIRST_STEPS = 4.0  # steps of new text that a generation counts as done when it begins
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied
 _WINDOW_SHARE = 0.05  # of the answer's expected time that reading the prompt may take the draft
 _SHORTEST_WINDOW = 128
@@ -80,11 +80,11 @@ class _Pace:
         self.tokens = self.cost = 1.0
 
     def begin(self, cost: float, n_steps: float) -> None:
-        """Start as after `n_steps` of a token at `cost`."""
+        """Begin as if `n_steps` steps of one token had cost `cost` each."""
         self.tokens, self.cost = n_steps, n_steps * cost
 
     def fade(self) -> None:
-        """Let an older step count less."""
+        """Count all steps so far a little less."""
         self.tokens *= 1.0 - 1.0 / _STEPS
         self.cost *= 1.0 - 1.0 / _STEPS
 
@@ -162,7 +162,7 @@ class Scheduler:
             self.learnt.learn_follow_up(gain / path)
 
     def pay_for_test(self, n_tokens: int) -> None:
-        """Count the cost of a test of the draft model over `n_tokens`, as `may_explore` allowed it."""
+        """Count the cost of a test of the draft model over `n_tokens`, as `may_test` allowed it."""
         self.learnt.pay_for_test(self._test_cost(n_tokens))
 
     def learn(
@@ -241,16 +241,19 @@ class Scheduler:
         return RunModel(min(n_left - 1, len(offered), N_MAX - unread) if policy.staged else 0)
 
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
-        """Say how many tokens, accepted with `chances` and at no cost, are to follow `depth` drafted ones."""
+        """Return how many tokens to add that need no pass of the draft model.
+
+        They follow `depth` drafted tokens, and are accepted with `chances`, each given the one before.
+        """
         if self.policy.gamma is not None:
             return max(0, min(len(chances), self.policy.gamma - depth))
         return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth])[0]
 
     def keeps(self, path: float, depth: int, bucket: int) -> bool:
-        """Say whether a token of the model, with which the draft is accepted with `path`, is verified.
+        """Say whether to verify a token of the draft model, which has run: only verification is left to pay.
 
-        `path` and `bucket` come from the distribution at the position. The model has run, so only the
-        verification is left to pay, by this token or together with those that may follow.
+        `path`, the probability that the token and all before it are accepted, and `bucket` come from the
+        distribution at the position. The token pays alone, or together with those that may follow.
         """
         if self.policy.gamma is not None:
             return depth < self.policy.gamma
@@ -262,7 +265,7 @@ class Scheduler:
         """Say whether a token beside the trunk, accepted with `path`, pays after `n_drafted` tokens.
 
         The trunk may grow later, so the price is a mean over the next tokens. What is accepted beside the
-        trunk rides again in the next pass, and pays the price again.
+        trunk is in the next pass again, and pays the price again.
         """
         verify = self._now.verify
         if not self.policy.may_branch or n_drafted + 3 > MAX_GAMMA:
@@ -271,7 +274,7 @@ class Scheduler:
         return path * (1.0 - price) >= price
 
     def worth_reading(self, unread: int) -> int:
-        """Return how many of the `unread` tokens the draft model is to read now; 0: it stays asleep.
+        """Return how many of the `unread` tokens the draft model should read now; 0: it stays asleep.
 
         Reading is an investment into the rest of the answer, whose length is not known (`Lengths.pays`).
         Of a long prompt only the recent part is read, at some cost in acceptance.
@@ -296,11 +299,11 @@ class Scheduler:
         pays = self.lengths.pays(price, saved, n=n, most=most, spent=self._spent, pace=pace)
         return window if pays else 0
 
-    def may_explore(self, unread: int) -> int:
+    def may_test(self, unread: int) -> int:
         """Return how many recent tokens an idle draft model may be tested on, of `unread`; 0: not now.
 
-        One pass over them tells for each whether it would have been accepted. The tests live on a small
-        share of the time, saved up for one or two of them: what they can lose is bounded.
+        One pass over them tells for each whether it would have been accepted. Tests have a budget, a small
+        share of the time (`Learnt.test_budget`), so what they can lose is bounded.
         """
         if self.policy.gamma is not None or self.learnt.draft is None or unread < _SHORTEST_TEST:
             return 0

@@ -1,4 +1,4 @@
-"""When the draft model reads: it may sleep through a text in which it would not pay, and is woken."""
+"""When the draft model reads the timeline: asleep while that would not pay, woken when it does."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Sleep:
             n_read = scheduler.worth_reading(n_unread)
         tested = not n_read and sampler is not None and len(tokens) - self._n_prompt > _FEWEST_TESTED
         if tested:
-            n_read = scheduler.may_explore(n_unread)
+            n_read = scheduler.may_test(n_unread)
             if n_read:
                 scheduler.pay_for_test(n_read)
         n_read = min(n_read, n_unread, model.n_ctx // 2)
         if not n_read:
             return 0
         if not tested and n_unread <= min(n_read + model.n_past, model.n_ctx // 2):
-            n_read = n_unread  # rather than to forget what was read
+            n_read = n_unread  # rather than forget what was read
         started = time.perf_counter()
         model.skip(len(tokens), n_read)
         n_tested = min(n_read - 2, len(tokens) - self._n_prompt, _TESTED)

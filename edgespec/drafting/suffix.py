@@ -48,7 +48,7 @@ class SuffixDrafts:
     def begin(self, tokens: Sequence[int], *, n_silent: int = 0) -> None:
         """Start a new document with `tokens`; the first `n_silent` say nothing of what follows the last.
 
-        They can be offered, as all that was seen, but no match reaches back into them.
+        They can be offered like all that was seen, but no match reaches back into them.
         """
         document = array("i", tokens)
         self._store.extend(_END)
@@ -57,7 +57,7 @@ class SuffixDrafts:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the document."""
-        # Arrays, not numpy's: these few tokens are handled at every step, in a few microseconds less.
+        # Arrays rather than numpy's: for so few tokens they save some microseconds at every step.
         recent = array("i", tokens)
         self._store.extend(recent)
         self._tail = (self._tail + recent)[-_TAIL:]

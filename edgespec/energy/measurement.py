@@ -27,7 +27,7 @@ class Measurement:
     source: str = ""
     """What counted, in words; "" where nothing did."""
     estimated: bool = False
-    """Whether `joules` is an assumption (--assume-watts) and no measurement."""
+    """Whether `joules` follows from watts that the user assumed, and is no measurement."""
     reason: str = ""
     """Why there are no joules, in one line; "" where there are."""
     gap_s: float = 0.0

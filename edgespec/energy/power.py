@@ -3,7 +3,7 @@
     PmicPower      Raspberry Pi 5: vcgencmd pmic_read_adc, volts and amperes of each rail
     InaPower       INA3221, INA226 and the like, as on Jetson boards: /sys/class/hwmon/hwmonN
     BatteryPower   a laptop that is not plugged in: /sys/class/power_supply/BATn
-    AssumedPower   what the user says, --assume-watts
+    AssumedPower   what the user says
 
 The first three are of the whole board or machine, with everything that hangs on it.
 """
@@ -255,9 +255,7 @@ class AssumedPower(Power):
     interval_s = math.inf
 
     def __init__(self, watts: float) -> None:
-        """Take the watts; ValueError unless they are a number above 0."""
-        if not (math.isfinite(watts) and watts > 0):
-            raise ValueError(f"{watts:g} W: not a number above 0")
+        """Take the watts, a number above 0."""
         self._watts = watts
         self.name = f"{watts:g} W assumed"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,10 +24,10 @@ def survey(
     """
     found = [find_rapl(root), find_pmic(root, vcgencmd), find_ina(root), find_battery(root)]
     if assume_watts is not None:
-        try:
-            found.insert(0, Finding(ASSUMED, AssumedPower(assume_watts), present=True))
-        except ValueError as error:
-            raise UsageError(f"--assume-watts {error}; give the power of this machine, such as 15") from None
+        if not (math.isfinite(assume_watts) and assume_watts > 0):
+            problem = "not a number above 0; give the power of this machine in watts, such as 15"
+            raise UsageError(problem, field="assume_watts", value=f"{assume_watts:g}")
+        found.insert(0, Finding(ASSUMED, AssumedPower(assume_watts), present=True))
     return tuple(found)
 
 

@@ -3,7 +3,7 @@
     a file that the user names    a text, or a suite of prompts (.jsonl), as tokens
     else                          the target's own outputs (history.py), and the shipped suite's texts
 
-A corpus is small beside a vocabulary, so tokens it has not are ranked too: by the probability that the model
+A corpus is small beside a vocabulary, so tokens it lacks are ranked too: by the probability that the model
 itself gives them all along the corpus, and by their ids, as tokenizers number by frequency, about. Of Qwen's
 vocabulary, 64k tokens chosen so by 2,600 tokens of prompts miss 0.8 % of others, and 2.3 % by ids alone.
 
@@ -35,17 +35,17 @@ SIZES = (8192, 16384, 32768, 65536)
 """Numbers of tokens that are tried, the smallest first."""
 
 COVERAGE = 0.995
-"""Share of a text's tokens that are to be kept: each that is not ends a draft."""
+"""Share of a text's tokens to keep: each that is missing ends a draft."""
 
 ROUNDING = 16
 """The number of kept tokens is a multiple of it: kernels take matrices of a whole number of such rows."""
 
 FEW = 20_000
-"""Tokens of a corpus below which what it says of others is rough."""
+"""A corpus of fewer tokens says little about other texts."""
 
 _BLOCK = 64  # tokens that are in one half of a corpus together, and in one pass
 _MOST_READ = 4096  # tokens that the model reads
-_BY_ID = 0.5  # what the ids count for, beside one that the corpus counts for
+_BY_ID = 0.5  # weight of the ids, where that of the corpus is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Selection:
     n_seen: int
     """How many of them the corpus has."""
     coverage: float | None
-    """Share of unseen text's tokens that are among as many, chosen alike; None: the corpus is too short."""
+    """Share of unseen text that as many tokens cover, chosen in the same way; None: too short a corpus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def read_corpus(path: Path, model: Model) -> Corpus:
 def own_corpus(model: Model, prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> Corpus:
     """Return what the history has of the target's outputs and the texts of `prompts`.
 
-    Nothing of those `held_out` is in it, as they are to tell how good a choice is.
+    Nothing of those `held_out` is in it: they tell how good a choice is.
     """
     kept = History(tokenizer_fingerprint(model)).load(n_vocab=model.n_vocab)
     stored = [part[part >= 0].astype(np.int64) for part in np.split(kept, np.flatnonzero(kept < 0))]
@@ -136,9 +136,9 @@ def select(
 ) -> Selection:
     """Return the tokens to keep: `keep` of them, or as few of SIZES as cover COVERAGE of unseen text.
 
-    Those that are required, then those that are likeliest. `session` is of the model whose they are, and
-    returns the logits of 64 tokens at once; `on_progress` is told which share is done. Raises UsageError for
-    a `keep` that is too few or all.
+    Those that are required, then those that are likeliest. `session` runs the model that they belong
+    to, and returns the logits of 64 tokens at once; `on_progress` is told which share is done. Raises
+    UsageError for a `keep` that is too few or all.
     """
     sizes = _sizes(vocabulary, keep)
     halves = _halves(corpus.documents, session, on_progress)

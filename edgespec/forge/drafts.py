@@ -1,4 +1,4 @@
-"""`edgespec draft make`: from a small model the draft that is worth most to a target on this machine.
+"""`edgespec draft make`: from a small model the draft that makes a target fastest on this machine.
 
 corpus -> which tokens stay          (corpus.py)
 source -> candidates                 each quantization, with its vocabulary cut (cutting.py)
@@ -23,7 +23,7 @@ from edgespec.forge.cutting import check_source, read_vocabulary
 from edgespec.forge.speedup import (
     MOST_TOKENS,
     Answer,
-    Judged,
+    MeasuredDraft,
     acceptance,
     answer,
     levelled,
@@ -56,12 +56,12 @@ BUDGET_S = 20.0
 """Seconds of timing for each candidate."""
 
 ProgressFn = Callable[[str, float, float], None]
-"""Told what is being done, how much of it is, and how much there is."""
+"""Called with what is being done, the steps that are done, and all steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be made."""
+    """Which draft to make, and how."""
 
     source: str
     target: str
@@ -82,12 +82,12 @@ class Request:
 class Made:
     """What came of a request."""
 
-    source: Judged
-    candidates: tuple[Judged, ...]
+    source: MeasuredDraft
+    candidates: tuple[MeasuredDraft, ...]
     target_name: str
     corpus: Corpus
     selection: Selection
-    best: Judged
+    best: MeasuredDraft
     """Of the candidates."""
     gain: float
     """How much better that is than the source: 0.1 is 10 %."""
@@ -240,7 +240,7 @@ class _Making:
                 answers.append(answer(session, tokens[-(n_ctx - n_predict) :], n_predict))
         return answers
 
-    def _judge(self, name: str, path: Path, target: Model, answers: Sequence[Answer]) -> Judged:
+    def _judge(self, name: str, path: Path, target: Model, answers: Sequence[Answer]) -> MeasuredDraft:
         header = check_model_file(path)
         vocabulary = read_cut(header)
         tensors = {tensor.name: tensor.bytes for tensor in read_tensors(header)}
@@ -261,7 +261,7 @@ class _Making:
                 ),
                 signals=self._signals,
             )
-        return Judged(
+        return MeasuredDraft(
             name=name,
             n_kept=len(vocabulary.token_ids) if vocabulary else None,
             path=path,

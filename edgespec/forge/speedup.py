@@ -1,4 +1,4 @@
-"""What a draft is worth to a target: how often it says the same, what its passes cost, what follows.
+"""How much faster a draft makes its target: how often it says the same, what its passes cost, what follows.
 
 answers      the target's own, a token at a time, with its likeliest tokens at each position
 acceptance   the draft over these texts, all of an answer in one pass
@@ -29,7 +29,7 @@ from edgespec.llama.weights import Model
 from edgespec.platform.signals import Cancellation
 
 MOST_TOKENS = 64
-"""Of an answer: as many rows as a session returns at once."""
+"""Most tokens of an answer: as many rows as a session returns at once."""
 
 LONGEST_DRAFT = 16
 """Tokens of the longest draft whose speed-up is looked at."""
@@ -50,7 +50,7 @@ class Answer:
     likeliest: tuple[npt.NDArray[np.int64], ...]
     """At each position its likeliest tokens; the one it wrote is among them."""
     probabilities: tuple[npt.NDArray[np.float64], ...]
-    """Theirs, at temperature 1 without filters."""
+    """Their probabilities at temperature 1 without filters."""
 
 
 class Acceptance(NamedTuple):
@@ -83,7 +83,7 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class MeasuredDraft:
     """A model as a draft, and what was measured of it."""
 
     name: str

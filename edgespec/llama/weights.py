@@ -167,7 +167,7 @@ class Model(Closing):
         EdgespecError when the model has no template or the template fails.
         """
         if self.chat_template is None:
-            raise EdgespecError(f"{self.name} has no chat template; `edgespec run --raw` needs none")
+            raise EdgespecError(f"{self.name} has no chat template; a raw prompt needs none")
         try:
             formatter = backend.Jinja2ChatFormatter(
                 self.chat_template, eos_token=self._text(self.eos), bos_token=self._text(self.bos)
@@ -176,7 +176,7 @@ class Model(Closing):
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise EdgespecError(
-                f"the chat template of {self.name} failed: {reason}; `edgespec run --raw` needs none"
+                f"the chat template of {self.name} failed: {reason}; a raw prompt needs none"
             ) from error
 
     def tokenize_chat(

@@ -72,7 +72,7 @@ def fits_in_memory(
     )
     raise EdgespecError(
         f"not enough memory: about {_gib(required)} needed ({shares}), {_gib(available)} available; "
-        "choose a smaller quantization or --ctx, or close other programs"
+        "choose a smaller quantization or context, or close other programs"
     )
 
 

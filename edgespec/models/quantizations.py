@@ -26,15 +26,15 @@ _COMMON_BITS = 4.6  # where the name of a file does not say; errs towards asking
 _IN_NAME = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS, key=len, reverse=True))})(?![a-z0-9])", re.I)
 
 
-def parse_types(text: str, option: str) -> list[str]:
-    """Return the quantizations named in `text`, with commas, each once; UsageError names the `option`."""
+def parse_types(text: str, field: str) -> list[str]:
+    """Return the quantizations named in `text`, with commas, each once; UsageError names the `field`."""
     types = list(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
     for name in types:
         if name not in QUANT_TYPES:
             hint = nearest(name, QUANT_TYPES) or f" (known: {', '.join(QUANT_TYPES)})"
-            raise UsageError(f"{option}: no quantization is called {name!r}{hint}")
+            raise UsageError(f"no quantization is called {name!r}{hint}", field=field)
     if not types:
-        raise UsageError(f"{option}: name at least one quantization, such as q4_0")
+        raise UsageError("name at least one quantization, such as q4_0", field=field)
     return types
 
 

@@ -407,9 +407,8 @@ def _rewrite_user_file(text: str) -> None:
 def check_name(name: str) -> None:
     """Raise UsageError for what no model can be called."""
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is not a usable name (letters, digits and . _ + @ -); choose one with --name"
-        )
+        problem = "not a usable name (letters, digits and . _ + @ -); choose another"
+        raise UsageError(problem, field="name", value=repr(name))
 
 
 def add_local(name: str, path: Path, size: int, sha256: str) -> None:
@@ -421,7 +420,7 @@ def add_local(name: str, path: Path, size: int, sha256: str) -> None:
     """
     check_name(name)
     if name in load_registry().entries:
-        raise UsageError(f"a model called {name} exists already; choose another name with --name")
+        raise UsageError("a model of this name exists already; choose another", field="name", value=name)
     if not str(path).isprintable():
         raise UsageError(f"{str(path)!r}: models.toml cannot hold this file name; rename the file")
     file = user_models_file()

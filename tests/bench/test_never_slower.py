@@ -217,12 +217,12 @@ def test_only_auto_teaches_auto(engine):
     """What the other ways on the same prompt would tell of it is undone."""
     bench = asking(engine)
     prompt = Prompt("1", "a", "the cat and the hat")
-    before = engine._knowledge.scheduler(greedy=True).predictor.as_dict()
+    before = engine._knowledge._learnt[True].predictor.as_dict()
     for way in (*parse_ways("model-3,suffix-4,staged-2"), PLAIN_WAY):
         bench.ask(prompt, way, 0, 0.0)
-    assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() == before
+    assert engine._knowledge._learnt[True].predictor.as_dict() == before
     bench.ask(prompt, *parse_ways("auto"), 0, 0.0)
-    assert engine._knowledge.scheduler(greedy=True).predictor.as_dict() != before
+    assert engine._knowledge._learnt[True].predictor.as_dict() != before
 
 
 def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):

@@ -107,7 +107,7 @@ def test_ways_that_are_not_exact() -> None:
     ],
 )
 def test_ways_that_are_not_exact_and_none_at_all(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--ways") as found:
+    with pytest.raises(UsageError, match=r"^ways") as found:
         parse_ways(text)
     assert "\n" not in str(found.value)
 
@@ -121,7 +121,7 @@ def test_ways_that_are_not_exact_and_none_at_all(text: str) -> None:
     ids=range(16),
 )
 def test_ways_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--ways") as found:
+    with pytest.raises(UsageError, match=r"^ways") as found:
         parse_ways(text)
     assert found.value.exit_code == 2
 

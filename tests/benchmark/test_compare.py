@@ -136,7 +136,7 @@ def test_another_comparison_is_refused(change, words, files, tmp_path):
     before = (tmp_path / "comparison.json").read_bytes()
     with pytest.raises(UsageError, match=words) as caught:
         Comparison(change(plan), files, tmp_path)
-    assert "--fresh" in str(caught.value)
+    assert "begin afresh" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "comparison.json").read_bytes() == before
 
@@ -363,7 +363,7 @@ def test_a_full_disk(files, tmp_path, monkeypatch):
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/no/such"])
 def test_a_folder_that_cannot_be(folder, files, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match=r"^--out .*: ") as caught:
+    with pytest.raises(UsageError, match=r"^out .*: ") as caught:
         Comparison(make_plan(files, ALONE), files, tmp_path / folder)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"

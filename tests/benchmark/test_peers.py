@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -27,8 +26,7 @@ from edgespec.benchmark.peers import (
 from edgespec.benchmark.runs import Run
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.suites import Prompt
-from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, fake
-from peers import IkSpecBench, LlamaSpeculativeSimple, llama_bench
+from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
 from tiny_gguf import write_tiny_gguf
 
 ONE_TOKEN_LOG = """\
@@ -53,17 +51,6 @@ def programs(tmp_path: Path) -> Path:
     fake(directory / PLAIN_PROGRAM, out="Certainly! The sub-\n\n", log=PLAIN_LOG)
     fake(directory / DRAFTED_PROGRAM, out=f"\n\n{PROMPT.text}Sure!\n\n\n\n", log=DRAFTED_LOG)
     return directory
-
-
-def asked(program: Path) -> dict[str, Any]:
-    """What the fake was last called with."""
-    found: dict[str, Any] = json.loads(program.with_suffix(".asked").read_text())
-    return found
-
-
-def option(argv: list[str], name: str) -> str:
-    assert argv.count(name) == 1, argv
-    return argv[argv.index(name) + 1]
 
 
 def opened(directory: Path, **changed: Any) -> LlamaCpp:
@@ -183,9 +170,7 @@ def test_flash_attention_is_the_default(programs: Path, flash: bool | None, word
 @pytest.mark.parametrize("gone", [PLAIN_PROGRAM, DRAFTED_PROGRAM])
 def test_missing_program(programs: Path, gone: str):
     (programs / gone).unlink()
-    with pytest.raises(
-        UsageError, match=rf"^--bin {re.escape(str(programs))}: no executable {gone} there; .*"
-    ):
+    with pytest.raises(UsageError, match=rf"^bin {re.escape(str(programs))}: no executable {gone} there; .*"):
         opened(programs)
 
 
@@ -367,56 +352,3 @@ def test_real_programs(real: Path, tmp_path: Path, template: str, monkeypatch: p
     assert 0 < drafted.tokens <= 8 + 3
     assert plain.total_s > plain.ttft_s > 0
     assert drafted.total_s > drafted.ttft_s > 0
-
-
-def bench_options(program: Path) -> dict[str, Any]:
-    return {
-        "program": program,
-        "target": Path("target.gguf"),
-        "draft": Path("draft.gguf"),
-        "n_threads": 2,
-        "n_ctx": 512,
-        "n_predict": 64,
-        "timeout_s": 60.0,
-    }
-
-
-def test_bench_runs_llama_cpp_without_flash_attention(programs: Path):
-    program = programs / DRAFTED_PROGRAM
-    found = LlamaSpeculativeSimple(**bench_options(program)).decode(["one", "two"], 3)
-    assert [(done.tokens, done.decode_s) for done in found] == [(67, pytest.approx(2.856))] * 2
-    assert option(asked(program)["argv"], "-fa") == "off"
-
-
-def test_bench_reads_ik_llama_cpp(tmp_path: Path):
-    rows = [
-        {"row_type": "attempt", "ok": True, "generated": 64, "decode_s": 2.5},
-        {"row_type": "attempt", "ok": True, "generated": 9, "decode_s": 0.5},
-    ]
-    lines = [json.dumps(row, separators=(",", ":")) for row in rows]
-    program = tmp_path / "llama-spec-bench"
-    fake(program, out="loading\n" + "\n".join(lines) + "\n")
-    peer = IkSpecBench(**bench_options(program))
-    found = peer.decode(["one", "two"], 3)
-    assert [(done.tokens, done.decode_s) for done in found] == [(64, 2.5), (9, 0.5)]
-    call = asked(program)
-    assert option(call["argv"], "--spec-type") == "draft:n_max=3"
-    assert [json.loads(line) for line in call["files"]["--prompts"].splitlines()] == [
-        {"prompt": "one"},
-        {"prompt": "two"},
-    ]
-    with pytest.raises(EdgespecError, match="did not finish all of 3 prompts"):
-        peer.decode(["one", "two", "three"], 3)
-
-
-def test_bench_reads_llama_bench(tmp_path: Path):
-    rows = [
-        {"n_prompt": 512, "n_gen": 0, "flash_attn": False, "avg_ts": 90.5},
-        {"n_prompt": 0, "n_gen": 128, "flash_attn": True, "avg_ts": 28.5},
-    ]
-    program = tmp_path / "llama-bench"
-    fake(program, out=json.dumps(rows), log="[a warning]\n")
-    assert llama_bench(program, Path("target.gguf"), 2, 60.0) == {"pp512": 90.5, "tg128 flash": 28.5}
-    fake(program, out="nothing\n")
-    with pytest.raises(EdgespecError, match="llama-bench printed no results"):
-        llama_bench(program, Path("target.gguf"), 2, 60.0)

@@ -17,9 +17,10 @@ from matplotlib.text import Annotation, Text
 
 from edgespec.benchmark.exports import summarise
 from edgespec.benchmark.report import require_plotting, write_png, write_report
-from edgespec.benchmark.report.charts import charts, pareto
+from edgespec.benchmark.report.charts import charts
 from edgespec.benchmark.report.drawing import LIGHT
 from edgespec.benchmark.report.rows import read_outcome
+from edgespec.benchmark.report.scatters import pareto
 from edgespec.benchmark.runs import Cell
 from edgespec.errors import EdgespecError
 from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome
@@ -314,9 +315,9 @@ def test_matplotlib_s_own_settings_stay(tmp_path):
 
 
 def test_a_page_that_cannot_be_written(tmp_path):
-    with pytest.raises(EdgespecError, match=r"--report .*cannot be written: there is no folder"):
+    with pytest.raises(EdgespecError, match=r"report .*cannot be written: there is no folder"):
         write_report(toy_outcome(), tmp_path / "missing/a.html")
-    with pytest.raises(EdgespecError, match=r"--png .*cannot be written: a folder is there"):
+    with pytest.raises(EdgespecError, match=r"png .*cannot be written: a folder is there"):
         write_png(toy_outcome(), tmp_path)
 
 
@@ -324,10 +325,10 @@ def test_without_matplotlib(monkeypatch, tmp_path):
     require_plotting()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(
-        EdgespecError, match=re.escape("--png needs matplotlib: pip install 'edgespec[report]'")
+        EdgespecError, match=re.escape("png: needs matplotlib: pip install 'edgespec[report]'")
     ):
-        require_plotting("--png")
-    with pytest.raises(EdgespecError, match="--report needs matplotlib"):
+        require_plotting("png")
+    with pytest.raises(EdgespecError, match="report: needs matplotlib"):
         write_report(toy_outcome(), tmp_path / "a.html")
     assert list(tmp_path.iterdir()) == []
 

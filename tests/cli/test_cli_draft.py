@@ -99,7 +99,7 @@ def test_the_corpus(edgespec, asked, tmp_path):
         (["--keep", "9999"], "--keep 9999: the model has only 284 tokens"),
         (["--types", "q9"], "--types: no quantization is called 'q9'"),
         (["--target", "qwen3.gguf"], "qwen3.gguf: no such file"),
-        (["--name", "a/b"], "'a/b' is not a usable name"),
+        (["--name", "a/b"], "'a/b': not a usable name"),
         (["-n", "99"], "--n-predict"),
     ],
 )

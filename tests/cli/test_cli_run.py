@@ -643,7 +643,7 @@ def test_models_that_do_not_fit_in_memory(run, child_environment, tiny_path, tin
     file = tiny_path.parent / "long.gguf"
     write_tiny_gguf(file, n_ctx=1 << 30)
     failed(
-        run("x", "-c", 1 << 30, models=("--target", file, "--drafter", "none")), 1, "memory", "GiB", "--ctx"
+        run("x", "-c", 1 << 30, models=("--target", file, "--drafter", "none")), 1, "memory", "GiB", "context"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.lenience import lenient_choice
+from edgespec.decoding.verify import matching
 from edgespec.sampling import SamplingParams
 from reference import filtered_probs
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def choice(row, drafted, lenience, *, params=GREEDY, recent=()):
     row = np.asarray(row, np.float32)
     best = int(filtered_probs(row, params, list(recent)).argmax())
-    return lenient_choice(row, drafted, best, lenience, params, np.array(recent, np.int32))
+    return matching(drafted, best, row, np.array(recent, np.int32), params=params, lenience=lenience)
 
 
 def test_a_token_nearly_as_likely_as_the_best_is_accepted():

@@ -107,9 +107,27 @@ def test_a_chain():
 def test_lowered_trees_are_arrays_of_int32(tree):
     tokens, parents, slots = lowered = lower(tree)
     for array, name in ((tokens, "token"), (parents, "parent"), (slots, "slot")):
-        assert array.dtype == np.int32
+        assert np.frombuffer(array, np.int32).tolist() == array.tolist()
         assert array.tolist() == [getattr(node, name) for node in tree]
     assert lowered.tokens is tokens
+    assert lowered.n_nodes == len(tree)
+
+
+@given(trees())
+def test_what_leads_to_each_row_of_the_target(tree):
+    nothing, *paths = lower(tree).paths()
+    assert nothing == ()
+    for node, path in zip(tree, paths, strict=True):
+        above = paths[node.parent] if node.parent >= 0 else ()
+        assert path == (*above, node.token)
+
+
+def test_positions_drafted_beside_the_accepted_path():
+    """A path that ends with the draft has its own length, else the tree's depth counts."""
+    lowered = lower(tuple(Node(parent, 7, "suffix", 1.0) for parent in (-1, 0, 1, 0)))
+    depths = {(): 3, (0,): 3, (0, 1): 3, (0, 1, 2): 3, (0, 3): 2}
+    assert {path: lowered.depth(path) for path in depths} == depths
+    assert lower(()).depth(()) == 0
 
 
 def test_a_drawing():

@@ -368,7 +368,7 @@ def test_what_was_forgotten_of_lengths_is_not_stored(engine, cache):
         drafted(one)
     before = stored(cache)["answer_tokens"]
     with engine() as two:
-        two._knowledge.answered(PROMPT, 3, cut=False)
+        two._knowledge.answered(PROMPT, 3, unfinished=False)
         two.forget(tables=True)
         drafted(two)  # ends by its limit, which says nothing of lengths
     assert stored(cache)["runs"] == 2

@@ -23,9 +23,9 @@ def test_prompts_that_begin_alike():
 
 def test_an_answer_that_was_cut_tells_that_it_is_no_shorter():
     lengths = AnswerLengths(100.0)
-    lengths.learn("Write a book", 50, cut=True)
+    lengths.learn("Write a book", 50, unfinished=True)
     assert lengths.expected("Write a book") == 100.0
-    lengths.learn("Write a book", 500, cut=True)
+    lengths.learn("Write a book", 500, unfinished=True)
     assert lengths.expected("Write a book") > 300
     assert lengths.mean == 100.0
 

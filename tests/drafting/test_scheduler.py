@@ -344,7 +344,7 @@ def test_questions_change_nothing():
     before = [
         scheduler.next(1.0, 0, 1, [0.6] * 8, 7),
         scheduler.worth_reading(500),
-        scheduler.may_explore(500),
+        scheduler.may_test(500),
     ]
     state = [learnt.predictor.as_dict(), learnt.follow_up, learnt.test_budget, scheduler.rate]
     for _ in range(20):
@@ -353,11 +353,11 @@ def test_questions_change_nothing():
         scheduler.branches(0.3, 2)
         scheduler.n_worthwhile(0.9, 1, [0.9] * 4)
         scheduler.explain({}, asleep=True)
-        assert scheduler.may_explore(500) == before[2] > 0
+        assert scheduler.may_test(500) == before[2] > 0
     again = [
         scheduler.next(1.0, 0, 1, [0.6] * 8, 7),
         scheduler.worth_reading(500),
-        scheduler.may_explore(500),
+        scheduler.may_test(500),
     ]
     assert again == before
     assert [learnt.predictor.as_dict(), learnt.follow_up, learnt.test_budget, scheduler.rate] == state

@@ -36,7 +36,7 @@ class Wakes(Scheduler):
     def worth_reading(self, unread):
         return 7
 
-    def may_explore(self, unread):
+    def may_test(self, unread):
         return 3 if unread > 3 else 0
 
 
@@ -99,7 +99,7 @@ def counts_of(
     policy,
     *,
     scheduler=Scheduler,
-    chain=TreeDrafter,
+    kind=TreeDrafter,
     prompt=PROMPT,
     n_draft_ctx=1 << 20,
 ):
@@ -113,7 +113,7 @@ def counts_of(
     counts = np.zeros((V,) * LENGTH)
     totals = {}
     for seed in range(n_runs):
-        drafter = chain(chosen, suffix=suffix, model=model, is_eog=lambda token: False, clocks=clocks)
+        drafter = kind(chosen, suffix=suffix, model=model, is_eog=lambda token: False, clocks=clocks)
         run = Generation(
             target_session, drafter, prompt, params=params, coins=Coins(seed), rule=rule, n_predict=LENGTH
         )
@@ -171,7 +171,7 @@ def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy
     """Even with p = q, for a fixed length and for lengths that the data decides."""
     n = 8_000
     target = ToyModel(1)
-    counts, _ = counts_of(clock, target, target, WARM, rule, n, policy, chain=DropsUnlikely)
+    counts, _ = counts_of(clock, target, target, WARM, rule, n, policy, kind=DropsUnlikely)
     assert chi_square_p_value(counts, n * expected(target, WARM)) < 1e-6
 
 
@@ -181,11 +181,11 @@ def test_dropping_a_sampled_sibling_by_its_own_probability_is_caught(clock, rule
     target, draft = ToyModel(2), ToyModel(102)
     policy = Policy(suffix=False, staged=False)
     got = {
-        chain: chi_square_p_value(
-            counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=Branches, chain=chain)[0],
+        kind: chi_square_p_value(
+            counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=Branches, kind=kind)[0],
             n * expected(target, WARM),
         )
-        for chain in (TreeDrafter, DropsUnlikelySiblings)
+        for kind in (TreeDrafter, DropsUnlikelySiblings)
     }
     assert got[TreeDrafter] > 1e-4
     assert got[DropsUnlikelySiblings] < 1e-6

@@ -470,7 +470,7 @@ def test_none(tmp_path):
 
 @pytest.mark.parametrize("watts", [0, -3, float("nan"), float("inf")])
 def test_no_power_to_assume(tmp_path, watts):
-    with pytest.raises(UsageError, match=r"--assume-watts .* not a number above 0"):
+    with pytest.raises(UsageError, match=r"^assume_watts .*: not a number above 0"):
         EnergyMeter.choose(tmp_path, watts)
 
 

@@ -55,11 +55,11 @@ def test_the_quantization_that_a_name_tells(name, quantization):
 
 
 def test_types():
-    assert parse_types(" Q4_0, q8_0,,q4_0", "--quants") == ["q4_0", "q8_0"]
-    with pytest.raises(UsageError, match=r"--quants: no quantization is called 'q4_k' \(nearest: q4_k_"):
-        parse_types("q8_0,q4_k", "--quants")
-    with pytest.raises(UsageError, match="--quants: name at least one"):
-        parse_types(" , ", "--quants")
+    assert parse_types(" Q4_0, q8_0,,q4_0", "quants") == ["q4_0", "q8_0"]
+    with pytest.raises(UsageError, match=r"^quants: no quantization is called 'q4_k' \(nearest: q4_k_"):
+        parse_types("q8_0,q4_k", "quants")
+    with pytest.raises(UsageError, match=r"^quants: name at least one"):
+        parse_types(" , ", "quants")
 
 
 def test_expected_bytes(tmp_path):

@@ -15,10 +15,7 @@ from edgespec.platform.boards import BOARDS
 from pi import count, manifest, wheels
 from pi.console import ROOT
 
-ARM = {
-    "aarch64-linux-gnu": ("qemu-aarch64-static", [board.emulated for board in BOARDS]),
-    "arm-linux-gnueabihf": ("qemu-arm-static", ["cortex-a15"]),
-}
+QEMU = "qemu-aarch64-static"
 
 
 def run_wheels(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -29,26 +26,19 @@ def run_wheels(*arguments: str, path: str | None = None) -> subprocess.Completed
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("board", "package"),
-    [
-        ("pi4", "g++-aarch64-linux-gnu"),
-        ("pi5", "g++-aarch64-linux-gnu"),
-        ("armhf", "g++-arm-linux-gnueabihf"),
-    ],
-)
-def test_no_cross_compiler(tmp_path: Path, board: str, package: str) -> None:
+@pytest.mark.parametrize("board", ["pi4", "pi5"])
+def test_no_cross_compiler(tmp_path: Path, board: str) -> None:
     ended = run_wheels(board, path=str(tmp_path))
-    triple = package.removeprefix("g++-")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"edgespec: no {triple}-gcc on this machine: apt install {package}\n"
+    missing = "no aarch64-linux-gnu-gcc on this machine: apt install g++-aarch64-linux-gnu"
+    assert ended.stderr == f"edgespec: {missing}\n"
 
 
-@pytest.mark.parametrize("arguments", [["pi3"], ["pi5", "pi3"], []])
+@pytest.mark.parametrize("arguments", [["pi3"], ["pi5", "armhf"], []])
 def test_no_such_board(arguments: list[str]) -> None:
     ended = run_wheels(*arguments)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert ("pi4, pi5, armhf" in ended.stderr) if arguments else ("BOARD" in ended.stderr)
+    assert ("choose from pi4, pi5\n" in ended.stderr) if arguments else ("BOARD" in ended.stderr)
 
 
 def test_help_shows_an_example() -> None:
@@ -118,34 +108,25 @@ def test_an_unknown_board_is_the_users_mistake() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("triple", ARM)
-def test_c_code_on_a_boards_processor(tmp_path: Path, triple: str) -> None:
-    """The core and, on 64 bits, the kernels; an instruction that the processor lacks would end the test."""
-    qemu, processors = ARM[triple]
-    for program in (f"{triple}-g++", qemu):
+def test_c_code_on_a_boards_processor(tmp_path: Path) -> None:
+    """The core and the kernels; an instruction that the processor lacks would end the test."""
+    for program in (f"{wheels.TRIPLE}-g++", QEMU):
         if not shutil.which(program):
             pytest.skip(f"no {program} here (docs/raspberry-pi.md names the packages)")
-    names = ["test_rows", "test_suffix", "test_philox", *(["test_threads"] if "aarch64" in triple else [])]
+    names = ["test_rows", "test_suffix", "test_philox", "test_threads"]
     arguments = {"test_suffix": ["300"]}
     tools = Path(sys.executable).parent
     for command in (
         ["-S", ROOT, "-B", tmp_path, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
-         f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'pi/toolchain.cmake'}", f"-DPI_TRIPLE={triple}",
+         f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'pi/toolchain.cmake'}", f"-DPI_TRIPLE={wheels.TRIPLE}",
          "-DEDGESPEC_TESTS=ON"],
         ["--build", tmp_path, "--target", *names],
     ):  # fmt: skip
         built = subprocess.run([tools / "cmake", *command], capture_output=True, text=True, check=False)
         assert built.returncode == 0, built.stdout + built.stderr
-    for processor in processors:
+    for board in BOARDS:
+        on_board = [QEMU, "-cpu", board.emulated, "-L", f"/usr/{wheels.TRIPLE}"]
         for name in names:
-            command = [
-                qemu,
-                "-cpu",
-                processor,
-                "-L",
-                f"/usr/{triple}",
-                tmp_path / name,
-                *arguments.get(name, []),
-            ]
+            command = [*on_board, tmp_path / name, *arguments.get(name, [])]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert ended.returncode == 0, f"{name} on {processor}: {ended.stderr}"
+            assert ended.returncode == 0, f"{name} on {board.name}: {ended.stderr}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 VERSION = "version: 0.5.0-dev (build 1, commit 0c1e570)\nbuilt with GNU 12.2.0 for Linux x86_64\n"
 PLAIN_LOG = """\
@@ -30,6 +31,7 @@ FAKE = """\
 #!{python}
 import json, os, sys, time
 from pathlib import Path
+from typing import Any
 here = Path(__file__)
 say = json.loads(here.with_suffix(".json").read_text())
 if "--version" in sys.argv:
@@ -70,3 +72,14 @@ def fake(
     program.chmod(0o755)
     say = {"out": out, "log": log, "code": code, "sleep": sleep, "signal": signal, "silent": silent}
     program.with_suffix(".json").write_text(json.dumps(say))
+
+
+def asked(program: Path) -> dict[str, Any]:
+    """What the fake was last called with."""
+    found: dict[str, Any] = json.loads(program.with_suffix(".asked").read_text())
+    return found
+
+
+def option(argv: list[str], name: str) -> str:
+    assert argv.count(name) == 1, argv
+    return argv[argv.index(name) + 1]

@@ -1,9 +1,11 @@
 """Pictures and pages of a benchmark: one HTML file that needs nothing else, and one PNG.
 
     rows.py     an outcome as numbered rows, and what is said of it in words
-    drawing.py  matplotlib's figures as SVG and PNG: colours, labels that keep apart
-    charts.py   which charts there are
-    page.py     the page around them
+    drawing.py  matplotlib's figures as SVG and PNG, and their colours
+    labels.py   texts beside points, away from each other
+    looks.py    colours and shapes of rows
+    charts.py   which charts there are; scatters.py: those of speed against something else
+    page.py     the page around them, made of elements.py
 
 matplotlib is optional (`edgespec[report]`) and is loaded only when something is drawn.
 """
@@ -21,12 +23,13 @@ from edgespec.errors import EdgespecError
 __all__ = ["require_plotting", "write_png", "write_report"]
 
 
-def require_plotting(option: str = "--report") -> None:
-    """Return if charts can be drawn. Raises EdgespecError: matplotlib is missing, which `option` needs."""
+def require_plotting(field: str = "report") -> None:
+    """Return if charts can be drawn. Raises EdgespecError: matplotlib is missing, which `field` needs."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise EdgespecError(f"{option} needs matplotlib: pip install 'edgespec[report]'") from None
+        problem = "needs matplotlib: pip install 'edgespec[report]'"
+        raise EdgespecError(problem, field=field) from None
 
 
 def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
@@ -35,19 +38,19 @@ def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = Non
     `summaries`: what `exports.summarise` made of the outcome, where it is there already.
     Raises EdgespecError: matplotlib is missing, or the file cannot be written.
     """
-    require_plotting("--report")
+    require_plotting("report")
     from edgespec.benchmark.report.page import page
 
-    write_file(path, page(read_outcome(outcome, summaries)).encode(), option="--report")
+    write_file(path, page(read_outcome(outcome, summaries)).encode(), field="report")
 
 
 def write_png(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
     """Write all charts as one picture, on white. As `write_report` otherwise."""
-    require_plotting("--png")
+    require_plotting("png")
     from edgespec.benchmark.report.charts import charts
     from edgespec.benchmark.report.drawing import png
     from edgespec.benchmark.report.rows import title
 
     reading = read_outcome(outcome, summaries)
     rows = [f"{row.number}  {row.name}" for row in reading.rows]
-    write_file(path, png(title(outcome), outcome.date, charts(reading), rows), option="--png")
+    write_file(path, png(title(outcome), outcome.date, charts(reading), rows), field="png")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from edgespec.benchmark.report.drawing import (
-    Chart,
-    Palette,
-    add_legend,
-    marker,
-    new_figure,
-    place_labels,
-)
-from edgespec.benchmark.report.rows import Reading, Row, energy_reason
-from edgespec.benchmark.runs import PLAIN
+from edgespec.benchmark.report.drawing import Chart, Palette, add_legend, marker, new_figure
+from edgespec.benchmark.report.labels import place_labels
+from edgespec.benchmark.report.looks import Looks
+from edgespec.benchmark.report.rows import Reading, Row
+from edgespec.benchmark.report.scatters import scatters
 from edgespec.benchmark.summary import Interval
 from edgespec.suites import OVERALL
 
@@ -30,231 +21,12 @@ _FEW = 3  # ways whose categories still fit in one chart
 def charts(reading: Reading) -> tuple[Chart, ...]:
     """Return the charts of an outcome; those that it has no figures for say so instead."""
     return (
-        _energy(reading),
-        _accuracy(reading),
-        *_tradeoff(reading),
-        *_memory(reading),
+        *scatters(reading),
         *_speedups(reading),
         _acceptance(reading),
         _time_shares(reading),
         *_joule_shares(reading),
     )
-
-
-# ---- how rows look ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Looks:
-    """Colour and shape by what tells the rows apart: targets, else drafts, else kernels, else ways."""
-
-    names: tuple[str, ...]
-    key: Callable[[Row], str]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> _Looks:
-        keys: tuple[Callable[[Row], str], ...] = (
-            lambda row: row.cell.target,
-            lambda row: row.cell.draft or "no draft model",
-            lambda row: row.cell.kernels,
-            lambda row: row.way.way,
-        )
-        for key in keys:
-            names = tuple(dict.fromkeys(key(row) for row in rows))
-            if len(names) > 1:
-                break
-        return cls(names, key)
-
-    def series(self, row: Row) -> int:
-        return self.names.index(self.key(row))
-
-    def legend(self, figure: Figure, palette: Palette, rows: Sequence[Row]) -> None:
-        entries = [(name, marker(palette, i)) for i, name in enumerate(self.names)]
-        if self.hollow(rows):
-            hollow = marker(palette, 0, hollow=True)
-            hollow.set_markeredgecolor(palette.soft)
-            entries.append(("hollow: plain decoding", hollow))
-        add_legend(figure, palette, entries)
-
-    def hollow(self, rows: Sequence[Row]) -> bool:
-        """Whether plain decoding is drawn hollow: it is, unless it has a colour of its own."""
-        return PLAIN not in self.names and any(row.way.way == PLAIN for row in rows)
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Return the points that no other beats, by index: x as small and y as large as can be, x rising.
-
-    Of points that are equal in both, the first.
-    """
-    front: list[int] = []
-    best = -math.inf
-    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
-        if points[i][1] > best:
-            front.append(i)
-            best = points[i][1]
-    return tuple(front)
-
-
-# ---- speed against something ----
-
-
-def _scatter(
-    reading: Reading,
-    x_of: Callable[[Row], float | None],
-    *,
-    key: str,
-    title: str,
-    label: str,
-    note: str,
-    lossy: bool = False,
-) -> Chart | None:
-    """Return tokens/s over a figure that is better when smaller; None where no row has both.
-
-    `lossy`: rows that are not exact are there too; elsewhere they would stand beside what they do not do.
-    """
-    rows: list[Row] = []
-    points: list[tuple[float, float]] = []
-    for row in reading.rows:
-        if not (row.way.exact or lossy):
-            continue
-        x, y = x_of(row), row.way.whole_tokens_per_s
-        if x is not None and y is not None:
-            rows.append(row)
-            points.append((x, y))
-    if not points:
-        return None
-    front = pareto(points)
-
-    def draw(palette: Palette) -> Figure:
-        figure, axes = new_figure(palette, 3.0)
-        looks = _Looks.of(rows)
-        axes.plot(
-            [points[i][0] for i in front],
-            [points[i][1] for i in front],
-            color=palette.ink,
-            linewidth=1.0,
-            linestyle=(0, (4, 3)),
-            zorder=1.5,
-        )
-        for i, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
-            hollow = row.way.way == PLAIN and looks.hollow(rows)
-            dot = marker(palette, looks.series(row), hollow=hollow)
-            dot.set_data([x], [y])
-            axes.add_line(dot)
-            if i in front:
-                axes.plot(
-                    x,
-                    y,
-                    "o",
-                    markersize=12,
-                    markerfacecolor="none",
-                    markeredgecolor=palette.ink,
-                    markeredgewidth=0.9,
-                )
-        axes.margins(0.12, 0.14)
-        axes.autoscale_view()
-        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
-        axes.set_xlabel(label)
-        axes.set_ylabel("whole generations, tokens/s")
-        looks.legend(figure, palette, rows)
-        place_labels(
-            figure, axes, palette, [(x, y, str(row.number)) for row, (x, y) in zip(rows, points, strict=True)]
-        )
-        return figure
-
-    numbers = ", ".join(str(rows[i].number) for i in front)
-    which = f"row{'s' if len(front) > 1 else ''} {numbers}"
-    caption = f"{note} Ringed and joined: the Pareto front, {which}, noise not considered."
-    return Chart(key, title, caption, draw)
-
-
-def _energy(reading: Reading) -> Chart:
-    column, title = reading.energy, "Speed and energy"
-    if column is None:
-        why = f"Left out, as joules are unavailable: {energy_reason(reading)}"
-        return Chart("energy", title, why, None)
-    note = "Left is less energy, up is faster."
-    if column.estimated:
-        note += " The joules are estimated, not measured."
-    found = _scatter(
-        reading,
-        lambda row: column.of(row.way),
-        key="energy",
-        title=title,
-        label=column.label,
-        note=note,
-    )
-    return found or Chart("energy", title, "Left out: no row has both a speed and joules.", None)
-
-
-def _accuracy(reading: Reading) -> Chart:
-    title = "Speed and accuracy"
-    known = [row.accuracy for row in reading.rows if row.accuracy]
-    if not known:
-        return Chart("accuracy", title, "Left out, as accuracy was not measured.", None)
-    if any(accuracy.kl is not None for accuracy in known):
-        label = "KL divergence, nats/token"
-        note = "Left is closer to the best quantization, up is faster. That one itself stands at 0."
-        if len({accuracy.reference for accuracy in known}) > 1:
-            note += " Each target is compared with the best of its own kind."
-
-        def x_of(row: Row) -> float | None:
-            if row.accuracy is None:
-                return None
-            return 0.0 if row.accuracy.reference == row.cell.target else row.accuracy.kl
-    else:
-        label, note = "perplexity", "Left is more accurate, up is faster."
-
-        def x_of(row: Row) -> float | None:
-            return row.accuracy.perplexity if row.accuracy else None
-
-    found = _scatter(reading, x_of, key="accuracy", title=title, label=label, note=note)
-    return found or Chart("accuracy", title, "Left out: no row has both a speed and an accuracy.", None)
-
-
-def _tradeoff(reading: Reading) -> list[Chart]:
-    """Return speed over what ways lose that are not exact, beside those that lose nothing."""
-    lossy = [row for row in reading.rows if not row.way.exact]
-    if not lossy:
-        return []
-    by_tokens = all(row.way.agreement is not None for row in lossy)
-
-    def x_of(row: Row) -> float | None:
-        if row.way.exact:
-            return 0.0
-        if by_tokens:
-            return None if row.way.agreement is None else 100 * (1.0 - row.way.agreement)
-        return row.way.kl
-
-    numbers = ", ".join(str(row.number) for row in lossy)
-    label = "tokens that the target does not like best, %" if by_tokens else "KL from the target, nats/token"
-    title = "Speed and what is lost"
-    note = f"Left is closer to the target, up is faster. Not exact: row{'s'[: len(lossy) > 1]} {numbers}."
-    found = _scatter(reading, x_of, key="tradeoff", title=title, label=label, note=note, lossy=True)
-    return [found] if found else []
-
-
-def _memory(reading: Reading) -> list[Chart]:
-    fastest: dict[int, Row] = {}
-    for row in reading.rows:
-        if not row.way.exact:
-            continue
-        held = fastest.get(id(row.cell))
-        if held is None or (row.way.whole_tokens_per_s or 0) > (held.way.whole_tokens_per_s or 0):
-            fastest[id(row.cell)] = row
-    chosen = {row.number for row in fastest.values()}
-    if len(chosen) < 2:
-        return []
-
-    def x_of(row: Row) -> float | None:
-        peak = row.cell.peak_rss_bytes
-        return peak / 1e9 if row.number in chosen and peak is not None else None
-
-    note = "The fastest way of each combination. Left is less memory, up is faster."
-    found = _scatter(
-        reading, x_of, key="memory", title="Speed and memory", label="peak memory, GB", note=note
-    )
-    return [found] if found else []
 
 
 # ---- speed-up over plain ----
@@ -297,7 +69,7 @@ def _whiskers(key: str, title: str, whiskers: list[_Whisker], rows: list[Row], *
         gap = 0.5 if per_block > 1 and not by_row else 0.0
         heights = [i + gap * blocks.index(category) for i, (category, _, _) in enumerate(whiskers)]
         figure, axes = new_figure(palette, 0.75 + (0.16 if by_row else 0.24) * (heights[-1] + 1))
-        looks = _Looks.of(rows)
+        looks = Looks.of(rows)
         axes.axvline(1.0, color=palette.ink, linewidth=1.0)
         for y, (_, row, speedup) in zip(heights, whiskers, strict=True):
             dot = marker(palette, looks.series(row), size=5.5)
@@ -343,7 +115,7 @@ def _acceptance(reading: Reading) -> Chart:
 
     def draw(palette: Palette) -> Figure:
         figure, axes = new_figure(palette, 3.0)
-        looks = _Looks.of(rows)
+        looks = Looks.of(rows)
         ends = []
         for row in rows:
             shares = row.way.acceptance_by_position

@@ -1,18 +1,17 @@
 """The report's page: one HTML file without scripts, in which nothing is loaded from elsewhere.
 
-Every name in it comes from a user, a model file or a suite: `_text` escapes them all.
+Every name in it comes from a user, a model file or a suite: `elements.escaped` escapes them all.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from edgespec.benchmark.report import rows as words
 from edgespec.benchmark.report.charts import charts
 from edgespec.benchmark.report.drawing import Chart, svg
+from edgespec.benchmark.report.elements import card, details, escaped, section, table
 from edgespec.benchmark.report.rows import NOT_APPLICABLE, NOT_EXACT, UNAVAILABLE, Reading, Row
 from edgespec.benchmark.runs import Accuracy, Cell, Run
 from edgespec.benchmark.summary import CategorySummary
@@ -28,28 +27,26 @@ _HOW = (
     "sources are in docs/measuring.md."
 )
 
-_Table = Sequence[tuple[str, bool]]  # headings, and whether figures stand below, which are set right
-
 
 def page(reading: Reading) -> str:
     """Return the page of an outcome."""
     outcome = reading.outcome
-    title = _text(words.title(outcome))
+    title = escaped(words.title(outcome))
     css = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     parts = [
-        f"<header><p class=kind>edgespec {_text(outcome.kind)}</p><h1>{title}</h1>",
-        f"<p class=date><time>{_text(outcome.date)}</time></p></header>",
-        f"<section class=headline><p class=lead>{_text(words.headline(reading))}</p>",
-        *(f"<p>{_text(line)}</p>" for line in words.lossy_lines(reading)),
-        f"<p>{_text(words.identical_line(reading))}</p>",
-        f"<p>{_text(words.energy_line(reading))}</p></section>",
+        f"<header><p class=kind>edgespec {escaped(outcome.kind)}</p><h1>{title}</h1>",
+        f"<p class=date><time>{escaped(outcome.date)}</time></p></header>",
+        f"<section class=headline><p class=lead>{escaped(words.headline(reading))}</p>",
+        *(f"<p>{escaped(line)}</p>" for line in words.lossy_lines(reading)),
+        f"<p>{escaped(words.identical_line(reading))}</p>",
+        f"<p>{escaped(words.energy_line(reading))}</p></section>",
         _warnings(outcome.warnings),
-        _section("Results", _results(reading) + _skipped(reading.skipped)),
-        _section("Charts", _charts(charts(reading))),
-        _section("By category", _categories(reading)),
-        _section("What was measured, and on what", _facts(reading)),
-        _section("How it was measured", f"<p>{_text(_HOW)}</p>"),
-        _section("Raw runs", _runs(reading)),
+        section("Results", _results(reading) + _skipped(reading.skipped)),
+        section("Charts", _charts(charts(reading))),
+        section("By category", _categories(reading)),
+        section("What was measured, and on what", _facts(reading)),
+        section("How it was measured", f"<p>{escaped(_HOW)}</p>"),
+        section("Raw runs", _runs(reading)),
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -61,52 +58,13 @@ def page(reading: Reading) -> str:
     )
 
 
-# ---- elements ----
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value)).replace(" %", "&nbsp;%")
-
-
-def _section(heading: str, body: str) -> str:
-    return f"<section><h2>{_text(heading)}</h2>\n{body}</section>" if body else ""
-
-
-def _table(columns: _Table, rows: Iterable[Sequence[str]], label: str) -> str:
-    """Return a table of texts, which scrolls in itself where it is wider than the page."""
-    head = "".join(f"<th scope=col{_right(figures)}>{_text(name)}</th>" for name, figures in columns)
-    lines = []
-    for first, *others in rows:
-        cells = [f"<th scope=row{_right(columns[0][1])}>{_text(first)}</th>"]
-        for text, (_, figures) in zip(others, columns[1:], strict=True):
-            cells.append(f"<td{_right(figures)}{_muted(text)}>{_text(text)}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    body = "\n".join(lines)
-    return (
-        f'<div class=scroll tabindex=0 role=region aria-label="{_text(label)}"><table>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
-    )
-
-
-def _right(figures: bool) -> str:
-    return " class=n" if figures else ""
-
-
-def _muted(text: str) -> str:
-    return " data-muted" if text in (UNAVAILABLE, NOT_APPLICABLE) else ""
-
-
-def _details(summary: str, body: str, *, opened: bool) -> str:
-    return f"<details{' open' if opened else ''}><summary>{_text(summary)}</summary>\n{body}</details>\n"
-
-
 # ---- what is at the top ----
 
 
 def _warnings(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
-    lines = "".join(f"<li>{_text(line)}</li>" for line in warnings)
+    lines = "".join(f"<li>{escaped(line)}</li>" for line in warnings)
     return f"<section class=warnings role=note><h2>Warnings</h2><ul>{lines}</ul></section>"
 
 
@@ -143,7 +101,7 @@ def _results(reading: Reading) -> str:
         "of pairs (not the ratio of medians), with its 95 % interval. TTFT: time to the first token. tau: "
         "tokens a step. alpha: accepted / tested. Beside: the quantization that KL and top-1 are against."
     )
-    return _table(columns, rows, "Results") + f"<p class=note>{_text(note)}</p>\n"
+    return table(columns, rows, "Results") + f"<p class=note>{escaped(note)}</p>\n"
 
 
 def _way_columns(reading: Reading) -> list[tuple[str, bool]]:
@@ -223,7 +181,7 @@ def _skipped(skipped: Sequence[Cell]) -> str:
         return ""
     columns = [("target", False), ("draft", False), ("kernels", False), ("why", False)]
     rows = ([cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped] for cell in skipped)
-    return "<h3>Skipped</h3>\n" + _table(columns, rows, "Skipped combinations")
+    return "<h3>Skipped</h3>\n" + table(columns, rows, "Skipped combinations")
 
 
 # ---- charts ----
@@ -233,7 +191,7 @@ def _charts(found: Sequence[Chart]) -> str:
     """Return the charts as cards, and below them why others are left out."""
     drawn = "\n".join(_figure(chart, svg(chart.key, chart.draw)) for chart in found if chart.draw)
     left_out = "".join(
-        f"<p class=note><strong>{_text(chart.title)}.</strong> {_text(chart.caption)}</p>\n"
+        f"<p class=note><strong>{escaped(chart.title)}.</strong> {escaped(chart.caption)}</p>\n"
         for chart in found
         if not chart.draw
     )
@@ -242,8 +200,8 @@ def _charts(found: Sequence[Chart]) -> str:
 
 def _figure(chart: Chart, picture: str) -> str:
     return (
-        f'<figure class=card>\n<h3 id="{chart.key}-title">{_text(chart.title)}</h3>\n{picture}'
-        f'<figcaption id="{chart.key}-caption">{_text(chart.caption)}</figcaption>\n</figure>'
+        f'<figure class=card>\n<h3 id="{chart.key}-title">{escaped(chart.title)}</h3>\n{picture}'
+        f'<figcaption id="{chart.key}-caption">{escaped(chart.caption)}</figcaption>\n</figure>'
     )
 
 
@@ -259,7 +217,7 @@ def _categories(reading: Reading) -> str:
         names = f"Row{'s' if last > first else ''} {first}{f' to {last}' if last > first else ''}"
         drafted = f", drafted by {cell.draft}" if cell.draft else ""
         summary = f"{names}: {cell.target}{drafted}, {cell.kernels}"
-        parts.append(_details(summary, _category_table(reading, own), opened=opened))
+        parts.append(details(summary, _category_table(reading, own), opened=opened))
     return "".join(parts)
 
 
@@ -269,7 +227,7 @@ def _category_table(reading: Reading, own: Sequence[Row]) -> str:
     for summary in own[0].categories:
         for row in own:
             lines.append(_category_line(reading, summary, row))
-    return _table(columns, [line for line in lines if line], f"{own[0].cell.target} by category")
+    return table(columns, [line for line in lines if line], f"{own[0].cell.target} by category")
 
 
 def _category_line(reading: Reading, summary: CategorySummary, row: Row) -> list[str]:
@@ -283,9 +241,9 @@ def _category_line(reading: Reading, summary: CategorySummary, row: Row) -> list
 def _facts(reading: Reading) -> str:
     outcome = reading.outcome
     parts = [
-        _card("Machine and versions", outcome.machine),
-        _card("Settings", outcome.settings),
-        _card("Suite", outcome.suite),
+        card("Machine and versions", outcome.machine),
+        card("Settings", outcome.settings),
+        card("Suite", outcome.suite),
     ]
     columns = [("model", False), ("file", False), ("size", True), ("quantization", False), ("SHA-256", False)]
     rows = [
@@ -298,30 +256,7 @@ def _facts(reading: Reading) -> str:
         ]
         for model in outcome.models.values()
     ]
-    return f"<div class=cards>\n{''.join(parts)}</div>\n" + (_table(columns, rows, "Models") if rows else "")
-
-
-def _card(heading: str, facts: Mapping[str, Any]) -> str:
-    if not facts:
-        return ""
-    lines = "".join(
-        f"<div><dt>{_text(str(name).replace('_', ' '))}</dt><dd>{_text(_value(value))}</dd></div>"
-        for name, value in facts.items()
-    )
-    return f"<div class=card><h3>{_text(heading)}</h3><dl>{lines}</dl></div>\n"
-
-
-def _value(value: object) -> str:
-    """Return a fact as text; what is not known is unavailable."""
-    if value is None or value == "":
-        return UNAVAILABLE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_value(one)}" for name, one in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(_value(one) for one in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"<div class=cards>\n{''.join(parts)}</div>\n" + (table(columns, rows, "Models") if rows else "")
 
 
 def _runs(reading: Reading) -> str:
@@ -329,7 +264,7 @@ def _runs(reading: Reading) -> str:
     if not runs:
         return ""
     if len(runs) > _MOST_RUNS:
-        return f"<p>{len(runs)} runs: too many for a page. They are all in what --json prints.</p>\n"
+        return f"<p>{len(runs)} runs: too many for a page. The JSON output has them all.</p>\n"
     columns = [
         *((name, False) for name in ("prompt", "category", "target", "draft", "kernels", "way")),
         *(
@@ -338,8 +273,8 @@ def _runs(reading: Reading) -> str:
         ),
         ("stopped by", False),
     ]
-    return _details(
-        f"{len(runs)} runs", _table(columns, (_run(*one) for one in runs), "Raw runs"), opened=False
+    return details(
+        f"{len(runs)} runs", table(columns, (_run(*one) for one in runs), "Raw runs"), opened=False
     )
 
 

@@ -1,7 +1,7 @@
-"""How well two vocabularies cut the same text, and whether one model should draft for the other.
+"""How alike two vocabularies split the same text, and whether one model should draft for the other.
 
 `find_overlap` looks at the tokenizers only. How well two models agree it cannot know: it begins from what
-drafts reached here, and takes off what the difference of the vocabularies costs. `measure_agreement` runs
+drafts reached here, and subtracts what the difference of the vocabularies costs. `measure_agreement` runs
 both models; what it finds then stands in place of the estimate.
 """
 
@@ -22,7 +22,7 @@ SAME_FAMILY, OTHER_FAMILY = 0.84, 0.66
 """Share of the target's greedy answers that drafts proposed, with the target's vocabulary and with another:
 for Qwen2.5-Coder-1.5B its own 0.5B 84 %, SmolLM2-135M 65 %, Gemma-3-270M 59 % (`measure_agreement`)."""
 
-_CUT_ELSEWHERE = 0.85  # of it, where the draft's tokens end elsewhere than the target's
+_SPLIT_ELSEWHERE = 0.85  # of it, where the draft's tokens end elsewhere than the target's
 _LOOKS = 1.4  # passes of the draft for each of its tokens, those that look ahead among them
 _PER_TOKEN = 0.08  # of a pass of the target: what verifying one token more takes
 _LONGEST_DRAFT = 8
@@ -46,7 +46,7 @@ class Overlap:
     coverage: float
     """Share of them that are a token of the draft too."""
     same: float
-    """Share of them that the draft's tokenizer cuts out of the text just so."""
+    """Share of them that the draft's tokenizer splits off in the same place."""
     compression: float
     """The draft's tokens for each of them."""
     cost: float
@@ -61,7 +61,7 @@ class Overlap:
             return self.measured
         if self.equal:
             return SAME_FAMILY
-        return OTHER_FAMILY * (self.same + (1.0 - self.same) * _CUT_ELSEWHERE)
+        return OTHER_FAMILY * (self.same + (1.0 - self.same) * _SPLIT_ELSEWHERE)
 
     @property
     def speedup(self) -> float:
@@ -106,8 +106,8 @@ def find_overlap(target: Model, draft: Model, mapping: VocabularyMap, text: str)
     """Return what the vocabularies of two models, related by `mapping`, have in common over `text`."""
     data = text.encode()
     ours, theirs = TextTokenizer(target).tokens(data), TextTokenizer(draft).tokens(data)
-    cuts = [0, *accumulate(len(draft.piece(token)) for token in theirs)]
-    pieces = set(pairwise(cuts))
+    bounds = [0, *accumulate(len(draft.piece(token)) for token in theirs)]
+    pieces = set(pairwise(bounds))
     ends = [0, *accumulate(len(target.piece(token)) for token in ours)]
     n = max(1, len(ours))
     return Overlap(

@@ -36,7 +36,7 @@ ROOM_PER_TOKEN = 1.5
 
 _MOST_LOOKED = 3  # tokens the draft goes on for, to see how its text would be written
 _QUIET = 3  # looks without a change after which a token is taken as it is
-_REMEMBERED = 64  # tokens back to which what was proposed unlooked is compared with what came
+_REMEMBERED = 64  # last tokens among which one that was taken without a look is compared with what came
 
 
 class TranslatedDraft(DraftModel):
@@ -101,7 +101,7 @@ class TranslatedDraft(DraftModel):
             self._start_at(n_tokens - n_recent)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what of `tokens` it has not, but for the last, which rides with the next pass."""
+        """Read what of `tokens` it has not, except the last, which is read with the next pass."""
         wanted = self._follow(tokens[:-1])
         n_kept = self._common(wanted)
         if n_kept < len(wanted):
@@ -144,13 +144,13 @@ class TranslatedDraft(DraftModel):
         self._translation.clear()
 
     def _follow(self, tokens: Sequence[int], n_more: int = 0) -> list[int]:
-        """Translate what of `tokens` is new; return what the cache should hold, with room for `n_more`."""
+        """Translate what of `tokens` is new; return what the cache should hold, with space for `n_more`."""
         translation = self._translation
         translation.extend(tokens[self._offset + translation.n_read :])
-        room = self._session.n_ctx - len(self._prefix) - _MOST_LOOKED - 1
-        if len(translation.tokens) + min(n_more, room // 2) > room:
-            self._offset += translation.drop_first(len(translation.tokens) - room // 2)
-        return self._prefix + translation.tokens[-room:] or [self._filler]
+        most = self._session.n_ctx - len(self._prefix) - _MOST_LOOKED - 1
+        if len(translation.tokens) + min(n_more, most // 2) > most:
+            self._offset += translation.drop_first(len(translation.tokens) - most // 2)
+        return self._prefix + translation.tokens[-most:] or [self._filler]
 
     def _common(self, wanted: Sequence[int]) -> int:
         """Return how many tokens the cache and `wanted` begin with alike."""
@@ -206,7 +206,7 @@ class TranslatedDraft(DraftModel):
     def _check(self, wanted: Sequence[int], spelled: Sequence[Sequence[int]], out: Rows) -> None:
         """Write the rows after `wanted` and after each of the guesses, `spelled` in the draft's tokens.
 
-        Guesses for which there is no room get the last row there is: they are only not checked.
+        Guesses that do not fit get the last row there is: they are just not checked.
         """
         n_kept = min(self._common(wanted), len(wanted) - 1)
         self._rewind(n_kept)

@@ -18,7 +18,7 @@ _CACHED = 8192  # tokens whose text is remembered
 
 
 class Translation:
-    """The draft's tokens for a stretch of the target's timeline. It grows, and can be cut at both ends."""
+    """The draft's tokens for a stretch of the target's timeline; grows, and shortens at both ends."""
 
     def __init__(self, target: Vocabulary, draft: Vocabulary, mapping: VocabularyMap) -> None:
         """Translate from `target`'s tokens to `draft`'s."""

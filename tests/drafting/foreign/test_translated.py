@@ -75,7 +75,7 @@ def target_of(clock, logits):
     return ToySession(cache(logits), TARGET.n_vocab, is_eog=TARGET.is_eog, clock=clock, cost=lambda n: 0.05)
 
 
-def chain_of(model, policy):
+def drafter_of(model, policy):
     clocks = curves()
     scheduler = (Scheduler if policy.gamma else RandomScheduler)(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
@@ -102,15 +102,15 @@ def expected(logits):
 
 def counts_of(clock, logits, model, rule, policy, n_runs):
     target = target_of(clock, logits)
-    chain = chain_of(model, policy)
+    drafter = drafter_of(model, policy)
     counts = np.zeros((TARGET.n_vocab,) * LENGTH)
     drafted = accepted = 0
     for seed in range(n_runs):
-        run = Generation(target, chain, PROMPT, params=WARM, coins=Coins(seed), rule=rule, n_predict=LENGTH)
+        run = Generation(target, drafter, PROMPT, params=WARM, coins=Coins(seed), rule=rule, n_predict=LENGTH)
         list(run.events())
         said = run.tokens[len(PROMPT) :]
         counts[(*said, *[END] * (LENGTH - len(said)))] += 1
-    for n_drafted, n_accepted in chain.sources().values():
+    for n_drafted, n_accepted in drafter.sources().values():
         drafted, accepted = drafted + n_drafted, accepted + n_accepted
     return counts, drafted, accepted
 
@@ -146,9 +146,12 @@ def test_with_the_match_rule_the_text_is_plain_decodings(clock, level, policy, p
         logits = random_logits(seed, TARGET.n_vocab)
         target = target_of(clock, logits)
         texts = []
-        for chain in (None, chain_of(draft_of(cache(speaks(DRAFT, logits)), level=level), POLICIES[policy])):
+        for drafter in (
+            None,
+            drafter_of(draft_of(cache(speaks(DRAFT, logits)), level=level), POLICIES[policy]),
+        ):
             run = Generation(
-                target, chain, PROMPT, params=params, coins=Coins(seed), rule="match", n_predict=30
+                target, drafter, PROMPT, params=params, coins=Coins(seed), rule="match", n_predict=30
             )
             list(run.events())
             texts.append((run.tokens, run.stop_reason))

@@ -1,0 +1,52 @@
+"""How the rows of a table look in charts: their colours and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from edgespec.benchmark.report.drawing import Palette, add_legend, marker
+from edgespec.benchmark.report.rows import Row
+from edgespec.benchmark.runs import PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Colour and shape by what tells the rows apart: targets, else drafts, else kernels, else ways."""
+
+    names: tuple[str, ...]
+    key: Callable[[Row], str]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Looks:
+        """Return the looks of a chart of `rows`."""
+        keys: tuple[Callable[[Row], str], ...] = (
+            lambda row: row.cell.target,
+            lambda row: row.cell.draft or "no draft model",
+            lambda row: row.cell.kernels,
+            lambda row: row.way.way,
+        )
+        for key in keys:
+            names = tuple(dict.fromkeys(key(row) for row in rows))
+            if len(names) > 1:
+                break
+        return cls(names, key)
+
+    def series(self, row: Row) -> int:
+        """Return which series of the palette a row is drawn in."""
+        return self.names.index(self.key(row))
+
+    def legend(self, figure: Figure, palette: Palette, rows: Sequence[Row]) -> None:
+        """Put the legend of `rows` below a figure."""
+        entries = [(name, marker(palette, i)) for i, name in enumerate(self.names)]
+        if self.hollow(rows):
+            hollow = marker(palette, 0, hollow=True)
+            hollow.set_markeredgecolor(palette.soft)
+            entries.append(("hollow: plain decoding", hollow))
+        add_legend(figure, palette, entries)
+
+    def hollow(self, rows: Sequence[Row]) -> bool:
+        """Whether plain decoding is drawn hollow: it is, unless it has a colour of its own."""
+        return PLAIN not in self.names and any(row.way.way == PLAIN for row in rows)

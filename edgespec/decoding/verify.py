@@ -1,0 +1,145 @@
+"""Verification: which drafted tokens are kept, and the token that follows them.
+
+One pass of the target has given its logits after the timeline (row 0) and after each node of the tree (row
+i + 1). Let p be the target's distribution at a place, after the filters; x a drafted token there; and q the
+distribution that x was sampled from (for a point mass: 1 at x).
+
+chain   From the root down, siblings in order: keep x with probability min(1, p(x) / q(x)); after a rejection
+        p becomes the residual, the normalised max(0, p - q). The next token is sampled from the p at the end.
+        Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, algorithm 2. On a
+        tree: Miao et al. (SpecInfer), arXiv 2305.09781, section 4; siblings sampled without replacement:
+        Chen et al. (Sequoia), arXiv 2402.12374, section 3.
+block   From the leaves up: keep the whole path to a leaf with probability weight(x) =
+        min(1, weight(parent) p(x) / q(x)); after a rejection the leaf is taken away, and p becomes the
+        normalised max(0, weight(parent) p - q). It never keeps less than the chain rule.
+        Sun et al., arXiv 2403.10444, algorithm 2. On a tree: Weng et al., arXiv 2505.12398, section 3.
+match   The target samples each position with a coin of that position, and x is kept if it is that token. No
+        coin depends on what was drafted, so for a seed the text is plain decoding's own.
+        Daliri et al., arXiv 2408.07978.
+
+All three are exact: what is emitted is distributed as the target alone would emit it. Chain and block run in
+the C core (`csrc/verify.c`); `tests/support/reference.py` has them in Python, and the tests compare the two.
+
+A lenience l below 1 is not exact (Leviathan et al., appendix): the chain rule keeps x with probability
+min(1, p(x) / (l q(x))). At temperature 0, the match rule also keeps an x that is at least l times as likely
+as the target's likeliest token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from edgespec.choices import Rule
+from edgespec.decoding.drafter import Position, Tokens
+from edgespec.decoding.tree import Lowered
+from edgespec.grammar.grammar import Constraint
+from edgespec.llama.session import Rows
+from edgespec.sampling import SamplingParams
+
+Judged: TypeAlias = list[tuple[int, float, float]]
+"""(node, p, q) of the nodes that were judged; none by the match rule, which computes no probability."""
+
+
+class Verifier:
+    """Verifies the trees of one generation, by one rule."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        position: Position,
+        params: SamplingParams,
+        *,
+        is_eog: Callable[[int], bool],
+        lenience: float = 1.0,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Sample with `position`, whose filters are those of `params`, what `constraint` allows."""
+        self._rule = rule
+        self._position = position
+        self._params = params
+        self._is_eog = is_eog
+        self._lenience = lenience
+        self._constraint = constraint
+
+    def verify(self, tree: Lowered, rows: Rows) -> tuple[list[int], int, Judged]:
+        """Return the kept nodes, root to leaf, the token that follows them, and what was judged.
+
+        `rows` are the target's logits, shape (n_nodes + 1, n_vocab). Without nodes a token is sampled.
+        """
+        if self._rule == "match":
+            path, following = self._match(tree, rows)
+            return path, following, []
+        sampler, recent = self._position.sampler, self._position.recent
+        if self._constraint:
+            rows = self._constraint.masked(rows, tree.paths(), sampler, recent)
+        coins = self._position.coins(tree.n_nodes + 1)  # one for each node, the last for the token after
+        is_block = self._rule == "block"
+        return sampler.verify(rows, *tree, recent(()), coins, is_block, lenience=self._lenience)
+
+    def _match(self, tree: Lowered, rows: Rows) -> tuple[list[int], int]:
+        position = self._position
+        path: list[int] = []
+        kept: list[int] = []  # their tokens
+        node = -1
+        while True:
+            (coin,) = position.coins(1)  # one for each emitted token and no other, as in plain decoding
+            recent = position.recent(kept)
+            row = self._allowed(rows[node + 1], kept, recent)
+            token = position.sampler.sample(row, recent, coin, -1)
+            children = [i for i in range(node + 1, tree.n_nodes) if tree.parents[i] == node]
+            drafted = [tree.tokens[i] for i in children]
+            found = matching(drafted, token, row, recent, params=self._params, lenience=self._lenience)
+            if found is None:
+                return path, token
+            node = children[found]
+            path.append(node)
+            kept.append(drafted[found])
+            if self._is_eog(drafted[found]):
+                return path, token  # the loop drops it: nothing follows an end-of-generation token
+
+    def _allowed(self, row: Rows, path: Sequence[int], recent: Tokens) -> Rows:
+        """Return the target's logits after `path`, with what the constraint forbids at -inf."""
+        if not self._constraint:
+            return row
+        masked = self._constraint.mask(row, path, self._position.sampler, recent)
+        return row if masked is None else masked
+
+
+def matching(
+    drafted: Sequence[int],
+    token: int,
+    row: Rows,
+    recent: Tokens,
+    *,
+    params: SamplingParams,
+    lenience: float = 1.0,
+) -> int | None:
+    """Return which of the `drafted` tokens of one position is kept, as an index; None: none is.
+
+    `token` is what the target sampled there, from the logits `row`, shape (n_vocab,): it goes before all
+    others. With a `lenience` below 1, at temperature 0, the likeliest of the others may be kept; bias and
+    penalties count, so that a forbidden token never is. `recent` is what the penalties look back on.
+    """
+    if token in drafted:
+        return drafted.index(token)
+    if not drafted or lenience >= 1.0:
+        return None
+    logits = [_adjusted(row, other, params, recent) for other in drafted]
+    likeliest = max(range(len(drafted)), key=logits.__getitem__)
+    least = _adjusted(row, token, params, recent) + math.log(lenience)
+    return likeliest if logits[likeliest] >= least else None
+
+
+def _adjusted(row: Rows, token: int, params: SamplingParams, recent: Tokens) -> float:
+    """Return one token's logit after bias and penalties, in the order and meaning of the filters."""
+    logit = float(row[token]) + params.logit_bias.get(token, 0.0)
+    if not params.uses_prefix:
+        return logit
+    within = recent if params.penalty_last_n < 0 else recent[-params.penalty_last_n :]
+    n = int((within == token).sum())
+    if not n:
+        return logit
+    logit = logit * params.repeat_penalty if logit <= 0 else logit / params.repeat_penalty
+    return logit - n * params.frequency_penalty - params.presence_penalty

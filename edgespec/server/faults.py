@@ -79,12 +79,9 @@ def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
         return Fault(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
     line = " ".join(str(error).split())
     if isinstance(error, EdgespecError):
-        option = line.partition(" ")[0].rstrip(":")
-        if field := _FIELDS.get(error.field):
-            line = " ".join(error.spelled(field).split())
-            return Fault(400, line, param=field.partition(".")[0])
-        if field := _OPTIONS.get(option):
-            return Fault(400, line.replace(option, field, 1), param=field.partition(".")[0])
+        if name := _FIELDS.get(error.field):
+            told = " ".join(error.spelled(name).split())
+            return Fault(400, told, param=name.partition(".")[0])
         if line.startswith("not enough memory"):
             log(line)
             why = "there is not enough memory for a prompt and an answer of this length: ask for less"
@@ -111,11 +108,3 @@ _FIELDS = {
     "tools": "tools",
 }
 """What a request calls the fields that a client sets; the last two are the names of its grammars."""
-
-_OPTIONS = {f"--{field.replace('_', '-')}": name for field, name in _FIELDS.items()} | {
-    "--temp": "temperature",
-    "--json-schema": "response_format",
-    "response_format": "response_format",
-    "tools": "tools",
-}
-"""The same for messages that begin with an option."""

@@ -13,7 +13,7 @@ from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Key, Profile
-from edgespec.drafting.profile_store import load, merge_learnt
+from edgespec.drafting.profile_store import RunLearnt, load, merge_learnt
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
@@ -103,8 +103,7 @@ class Knowledge:
         target, draft = self.clocks.target, self.clocks.draft
         if self._key is None or target.n_observed == 0:
             return
-        merge_learnt(
-            self._key,
+        learnt = RunLearnt(
             target=target.curve(),
             target_passes=target.n_observed,
             draft=draft.curve() if draft else None,
@@ -114,8 +113,8 @@ class Knowledge:
                 _STARTS: self._lengths.as_dict(),
             },
             answers=self._answers,
-            on_message=on_message,
         )
+        merge_learnt(self._key, learnt, on_message=on_message)
 
 
 def _clock(model: Model, stored: Curve | None) -> OnlineCurve:

@@ -11,7 +11,7 @@ here is needed: where the directory cannot be written, every run begins with a g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,34 +72,39 @@ def store(key: Key, change: Callable[[Profile | None], Profile], *, on_message: 
     return file.path
 
 
-def merge_learnt(
-    key: Key,
-    *,
-    target: Curve,
-    target_passes: int,
-    draft: Curve | None = None,
-    draft_passes: int = 0,
-    acceptance: dict[str, Any] | None = None,
-    answers: Sequence[int] = (),
-    on_message: MessageFn = silent,
-) -> Path | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLearnt:
+    """What a run learnt of a pair."""
+
+    target: Curve
+    """As it is known now, in seconds."""
+    target_passes: int
+    """Timed passes of the run that it follows."""
+    draft: Curve | None = None
+    draft_passes: int = 0
+    acceptance: dict[str, Any] | None = None
+    """Takes the place of the stored one; None: that one stays."""
+    answers: Sequence[int] = ()
+    """Lengths of the run's answers, in tokens."""
+
+
+def merge_learnt(key: Key, run: RunLearnt, *, on_message: MessageFn = silent) -> Path | None:
     """Store what a run learnt, and return the file as `update` does.
 
-    `target`, `draft`: the curves as they are known now, in seconds, and from how many timed passes. The
-    stored curves are moved towards them, half the way at most. `acceptance` takes the place of the
-    stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as `update` does.
+    The stored curves are moved towards the run's, half the way at most. Raises ValueError as `update` does.
     """
 
     def merge(stored: Profile | None) -> Profile:
-        profile = stored or Profile(key, target, draft)
+        profile = stored or Profile(key, run.target, run.draft)
         answer_tokens = profile.answer_tokens
-        for length in answers:
+        for length in run.answers:
             answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)
         return replace(
             profile,
-            target=_moved(profile.target, target, target_passes),
-            draft=profile.draft and (_moved(profile.draft, draft, draft_passes) if draft else profile.draft),
-            acceptance=profile.acceptance if acceptance is None else acceptance,
+            target=_moved(profile.target, run.target, run.target_passes),
+            draft=profile.draft
+            and (_moved(profile.draft, run.draft, run.draft_passes) if run.draft else profile.draft),
+            acceptance=profile.acceptance if run.acceptance is None else run.acceptance,
             answer_tokens=answer_tokens,
             runs=profile.runs + 1,
         )

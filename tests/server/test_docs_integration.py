@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app import Served, served
+from server_app import Served
 
-__all__ = ["served"]
-
-PAGE = Path(__file__).parent.parent / "docs" / "integration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "integration.md"
 # What is not installed here, and what would load the real pair.
 ONLY_COMPILED = ("from langchain_openai", "with Engine() as")
 

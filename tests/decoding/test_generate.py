@@ -406,7 +406,7 @@ def test_bad_values_are_refused(engine, arguments, error, message):
 
 def test_forbidding_every_token_is_one_line(engine):
     nothing = SamplingParams(logit_bias=dict.fromkeys(range(engine.target.n_vocab), -np.inf))
-    with pytest.raises(EdgespecError, match="--logit-bias forbids every token"):
+    with pytest.raises(EdgespecError, match="logit bias forbids every token"):
         engine.generate("abc", params=nothing)
     assert engine.generate("abc", params=GREEDY, n_predict=3).text  # the engine is still good
 

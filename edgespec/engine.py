@@ -11,6 +11,7 @@ from typing import Unpack
 
 from edgespec.choices import DrafterName, KernelsChoice, Objective, Rule, check_choice
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.loop import Task
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.knowledge import Knowledge
 from edgespec.drafting.model import DraftModel
@@ -28,7 +29,7 @@ from edgespec.options import OptionKeywords, Options, Waking
 from edgespec.pair import Pair, PairOptions
 from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation
-from edgespec.records import Mode, Result
+from edgespec.records import Mode, Provenance, Result
 from edgespec.sampling import Coins
 from edgespec.stream import Stream
 
@@ -209,7 +210,7 @@ class Engine(Closing):
         )
         if not tokens:
             raise UsageError("the prompt is empty")
-        loop, drafter = self._cascade(task, tokens) if task.options.cascade else self._exact(task, tokens)
+        loop = self._cascade(task, tokens) if task.options.cascade else self._exact(task, tokens)
         window = None
         if self.meter:
             began = time.perf_counter()
@@ -222,14 +223,16 @@ class Engine(Closing):
         self._stream = Stream(
             loop,
             self.target,
-            drafter,
+            Provenance(
+                target=self.target_name,
+                draft=self.draft_name if task.options.cascade or drafts else None,
+                kernels=self.kernels,
+                seed=task.coins.seed if task.is_reproducible else None,
+                mode=task.mode,
+            ),
             stop=task.options.stop,
-            seed=task.seed if task.is_reproducible else None,
             called=called,
-            names=(self.target_name, self.draft_name if task.options.cascade or drafts else None),
-            kernels=self.kernels,
             window=window,
-            mode=task.mode,
         )
         return self._stream
 
@@ -252,7 +255,7 @@ class Engine(Closing):
         return _Task(
             prompt=prompt,
             options=options,
-            seed=secrets.randbits(32) if options.seed is None else options.seed,
+            coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
             rule=_rule(options, constraint, drafts=policy is not None),
             policy=policy,
             constraint=constraint,
@@ -290,7 +293,7 @@ class Engine(Closing):
             return cascade
         return calibrated(self.target.header, draft.header, cascade)
 
-    def _exact(self, task: _Task, tokens: list[int]) -> tuple[Generation, TreeDrafter | None]:
+    def _exact(self, task: _Task, tokens: list[int]) -> Generation:
         options = task.options
         n_ctx = self._pair.needed_ctx(len(tokens), options.n_predict)
         target = self._pair.target_session(n_ctx)
@@ -300,41 +303,14 @@ class Engine(Closing):
             wanted = task.policy.model
             model = self._pair.draft_model(n_ctx, len(tokens), options.n_predict) if wanted else None
             drafter = self._drafter(task.policy, model, task)
-        loop = Generation(
-            target,
-            drafter,
-            tokens,
-            params=options.params,
-            coins=Coins(task.seed),
-            rule=task.rule,
-            n_predict=options.n_predict,
-            n_ctx=n_ctx,
-            lenience=options.lenience,
-            n_known=n_known,
-            n_logprobs=options.n_logprobs,
-            constraint=task.constraint,
-        )
-        return loop, drafter
+        return Generation(target, drafter, tokens, task, n_ctx=n_ctx, n_known=n_known)
 
-    def _cascade(self, task: _Task, tokens: list[int]) -> tuple[Cascade, TreeDrafter | None]:
-        options = task.options
-        assert options.cascade is not None  # noqa: S101 - for the type checker: the caller has looked
-        n_ctx = self._pair.needed_ctx(len(tokens), options.n_predict)
+    def _cascade(self, task: _Task, tokens: list[int]) -> Cascade:
+        n_ctx = self._pair.needed_ctx(len(tokens), task.options.n_predict)
         target = self._pair.target_session(n_ctx)
         small = self._pair.small_model(n_ctx)
         drafter = self._drafter(task.policy, small, task) if task.policy else None
-        loop = Cascade(
-            target,
-            small,
-            tokens,
-            params=options.params,
-            coins=Coins(task.seed),
-            waking=options.cascade,
-            drafter=drafter,
-            n_predict=options.n_predict,
-            n_ctx=n_ctx,
-        )
-        return loop, drafter
+        return Cascade(target, small, tokens, task, drafter=drafter, n_ctx=n_ctx)
 
     def _drafter(self, policy: Policy, model: DraftModel | None, task: _Task) -> TreeDrafter:
         scheduler = self._knowledge.scheduler(policy, task.prompt, greedy=task.options.params.greedy)
@@ -388,16 +364,12 @@ class Engine(Closing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """A generation that was asked for, with all decided that `options` leave open."""
+class _Task(Task):
+    """A loop's task, and what its drafter is made of."""
 
     prompt: str | Sequence[int]
-    options: Options
-    seed: int
-    rule: Rule
     policy: Policy | None
     """What may be drafted; None to decode plainly."""
-    constraint: Constraint | None
     on_step: Callable[[DraftStep], None] | None
 
     @property

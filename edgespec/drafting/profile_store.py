@@ -99,7 +99,7 @@ def merge_learnt(
     """
 
     def merge(stored: Profile | None) -> Profile:
-        profile = stored or Profile(key, target.curve, draft and draft.curve)
+        profile = stored or Profile(key, target.curve, draft.curve if draft else None)
         answer_tokens = profile.answer_tokens
         for length in answers:
             answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)

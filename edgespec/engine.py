@@ -41,7 +41,11 @@ class Engine(Closing):
             print(engine.generate("Write a quicksort").text)
     """
 
-    def __init__(
+    _stream: Stream | None = None  # the last one, until its text is kept
+    _prompt: str | Sequence[int] = ""  # of that stream
+    _closed = False
+
+    def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
         self,
         target: str | Path | None = None,
         draft: str | Path | None = None,
@@ -76,25 +80,17 @@ class Engine(Closing):
         if objective == "energy" and not profile:
             problem = "takes joules from the profile: leave out profile=False"
             raise UsageError(problem, field="objective", value=objective)
+        drafts = drafter != "none"
         options = PairOptions(
-            drafter=drafter,
-            n_ctx=n_ctx,
-            n_threads=n_threads,
-            kernels=kernels,
-            prefix_cache=prefix_cache,
-            signals=signals,
+            drafter, n_ctx, n_threads, kernels=kernels, prefix_cache=prefix_cache, signals=signals
         )
         self.meter = meter
         """Counts the joules of each generation from the next on; None: nothing does."""
-        self._stream: Stream | None = None
-        self._prompt: str | Sequence[int] = ""  # of that stream
-        self._closed = False
         self._on_message = on_message
         self._signals = signals
         self._pair = Pair(target, draft, options)
-        self._earlier_texts = EarlierTexts(
-            self._pair.target_header, kept=history and drafter != "none", on_message=on_message
-        )
+        header = self._pair.target_header
+        self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
         self._pair.load(on_message)
         try:
             self._knowledge = Knowledge(
@@ -102,8 +98,8 @@ class Engine(Closing):
                 self.draft,
                 kernels=self.kernels,
                 n_threads=self.n_threads,
-                objective=objective if drafter != "none" else "latency",
-                kept=profile and drafter != "none",
+                objective=objective if drafts else "latency",
+                kept=profile and drafts,
                 on_message=on_message,
             )
         except BaseException:

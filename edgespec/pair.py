@@ -37,7 +37,7 @@ MAX_DRAFT_CTX = 2048
 _UNLIMITED = 4096  # tokens that a context has room for where an answer has no limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PairOptions:
     """How a pair is loaded and run. Raises UsageError for what cannot be."""
 

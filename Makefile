@@ -32,8 +32,9 @@ run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at http://127.0.0.1:8080
 	@$(BIN)/edgespec serve $(SERVE)
 
+# passive: threads that wait leave the processors to the other worker's instead of spinning.
 test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls the 1.6 GB default pair)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST)
 
 test-c: $(BUILT)/.tests ## Run the C tests alone
 	$(BIN)/ctest --test-dir $(BUILT) --parallel 2 --output-on-failure
@@ -60,7 +61,7 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
 	$(CMAKE) --build build/sanitize-threads --target test_threads
 	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
-	SANITIZED=1 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	SANITIZED=1 OMP_WAIT_POLICY=passive LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \

@@ -30,7 +30,7 @@ from edgespec.llama.kernels import PackedTensor
 from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.pair import choose_models
 from script import Measuring, numbers, parser, require_kernels, spread, start
 

@@ -23,7 +23,7 @@ from edgespec.records import Result
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context
 _ANSWER_SHARE = 8  # an eighth of the context is kept for an answer of no stated length
-_KEPT_SHARE = 0.75  # of what fits, once something had to leave: else the whole prompt is read anew each turn
+_KEPT_SHARE = 0.75  # of what fits, once exchanges are left out: else each turn would read it all anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Answer:
     cut: bool = False
     """Whether it ended before the model ended it."""
     token_ids: tuple[int, ...] | None = None
-    """The tokens it was written in; None where they are not known, or do not stand for the text alone."""
+    """The tokens it was written in; None if they are not known, or contain more than the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def answer_of(result: Result, model: Model) -> Answer:
 
 
 class Conversation:
-    """The system message and the exchanges so far. Nothing that is refused changes it."""
+    """The system message and the exchanges so far. A method that raises changes nothing."""
 
     def __init__(self, system: str | None = None, exchanges: Sequence[Exchange] = ()) -> None:
         self.system = system
         self.exchanges = list(exchanges)
         self.n_left_out = 0
-        """So many of the oldest exchanges are not in the prompt any more."""
+        """How many of the oldest exchanges are left out of the prompt."""
 
     def add(self, exchange: Exchange) -> None:
         """Append an exchange."""
@@ -77,11 +77,11 @@ class Conversation:
     def prompt(self, question: str, model: Model, *, n_ctx: int, n_predict: int | None) -> list[int]:
         """Return the tokens of the prompt for `question`, with room in `n_ctx` tokens for an answer.
 
-        The room is `n_predict`, though half of the context at most, or without it an eighth of the context.
-        Where the prompt does not leave it, the oldest exchanges stay out of this prompt and of those to
-        come (`n_left_out`), until three quarters of the rest of the context hold it: the system message and
-        the question never do. Raises EdgespecError where those two alone leave too little room, or
-        the template fails.
+        The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
+        context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
+        of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
+        system message and the question always stay. Raises EdgespecError if those two alone leave too little
+        room, or the template fails.
         """
         room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
         n_fitting = n_ctx - room
@@ -89,7 +89,7 @@ class Conversation:
         tokens = self._tokens(question, model, n_left_out)
         if len(tokens) > n_fitting and n_left_out < n_all:
             goal = int(_KEPT_SHARE * n_fitting)
-            # All but the question may leave: then it is compared with what fits, below.
+            # Perhaps all exchanges are left out; whether the question alone fits is checked below.
             n_left_out += 1 + bisect_left(
                 range(n_left_out + 1, n_all),
                 True,
@@ -100,7 +100,7 @@ class Conversation:
             with_system = "" if self.system is None else " with the system message"
             raise EdgespecError(
                 f"the question{with_system} has {len(tokens):,} tokens and does not fit in a context of "
-                f"{n_ctx:,} of which {room:,} are for the answer; shorten it, or choose a larger --ctx"
+                f"{n_ctx:,} of which {room:,} are for the answer; shorten it, or choose a larger context"
             )
         self.n_left_out = n_left_out
         return tokens
@@ -197,7 +197,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def _split(marked: str, marks: Sequence[str]) -> list[str]:
-    """Return the texts between the marks; fewer than there should be where a mark is not in its place."""
+    """Return the texts between the marks; the last ones are empty if a mark was not found."""
     gaps = []
     for mark in marks:
         gap, _, marked = marked.partition(mark)
@@ -206,10 +206,10 @@ def _split(marked: str, marks: Sequence[str]) -> list[str]:
 
 
 def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tuple[tuple[int, ...], str]]:
-    """Return what `text` is made of: the tokens of an answer (none at the start), and the text after them.
+    """Cut `text` into parts: the tokens of an answer (none in the first part), and the text after them.
 
-    Together they are all of `text`. An answer that the template changed (trimmed, without its thoughts) or
-    whose tokens are not known is part of a text; so is everything after a place that is not found.
+    Together they are all of `text`. An answer stays text if the template changed it (trimmed it, left its
+    thoughts out) or its tokens are not known; so does everything after an answer that is not found.
     """
     parts: list[tuple[tuple[int, ...], str]] = []
     before: tuple[int, ...] = ()
@@ -230,7 +230,7 @@ def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tu
 
 
 class Figures:
-    """What the answers of one chat took, also of those taken back."""
+    """Sums over the answers of one chat, those taken back included."""
 
     def __init__(self) -> None:
         self.n_answers = self.n_tokens = self.n_drafted = self.n_accepted = 0
@@ -266,7 +266,7 @@ class Figures:
     def saved_s(self, n_cached: int) -> float | None:
         """Return an estimate of the seconds that reading `n_cached` tokens would have taken.
 
-        By the speed of the longest read of this chat: few tokens are read more slowly, and would promise
-        more than there was to save.
+        Reckoned with the speed of the longest read of this chat: short reads are slower, and would promise
+        more than was saved.
         """
         return n_cached / self.read_tokens_per_s if self.read_tokens_per_s else None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.choices import DrafterName, KernelsChoice, Objective, Rule, check_choice
+from edgespec.choices import DrafterName, KernelsChoice, Objective, check_choice
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.knowledge import Knowledge
@@ -19,28 +17,15 @@ from edgespec.drafting.scheduler import Policy
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
-from edgespec.grammar.grammar import Constraint
-from edgespec.grammar.masking import needs_all
 from edgespec.llama.weights import Model
-from edgespec.lossy.calibration import calibrated
 from edgespec.lossy.cascade import Cascade
-from edgespec.options import OptionKeywords, Options, Waking
+from edgespec.options import OptionKeywords, Options
 from edgespec.pair import Pair, PairOptions
+from edgespec.plan import Plan, make_plan
 from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation
-from edgespec.records import Mode, Result
-from edgespec.sampling import Coins
+from edgespec.records import Provenance, Result
 from edgespec.stream import Stream
-
-_POLICIES: dict[DrafterName, Policy] = {
-    # Sampled siblings are accepted too rarely for what they cost: docs/measurements/scheduler.md.
-    "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
-    "tree": Policy(suffix=True, model=True, staged=True),
-    "chain": Policy(suffix=True, model=True, staged=True, branches=False),
-    "model": Policy(suffix=False, model=True, staged=False),
-    "suffix": Policy(suffix=True, model=False, staged=False),
-    "staged": Policy(suffix=False, model=True, staged=True),
-}
 
 _LEADING = 32  # tokens of a text
 
@@ -201,7 +186,7 @@ class Engine(Closing):
         called = time.perf_counter()
         if self._closed:
             raise UsageError("the engine is closed")
-        task = self._task(prompt, (options or Options()).changed(**keywords), on_step)
+        plan = make_plan(self._pair, (options or Options()).changed(**keywords))
         self._end_stream()
         self._prompt = prompt
         tokens = (
@@ -209,7 +194,7 @@ class Engine(Closing):
         )
         if not tokens:
             raise UsageError("the prompt is empty")
-        loop, drafter = self._cascade(task, tokens) if task.options.cascade else self._exact(task, tokens)
+        loop = self._loop(plan, tokens, on_step)
         window = None
         if self.meter:
             began = time.perf_counter()
@@ -218,135 +203,61 @@ class Engine(Closing):
             called += time.perf_counter() - began  # its own time is not the generation's
         if self._signals:
             self._signals.drain()
-        drafts = task.policy is not None and task.policy.model
         self._stream = Stream(
             loop,
             self.target,
-            drafter,
-            stop=task.options.stop,
-            seed=task.seed if task.is_reproducible else None,
+            Provenance(
+                target=self.target_name,
+                draft=self.draft_name if plan.uses_model else None,
+                kernels=self.kernels,
+                seed=plan.coins.seed if plan.is_reproducible else None,
+                mode=plan.mode,
+            ),
+            stop=plan.options.stop,
             called=called,
-            names=(self.target_name, self.draft_name if task.options.cascade or drafts else None),
-            kernels=self.kernels,
             window=window,
-            mode=task.mode,
         )
         return self._stream
 
-    def _task(
-        self,
-        prompt: str | Sequence[int],
-        options: Options,
-        on_step: Callable[[DraftStep], None] | None,
-    ) -> _Task:
-        """Decide what `options` leave open. Raises UsageError for what this pair cannot do."""
-        if options.cascade:
-            options = replace(options, cascade=self._resolved(options.cascade))
-        constraint = None
-        if options.grammar:
-            if options.grammar.model is not self.target:
-                problem = f"made for another model than {self.target_name}"
-                raise UsageError(problem, field=options.grammar.name)
-            constraint = options.grammar.begin(options.params)
-        policy = self._policy(options)
-        return _Task(
-            prompt=prompt,
-            options=options,
-            seed=secrets.randbits(32) if options.seed is None else options.seed,
-            rule=_rule(options, constraint, drafts=policy is not None),
-            policy=policy,
-            constraint=constraint,
-            on_step=on_step,
-        )
-
-    def _policy(self, options: Options) -> Policy | None:
-        """Return what may be drafted; None to decode plainly."""
-        name = options.drafter or self._pair.options.drafter
-        if name == "none" or options.gamma == 0 or not self.target.can_rewind:
-            return None
-        policy = replace(_POLICIES[name], gamma=options.gamma)
-        if policy.model and self.draft is None:
-            if self._pair.draft_is_stuck and not policy.suffix:
-                return None
-            if not policy.suffix:
-                raise UsageError("no draft model was loaded", field="drafter", value=name)
-            policy = replace(policy, model=False, staged=False)
-        if options.cascade and options.cascade.span != "rest":
-            # A store would take up the text anew for each span.
-            policy = replace(policy, suffix=False, model=True, staged=False)
-        return policy
-
-    def check_cascade(self) -> Model:
-        """Return the draft model if it can write in a cascade. Raises UsageError where it cannot."""
-        return self._pair.check_cascade()
-
-    def _resolved(self, cascade: Waking) -> Waking:
-        """Return `cascade` with a threshold: its own, or the calibrated one of this pair.
-
-        Raises UsageError where this pair cannot run in a cascade, or has not been calibrated.
-        """
-        draft = self.check_cascade()
-        if cascade.threshold is not None:
-            return cascade
-        return calibrated(self.target.header, draft.header, cascade)
-
-    def _exact(self, task: _Task, tokens: list[int]) -> tuple[Generation, TreeDrafter | None]:
-        options = task.options
-        n_ctx = self._pair.needed_ctx(len(tokens), options.n_predict)
+    def _loop(
+        self, plan: Plan, tokens: list[int], on_step: Callable[[DraftStep], None] | None
+    ) -> Generation | Cascade:
+        """Return what writes the text, over sessions that are large enough for it."""
+        n_predict = plan.options.n_predict
+        n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
         target = self._pair.target_session(n_ctx)
-        n_known = self._pair.prepare(target, tokens)
         drafter = None
-        if task.policy:
-            wanted = task.policy.model
-            model = self._pair.draft_model(n_ctx, len(tokens), options.n_predict) if wanted else None
-            drafter = self._drafter(task.policy, model, task)
-        loop = Generation(
-            target,
-            drafter,
-            tokens,
-            params=options.params,
-            coins=Coins(task.seed),
-            rule=task.rule,
-            n_predict=options.n_predict,
-            n_ctx=n_ctx,
-            lenience=options.lenience,
-            n_known=n_known,
-            n_logprobs=options.n_logprobs,
-            constraint=task.constraint,
-        )
-        return loop, drafter
+        if plan.options.cascade:
+            small = self._pair.small_model(n_ctx)
+            if plan.policy:
+                drafter = self._drafter(plan, plan.policy, small, on_step)
+            return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
+        n_known = self._pair.prepare(target, tokens)
+        if plan.policy:
+            model = self._pair.draft_model(n_ctx, len(tokens), n_predict) if plan.uses_model else None
+            drafter = self._drafter(plan, plan.policy, model, on_step)
+        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known)
 
-    def _cascade(self, task: _Task, tokens: list[int]) -> tuple[Cascade, TreeDrafter | None]:
-        options = task.options
-        assert options.cascade is not None  # noqa: S101 - for the type checker: the caller has looked
-        n_ctx = self._pair.needed_ctx(len(tokens), options.n_predict)
-        target = self._pair.target_session(n_ctx)
-        small = self._pair.small_model(n_ctx)
-        drafter = self._drafter(task.policy, small, task) if task.policy else None
-        loop = Cascade(
-            target,
-            small,
-            tokens,
-            params=options.params,
-            coins=Coins(task.seed),
-            waking=options.cascade,
-            drafter=drafter,
-            n_predict=options.n_predict,
-            n_ctx=n_ctx,
-        )
-        return loop, drafter
-
-    def _drafter(self, policy: Policy, model: DraftModel | None, task: _Task) -> TreeDrafter:
-        scheduler = self._knowledge.scheduler(policy, task.prompt, greedy=task.options.params.greedy)
+    def _drafter(
+        self,
+        plan: Plan,
+        policy: Policy,
+        model: DraftModel | None,
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> TreeDrafter:
         return TreeDrafter(
-            scheduler,
+            self._knowledge.scheduler(policy, self._prompt, greedy=plan.options.params.greedy),
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=self.target.is_eog,
             clocks=self._knowledge.clocks,
-            on_step=task.on_step,
-            constraint=task.constraint,
+            on_step=on_step,
+            constraint=plan.constraint,
         )
+
+    def check_cascade(self) -> Model:
+        """Return the draft model if it can write in a cascade. Raises UsageError where it cannot."""
+        return self._pair.check_cascade()
 
     def _end_stream(self, *, keep: bool = True) -> None:
         """End the generation under way; keep what it wrote, unless it was kept before."""
@@ -385,42 +296,3 @@ class Engine(Closing):
             self._end_stream()
             self._knowledge.store(self._on_message)
             self._pair.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """A generation that was asked for, with all decided that `options` leave open."""
-
-    prompt: str | Sequence[int]
-    options: Options
-    seed: int
-    rule: Rule
-    policy: Policy | None
-    """What may be drafted; None to decode plainly."""
-    constraint: Constraint | None
-    on_step: Callable[[DraftStep], None] | None
-
-    @property
-    def mode(self) -> Mode:
-        """Whether the text is the target's own, and if not, why."""
-        return "cascade" if self.options.cascade else "lenient" if self.options.lenience < 1.0 else "exact"
-
-    @property
-    def is_reproducible(self) -> bool:
-        """Whether the seed alone decides the text.
-
-        With the other rules it depends on what was drafted, and that on timing and on what was learnt before.
-        """
-        return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
-
-
-def _rule(options: Options, constraint: Constraint | None, *, drafts: bool) -> Rule:
-    """Return the rule that was asked for, or the one that suits best."""
-    if options.lenience < 1.0:
-        return "match" if options.params.greedy else "chain"
-    if options.rule:
-        return options.rule
-    if options.cascade or options.seed is not None or options.params.greedy or not drafts:
-        return "match"
-    # By the match rule a grammar judges only the rows of what is emitted.
-    return "match" if constraint and needs_all(options.params) else "block"

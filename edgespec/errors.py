@@ -62,5 +62,5 @@ class LogitsOf:
         if isinstance(error, ArithmeticError):
             raise EdgespecError(
                 f"{self._path}: {error}; the model file may be damaged (`edgespec models verify`), "
-                "or --logit-bias forbids every token"
+                "or the logit bias forbids every token"
             ) from error

@@ -22,10 +22,10 @@ from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.prefixes import prefixes_of_pair
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.lossy.cascade import Ongoing
+from edgespec.lossy.cascade import SmallModel
 from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
-from edgespec.models.pull import locate, resolve
 from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate, resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import physical_cores
@@ -98,7 +98,7 @@ class Pair(Closing):
         self._models: list[Model] = []
         self._target_session = _Slot[Session](self._hold)
         self._draft_model = _Slot[DraftModel](DraftModel.hold)
-        self._small = _Slot[Ongoing]()
+        self._small = _Slot[SmallModel]()
 
     @property
     def target_header(self) -> GGUFHeader:
@@ -208,7 +208,7 @@ class Pair(Closing):
         model.prefixes = self._draft_prefixes
         return model
 
-    def small_model(self, n_ctx: int) -> Ongoing:
+    def small_model(self, n_ctx: int) -> SmallModel:
         """Return the draft model as a cascade's writer.
 
         Its context holds all of a generation that it writes, and what it drafts for a span.
@@ -216,7 +216,7 @@ class Pair(Closing):
         draft = self.check_cascade()
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
         return self._small.at_least(
-            n_ctx, lambda: Ongoing(self._open(draft, n_ctx), n_vocab=self.target.n_vocab)
+            n_ctx, lambda: SmallModel(self._open(draft, n_ctx), n_vocab=self.target.n_vocab)
         )
 
     def _open(self, model: Model, n_ctx: int) -> Session:

@@ -70,6 +70,15 @@ class Step:
         accepted: list[Origin] = ["accepted"] * self.n_accepted
         return (*accepted, last)[: len(self.tokens)]
 
+    def add_to(self, tally: Tally) -> None:
+        """Count one step more."""
+        tally.steps[self.depth, self.n_accepted] += 1
+        tally.n_drafted += self.n_drafted
+        tally.n_emitted += len(self.tokens)
+        tally.draft_s += self.draft_s
+        tally.verify_s += self.verify_s
+        tally.rest_s += self.rest_s
+
 
 @dataclass(slots=True)
 class Tally:
@@ -79,18 +88,11 @@ class Tally:
     """(depth, n_accepted) -> number of steps."""
     n_drafted: int = 0
     n_emitted: int = 0
+    prefill_s: float = 0.0
+    draft_prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
     rest_s: float = 0.0
-
-    def add(self, step: Step) -> None:
-        """Count one step."""
-        self.steps[step.depth, step.n_accepted] += 1
-        self.n_drafted += step.n_drafted
-        self.n_emitted += len(step.tokens)
-        self.draft_s += step.draft_s
-        self.verify_s += step.verify_s
-        self.rest_s += step.rest_s
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,8 @@ def summarise(
     *,
     n_prompt: int,
     n_tokens: int,
-    prefill_s: float,
     ttft_s: float | None,
     total_s: float,
-    draft_prefill_s: float,
     peak_rss_bytes: int,
 ) -> Stats:
     """Return the statistics of a generation of `n_tokens` tokens; times in seconds."""
@@ -186,7 +186,7 @@ def summarise(
     after_first_s = 0.0 if ttft_s is None else total_s - ttft_s
     return Stats(
         ttft_s=ttft_s,
-        prompt_tokens_per_s=_per(n_prompt, prefill_s),
+        prompt_tokens_per_s=_per(n_prompt, tally.prefill_s),
         generation_tokens_per_s=_per(n_tokens - 1, after_first_s) if n_tokens > 1 else None,
         total_s=total_s,
         steps=found.steps,
@@ -198,13 +198,24 @@ def summarise(
         n_emitted=tally.n_emitted,
         histogram=tuple((*outcome, count) for outcome, count in sorted(tally.steps.items())),
         acceptance_by_position=found.acceptance_by_position,
-        prefill_s=prefill_s,
-        draft_prefill_s=draft_prefill_s,
+        prefill_s=tally.prefill_s,
+        draft_prefill_s=tally.draft_prefill_s,
         draft_s=tally.draft_s,
         verify_s=tally.verify_s,
         rest_s=tally.rest_s,
         peak_rss_bytes=peak_rss_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a text was made with; the fields are those of Result."""
+
+    target: str
+    draft: str | None
+    kernels: str
+    seed: int | None
+    mode: Mode
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ class Result:
     prompt_tokens: int
     stop_reason: StopReason
     seed: int | None
-    """Given again, it gives this text again; None where the text hung on the clock as well."""
+    """Given again, it gives this text again. None if timing influenced the text, so that no seed does."""
     target: str
     draft: str | None
     kernels: str

@@ -28,7 +28,7 @@ from typing import IO, Annotated, TypeVar
 import msgspec
 
 from edgespec.errors import UsageError, describe_os_error
-from edgespec.models.registry import nearest
+from edgespec.models.entries import nearest
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
 """Names that are no paths. Give a file of such a name as ./default."""

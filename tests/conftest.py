@@ -38,13 +38,38 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 
+LONGEST = (
+    "test_cli_compare.py",
+    "test_tree_drafter.py",
+    "test_compare.py",
+    "test_cli_chat.py",
+    "test_kernels_models.py",
+    "test_pull.py",
+    "test_kernels_guard.py",
+    "test_cli_completion.py",
+    "test_translated.py",
+    "test_kernels.py",
+    "test_report.py",
+    "test_judge.py",
+    "test_server_page.py",
+    "test_install.py",
+)
+"""Files that take longest, which begin first: so two workers end together. Their order changes no result."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For two workers: a file stays together, and the real pair comes last, when the machine is its own."""
-    for item in items:
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
         is_pair = item.get_closest_marker("pair") is not None
+        name = item.path.name
+        return is_pair, LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    for item in items:
+        is_pair, _ = place(item)
         item.add_marker(pytest.mark.xdist_group("pair" if is_pair else item.path.name))
-    items.sort(key=lambda item: item.get_closest_marker("pair") is not None)
+    items.sort(key=place)
 
 
 @pytest.fixture
@@ -92,9 +117,9 @@ def tiny_draft(tiny_draft_path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
     """Paths of the real target and draft, pulled on first use. For tests marked `pair`."""
-    pull = importlib.import_module("edgespec.models.pull")
+    models = importlib.import_module("edgespec.models.resolve")
     try:
-        target, draft = (Path(pull.resolve(name)) for name in DEFAULT_PAIR)
+        target, draft = (Path(models.resolve(name)) for name in DEFAULT_PAIR)
     except EdgespecError as error:
         pytest.skip(f"the 1.6 GB pair could not be downloaded: {error}")
     return target, draft

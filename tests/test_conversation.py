@@ -324,7 +324,7 @@ def test_the_oldest_leave_until_there_is_room(tiny_target, sizes, n_ctx, n_predi
         tokens = prompt(conversation, tiny_target, question, n_ctx=n_ctx, n_predict=n_predict)
     except EdgespecError as error:
         assert n_of[-1] + room > n_ctx
-        assert "--ctx" in str(error)
+        assert "larger context" in str(error)
         assert "\n" not in str(error)
         assert conversation.n_left_out == 0
     else:

@@ -12,17 +12,15 @@ def step(n_drafted, n_accepted, n_tokens=None, depth=None):
 
 
 def stats_of(*steps, n_tokens=10, ttft_s=0.5, total_s=2.5) -> Stats:
-    tally = Tally()
+    tally = Tally(prefill_s=0.4, draft_prefill_s=0.1)
     for one in steps:
-        tally.add(one)
+        one.add_to(tally)
     return summarise(
         tally,
         n_prompt=20,
         n_tokens=n_tokens,
-        prefill_s=0.4,
         ttft_s=ttft_s,
         total_s=total_s,
-        draft_prefill_s=0.1,
         peak_rss_bytes=1,
     )
 

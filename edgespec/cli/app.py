@@ -61,12 +61,12 @@ class _Root(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        for name in self.list_commands(ctx):  # what cannot be loaded says so before a line is printed
+        for name in self.list_commands(ctx):  # one that cannot be loaded fails before a line is printed
             self.get_command(ctx, name)
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401
-        for name in self.list_commands(ctx):  # a name is completed without what it stands for
+        for name in self.list_commands(ctx):  # completing a name does not load its command
             self.commands.setdefault(name, TyperCommand(name))
         return super().shell_complete(ctx, incomplete)
 
@@ -136,9 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """Return the line and the exit code for a failure; raises it again when it is a bug of ours.
+    """Return the line and the exit code for a failure; raise it again if it is a bug of ours.
 
-    The line is empty where all was said: a command that needs arguments and had none printed its help.
+    The line is empty if a command that needs arguments was called without any: it printed its help.
     """
     match error:
         case EdgespecError():

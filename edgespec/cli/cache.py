@@ -1,4 +1,4 @@
-"""`edgespec cache`: what is remembered of earlier prompts and answers; forgetting it; adding texts."""
+"""`edgespec cache`: shows, deletes and extends the history of earlier prompts and answers."""
 
 from __future__ import annotations
 

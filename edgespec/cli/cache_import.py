@@ -29,7 +29,7 @@ from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.pair import choose_models
 
@@ -65,7 +65,7 @@ def import_files(paths: Sequence[Path], target: str | None) -> None:
 
 
 class _Import:
-    """Files on their way into a history."""
+    """Reads files and stores their tokens in a history, many at a time."""
 
     def __init__(self, fingerprint: str, skipped: Counter[str]) -> None:
         self._messages: list[str] = []
@@ -76,11 +76,11 @@ class _Import:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no file was a text."""
+        """Whether nothing was stored, and nothing had been stored before."""
         return self._stored.documents + self._stored.duplicates == 0
 
     def add(self, file: Path, tokenize: _Tokenize) -> None:
-        """Read a file and store it with the next batch, or count why not."""
+        """Read a file and store it with the next batch, or count the reason why not."""
         data = _read(file, self._skipped)
         if data is None:
             return
@@ -89,7 +89,7 @@ class _Import:
             self.store()
 
     def store(self) -> None:
-        """Store what waits. Interrupted, it may be called again: nothing is stored twice."""
+        """Store the batch. If interrupted, call it again: nothing is stored twice."""
         if not self._waiting:
             return
         stored = self._history.extend(self._waiting)
@@ -108,7 +108,7 @@ class _Import:
         )
 
     def report(self, n_found: int) -> None:
-        """Print what became of the files."""
+        """Print how many files were imported, and why others were not."""
         stored = self._stored
         out.print(
             f"imported {stored.documents:,} of {n_found:,} files, {stored.tokens:,} tokens: "
@@ -140,7 +140,7 @@ def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
 
 
 def _read(file: Path, skipped: Counter[str]) -> bytes | None:
-    """Return the bytes of a text file; None, and the reason counted, where it is not to be imported."""
+    """Return the bytes of a text file; for one that is not imported return None and count the reason."""
     try:
         data, reason = _read_text(file)
     except OSError:
@@ -171,7 +171,7 @@ def _read_text(file: Path) -> tuple[bytes, str]:
 
 @contextmanager
 def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
-    """Give the files back one by one, and show how far they are: a bar, or a line now and then."""
+    """Yield the files one by one, and show the progress: a bar, or a line now and then."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal)
 
@@ -191,9 +191,9 @@ def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
 
 @contextmanager
 def _tokenizer(path: Path) -> Iterator[_Tokenize]:
-    """Load a model's vocabulary without its weights; the value turns UTF-8 text into tokens.
+    """Load a model's vocabulary without its weights; yield a function from UTF-8 text to tokens.
 
-    The names of control tokens in a text are text.
+    Names of control tokens in a text are tokenised as text.
     """
     params = llama.llama_model_default_params()
     params.vocab_only = True

@@ -1,4 +1,4 @@
-"""What the lines do that are typed in `edgespec chat`: questions and commands."""
+"""The lines that are typed in `edgespec chat`: questions, which are answered, and commands."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Chat:
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
 
     def take(self, line: str) -> str:
-        """Do what `line` says; return the line to edit next: `line` itself where it could not be done."""
+        """Do what `line` says; return the line to edit next: `line` itself if it could not be done."""
         text = line.strip()
         try:
             check_unicode(text)
@@ -88,7 +88,7 @@ class Chat:
         command.obey(self, argument)
 
     def _ask(self, question: str) -> bool:
-        """Answer `question`; return whether anything was written (not where Ctrl-C came before)."""
+        """Answer `question`; return whether anything was written before Ctrl-C, if that came."""
         settings, conversation = self._settings, self.conversation
         options = settings.options
         n_left_out = conversation.n_left_out
@@ -119,7 +119,7 @@ class Chat:
         return written
 
     def _keep(self, question: str, stream: Stream, writer: TextWriter | None) -> bool:
-        """Keep what `stream` wrote, if it did, and return whether it did."""
+        """Keep what `stream` wrote; return whether it wrote anything."""
         stream.close()
         result = stream.result
         if not result.token_ids and result.stop_reason != "eog":
@@ -244,7 +244,7 @@ COMMANDS = {
 
 
 def check_unicode(text: str) -> None:
-    """Raise UsageError for text with bytes that were no UTF-8 where it was typed."""
+    """Raise UsageError for text that was typed with bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""What a shell completes where a model is asked for; where nothing fits, files (docs/models.md)."""
+"""What a shell completes where a model is expected; if nothing fits, files (docs/models.md)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import shlex
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.models.registry import Registry, load_registry
+from edgespec.models.entries import Registry
+from edgespec.models.registry import load_registry
 
 
 def complete_model() -> list[str]:
-    """Return what --target or --draft may be: the registry's models, and GGUF files of this directory."""
+    """Return the values of --target and --draft: the registry's models, and GGUF files of this directory."""
     files = (file.name for file in sorted(Path().glob("*.gguf")))
     # bash would insert a name as it is; one that has to be quoted is left to the shell's own completion.
     return [*_registry().entries, *(name for name in files if shlex.quote(name) == name)]
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return what a list with commas may become by one more model."""
+    """Return every list that `incomplete`, with commas, becomes by one more model."""
     before, comma, _ = incomplete.rpartition(",")
     return [f"{before}{comma}{model}" for model in complete_model()]
 
@@ -33,7 +34,7 @@ def complete_name() -> list[str]:
 
 
 def _registry() -> Registry:
-    """Return what models.toml names; nothing where it cannot be read, which the command itself will say."""
+    """Return the registry; an empty one if models.toml cannot be read, which the command itself will say."""
     try:
         return load_registry()
     except (EdgespecError, OSError):

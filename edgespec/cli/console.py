@@ -15,18 +15,18 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave a closed pipe to the command line's own handling; rich would exit without a word."""
+        """Let the command line handle a closed pipe; rich would exit without a word."""
         raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
 
 
 out = _Console(highlight=False, soft_wrap=True)
 err = _Console(stderr=True, highlight=False, soft_wrap=True)
 
-_PIPE_WIDTH = 240  # columns: without a terminal's width, a table is as wide as what is in it
+_PIPE_WIDTH = 240  # columns: in a pipe a table is as wide as its content
 
 
 def message(line: str) -> None:
-    """Print a line that the user should know to stderr, as edgespec's own."""
+    """Print a line for the user to stderr, marked as edgespec's."""
     err.print(f"edgespec: {line}", markup=False)
 
 

@@ -26,7 +26,7 @@ from edgespec.llama.kernels import Kernels, PackedTensor
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.pair import choose_models, default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu

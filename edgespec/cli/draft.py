@@ -14,15 +14,11 @@ from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import Compute
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.forge.corpus import check_corpus
-from edgespec.forge.drafts import LEAST_GAIN, Made, Request, make, target_for
-from edgespec.forge.speedup import MeasuredDraft, SpeedUp
-from edgespec.models.quantizations import parse_types
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
     from edgespec.forge.drafts import Made
-    from edgespec.forge.speedup import SpeedUp
+    from edgespec.forge.speedup import MeasuredDraft, SpeedUp
 
 draft_app = typer.Typer(
     no_args_is_help=True,
@@ -102,6 +98,9 @@ def make_command(
     Its output vocabulary is cut to tokens that texts use, and its quantization chosen by what its passes
     take and how often the target agrees. The text stays the target's, exactly. Takes some minutes.
     """
+    from edgespec.forge.corpus import check_corpus
+    from edgespec.forge.drafts import Request, make, target_for
+    from edgespec.models.quantizations import parse_types
     from edgespec.platform.signals import SignalPipe
 
     request = Request(
@@ -132,6 +131,8 @@ def make_command(
 
 
 def _print(made: Made) -> None:
+
+    from edgespec.forge.drafts import LEAST_GAIN
 
     selection = made.selection
     n_kept = len(selection.token_ids)

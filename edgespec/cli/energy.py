@@ -1,4 +1,4 @@
-"""`edgespec energy`: what of this machine tells joules, what to do where it does not, and its idle power."""
+"""`edgespec energy`: what measures this machine's joules, how to make it readable, and the idle power."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def energy_command(
 def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
     """Measure the idle power of the meter's source, unless it is known, and keep it for later.
 
-    Of a busy machine it is not taken: messages say so, and net joules stay unavailable.
+    On a busy machine it is not measured: a message says so, and net joules stay unavailable.
     """
     if not meter.available or meter.estimated or meter.idle_w is not None:
         return
@@ -144,7 +144,7 @@ def _resolution(resolution: _Report, *, estimated: bool) -> str:
 
 
 def _cost(meter: EnergyMeter) -> str:
-    """Return what reading costs, in words; "" where nothing is read."""
+    """Return in words what reading costs; "" if nothing is read."""
     if meter.reading_s is None or not meter.interval_s or meter.estimated:
         return ""
     share = f"{meter.reading_s / meter.interval_s:.2%} of one processor"

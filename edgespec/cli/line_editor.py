@@ -23,7 +23,7 @@ class LineEditor:
     """Reads what the user types: Enter sends it, Alt+Enter begins a new line, Tab completes /commands."""
 
     def __init__(self, commands: Mapping[str, str], history: Path | None) -> None:
-        """Offer `commands` (name -> argument); lines are kept in the file `history`, None: in no file."""
+        """Complete `commands` (name -> argument); keep lines in the file `history`, None for no file."""
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory() if history is None else _KeptHistory(str(history)),
             completer=_Commands(commands),
@@ -56,7 +56,7 @@ def open_history(file: Path) -> str | None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Give back to a SignalPipe what asyncio, on which prompt_toolkit runs, takes for itself."""
+    """Restore a SignalPipe's wakeup descriptor, which asyncio (under prompt_toolkit) replaces."""
     descriptor = signal.set_wakeup_fd(-1)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What `edgespec doctor` says of the machine itself, and of the pairs of models that it can hold."""
+"""What `edgespec doctor` reports of the machine, and of the pairs of models that fit in its memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pairs_report(root: Path) -> list[Report]:
 
 
 def print_machine(report: Report) -> None:
-    """Print what is known of it; nothing of what a machine does not have."""
+    """Print what is known of the machine; leave out what it does not have."""
     if report["model"]:
         revision = f", revision {report['revision']}" if report["revision"] else ""
         print_line("board", f"{report['model']}{revision}, {report['processors']} processors")

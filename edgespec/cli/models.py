@@ -13,8 +13,10 @@ from edgespec.cli.console import err, out, print_table
 from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.pull import Puller, hash_file, resolve
-from edgespec.models.registry import Entry, Registry, add_local, load_registry, remove_local, user_models_file
+from edgespec.models.entries import Entry, Registry
+from edgespec.models.pull import Puller, hash_file
+from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import expand_user

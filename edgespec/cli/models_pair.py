@@ -49,7 +49,7 @@ def pair_command(
     Without --measure only the tokenizers are loaded, and what is expected is an estimate.
     """
     from edgespec.drafting.foreign.overlap import suite_text
-    from edgespec.models.pull import resolve
+    from edgespec.models.resolve import resolve
 
     words = suite_text() if text is None else _read(text)
     pull_named(target, draft)

@@ -12,16 +12,17 @@ from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
 from edgespec.models.registry import load_registry
+from edgespec.sampling import SamplingParams
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
     from edgespec.options import Span
-    from edgespec.sampling import SamplingParams
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"
 LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 OUTPUT = "Output"
 PROMPT = "Prompt"
+_DEFAULT = SamplingParams()
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 
 Explanation = Literal["steps", "ir"]
@@ -82,7 +83,7 @@ SpanOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """A target and its draft: each by itself, or as a pair."""
+    """A target and its draft model, each by its name or both as a pair."""
 
     target: Annotated[
         str | None,
@@ -150,31 +151,35 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is chosen; the defaults are those of `SamplingParams`."""
+    """How a token is chosen."""
 
-    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = 0.8
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)] = 40
+    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = (
+        _DEFAULT.temperature
+    )
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)] = (
+        _DEFAULT.top_k
+    )
     top_p: Annotated[
         float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
-    ] = 0.95
+    ] = _DEFAULT.top_p
     min_p: Annotated[
         float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
-    ] = 0.05
+    ] = _DEFAULT.min_p
     typical: Annotated[
         float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
-    ] = 1.0
+    ] = _DEFAULT.typical_p
     repeat_penalty: Annotated[
         float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
-    ] = 1.0
+    ] = _DEFAULT.repeat_penalty
     presence_penalty: Annotated[
         float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
-    ] = 0.0
+    ] = _DEFAULT.presence_penalty
     frequency_penalty: Annotated[
         float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
-    ] = 0.0
+    ] = _DEFAULT.frequency_penalty
     repeat_last_n: Annotated[
         int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
-    ] = 64
+    ] = _DEFAULT.penalty_last_n
     logit_bias: Annotated[
         list[str] | None,
         typer.Option(
@@ -194,8 +199,6 @@ class Sampling:
 
     def params(self) -> SamplingParams:
         """Return all but the seed. Raises UsageError."""
-        from edgespec.sampling import SamplingParams
-
         return SamplingParams(
             temperature=self.temp,
             top_k=self.top_k,
@@ -244,5 +247,5 @@ def refuse_contradictions(found: dict[str, bool]) -> None:
 
 
 def drafter_of(drafter: DrafterName | None, gamma: int | None) -> DrafterName:
-    """Return what drafts: nothing where no token is to be drafted."""
+    """Return what drafts; "none" if `gamma` is 0."""
     return "none" if gamma == 0 else drafter or "auto"

@@ -1,4 +1,4 @@
-"""Where the figures of a benchmark go: the options that `bench` and `compare` share."""
+"""Where the figures of `bench` and `compare` go: a table, or JSON, and files."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Outputs:
             require_plotting("report" if self.report else "png")
 
     def write(self, outcome: Outcome) -> None:
-        """Print the outcome and write the files, each also where another one cannot be written.
+        """Print the outcome and write the files, even if one of them cannot be written.
 
-        Raises EdgespecError when one cannot be. Files come first: the reader of stdout may have gone.
+        Raises EdgespecError for one that cannot. Files come first: the reader of stdout may have gone.
         """
         from edgespec.benchmark.exports import document, summarise, write_csv
         from edgespec.benchmark.report import write_png, write_report

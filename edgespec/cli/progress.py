@@ -27,8 +27,9 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
-from edgespec.models.pull import Phase, Progress, Puller, locate
-from edgespec.models.registry import Entry
+from edgespec.models.entries import Entry
+from edgespec.models.pull import Phase, Progress, Puller
+from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
@@ -50,7 +51,7 @@ def pull_named(*names: str | None) -> None:
 
 
 class WorkDisplay:
-    """A bar with the time left in a terminal; elsewhere a line when something else begins."""
+    """In a terminal a bar with the time left; elsewhere a line whenever new work begins."""
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -92,7 +93,7 @@ class WorkDisplay:
 
 
 class _Amount(DownloadColumn):
-    """How much is done, of how much: bytes, or what the row counts."""
+    """How much is done of how much, in bytes or in the row's unit."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
@@ -103,14 +104,14 @@ class _Amount(DownloadColumn):
 
 
 class _Speed(TransferSpeedColumn):
-    """How many bytes a second come."""
+    """Bytes a second."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.fields["unit"] or task.speed is None else super().render(task)
 
 
 class _Time(TimeRemainingColumn):
-    """The time left, or how long it has taken where nobody knows how much there is to do."""
+    """The time left, or the time taken if the amount of work is not known."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
@@ -120,10 +121,10 @@ class _Time(TimeRemainingColumn):
 
 
 class PullDisplay:
-    """Draws what a pull reports: hand its `on_progress` and `on_message` to it, inside a `with`.
+    """Shows how far a pull is: inside a `with`, give it this `on_progress` and `on_message`.
 
-    `expected` are the sizes in bytes of the files to come, where known: with more than one file there
-    is a bar for all of them as well. Other work can have a row beside them: `show`.
+    `expected` are the sizes in bytes of the files to come, where known; for more than one file there is also
+    a bar for all of them. `show` gives other work a row beside them.
     """
 
     def __init__(self, expected: Sequence[int | None] = ()) -> None:
@@ -177,7 +178,7 @@ class PullDisplay:
     def show(self, verb: str, name: str, done: int, total: int | None, unit: str = "") -> None:
         """Move the bar of `name`, or print a line if enough has come since the last.
 
-        What is counted is the `unit`; "": bytes. What is done next with `name` takes its row.
+        `unit` is what is counted, "" for bytes. The next work on `name` reuses its row.
         """
         with self._lock:
             if err.is_terminal:

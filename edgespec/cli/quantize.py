@@ -11,7 +11,7 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk, format_size
 
 

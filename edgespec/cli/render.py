@@ -35,7 +35,7 @@ class TextWriter:
 
     def __init__(self, *, show_draft: bool, explain: bool = False) -> None:
         self._coloured = show_draft and out.is_terminal
-        # Lines about the steps would cut the text into pieces where both are seen at once.
+        # In a terminal, lines about the steps would cut the text into pieces: it follows them.
         self._held: list[Token] | None = [] if explain and out.is_terminal else None
         self._n_written = 0
 
@@ -57,7 +57,7 @@ class TextWriter:
         sys.stdout.flush()
 
     def finish(self, text: str) -> None:
-        """Write what of `text` was held back, as when the generation was interrupted, and end the line."""
+        """Write the rest of `text`, which may have been held back when the generation ended; end the line."""
         held, self._held = self._held or [], None
         for token in held:
             self.write(token)
@@ -73,7 +73,7 @@ def printable(text: str) -> str:
 
 
 class ExplainedSteps:
-    """Prints, a line a step, what was known, chosen and got; for "ir" also the tree after each pass."""
+    """Prints a line for each step: what was known, chosen and got; for "ir" also the tree after each pass."""
 
     def __init__(self, target: Model, explanation: Explanation) -> None:
         self._target = target
@@ -166,7 +166,7 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
 
 
 def _energy(energy: Measurement, n_tokens: int) -> None:
-    """Print the joules of a generation of `n_tokens` tokens; unavailable ones as that, never as 0."""
+    """Print the joules of a generation of `n_tokens` tokens; "unavailable" if nothing measured them."""
     if energy.joules is None:
         _line("energy", f"unavailable: {energy.reason} (see `edgespec energy`)")
         return

@@ -99,7 +99,7 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Lossy:
-    """What is given up of exactness."""
+    """The modes that are not exact."""
 
     mode: Annotated[
         Literal["exact", "cascade"],
@@ -197,7 +197,7 @@ class Output:
 
     @property
     def counts_joules(self) -> bool:
-        """Whether energy is to be measured, or reckoned."""
+        """Whether energy is measured, or estimated."""
         return self.energy or self.assume_watts is not None
 
 

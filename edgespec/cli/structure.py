@@ -1,4 +1,4 @@
-"""Structured output on the command line: what the text must match."""
+"""Structured output on the command line: reads the grammar or schema that the text must match."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Structure:
     is_schema: bool
 
     def compile(self, model: Model) -> Grammar:
-        """Return it for `model`; tell the user what it does not enforce. Raises UsageError."""
+        """Return the grammar for `model`; tell the user what is not enforced. Raises UsageError."""
         if not self.is_schema:
             return Grammar(model, self.text, name=self.name)
         grammar = Grammar.from_json_schema(model, self.text, name=self.name)

@@ -68,3 +68,9 @@ class Drafter(Protocol):
 
     def accept(self, tokens: Sequence[int], outcome: Outcome) -> None:
         """Learn what became of the last draft; the timeline now holds `tokens`."""
+
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Return the tokens drafted and accepted so far of each source of drafts."""
+
+    def note(self) -> str:
+        """Say in one sentence why drafting was on or off."""

@@ -1,4 +1,4 @@
-"""The loop: propose, verify, accept or resample. It yields a Step at a time.
+"""The exact loop: propose, verify, accept or resample. It yields a Step at a time.
 
 The target's cache lags its timeline by the last emitted token, which is evaluated with the next draft, and
 by the accepted tokens of a side branch before it: a cache in one piece and in the order of the text is that
@@ -9,52 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
-
-from edgespec.choices import Rule
-from edgespec.decoding.drafter import Drafter, Outcome, Position, Tokens
+from edgespec.decoding.drafter import Drafter, Outcome, Position
 from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
+from edgespec.decoding.timeline import Timeline
 from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
-from edgespec.grammar.grammar import Constraint
 from edgespec.llama.session import Rows, Session
 from edgespec.records import Logprobs, Step, StopReason
-from edgespec.sampling import Coins, SamplingParams
 
 _WORTH_A_MARK_S = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """The prompt was read and the first token sampled from the target's own logits."""
-
-    token: int
-    seconds: float
-    logprobs: tuple[Logprobs, ...] = ()
-    """Of the token, where asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPrefill:
-    """The drafter took up the prompt."""
-
-    seconds: float
-
-
-def unmarked(_phase: Phase) -> None:
-    """Do nothing at the end of a phase: nobody counts what it took."""
-
-
 class Generation:
-    """One run of the loop over `target`'s session; iterate over `events()`.
+    """One run of the loop over `target`'s session; iterate over `events()`. A Loop.
 
-    Stops by itself after an end-of-generation token, after `n_predict` tokens (None: no limit) and
-    when the context is full; `stop_reason` then says which. `tokens` is the timeline: the prompt and
-    what was emitted.
+    Stops by itself after an end-of-generation token, after `n_predict` tokens and when the context is full;
+    `stop_reason` then says which. `tokens` are the prompt and what was emitted.
     """
 
     def __init__(
@@ -62,49 +36,56 @@ class Generation:
         target: Session,
         drafter: Drafter | None,
         prompt: Sequence[int],
+        task: Task,
         *,
-        params: SamplingParams,
-        coins: Coins,
-        rule: Rule = "block",
-        lenience: float = 1.0,
-        n_predict: int | None = None,
         n_ctx: int | None = None,
         n_known: int = 0,
-        n_logprobs: int | None = None,
-        constraint: Constraint | None = None,
     ) -> None:
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
-        `n_ctx` is where the context counts as full, by default the end of `target`'s. A `lenience` below 1 is
-        not exact (verify.py); it takes the chain rule, or the match rule at temperature 0. The first
-        `n_known` tokens of the prompt, not all, stand in `target`'s cache already. `n_logprobs`: each emitted
-        token comes with its Logprobs, of so many likeliest tokens; None: without. `constraint`:
-        what the text must match; it is closed at the end.
+        `n_ctx` is where the context counts as full, by default the end of `target`'s. The first `n_known`
+        tokens of the prompt, not all, stand in `target`'s cache already. Of the task's options those are
+        read that concern single tokens: params, n_predict, lenience and n_logprobs.
         """
-        self.tokens = list(prompt)
         self.stop_reason: StopReason = "interrupted"
-        self._n_prompt = len(prompt)
+        self.mark: Callable[[Phase], None] = unmarked
+        self.n_known = n_known
         self._target = target
         self._is_eog = target.model.is_eog
         self._drafter = drafter
-        self._params = params
-        self._coins = coins
-        self._rule = rule
-        self._lenience = lenience
-        self._n_predict = n_predict
-        self._n_ctx = n_ctx or target.n_ctx
-        self.mark: Callable[[Phase], None] = unmarked
-        """Told at the end of each phase which one it was; may be replaced before the first event."""
-        self._sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
-        self._position = Position(self._sampler, self._recent, coins.take)
-        self._verifier = Verifier(
-            rule, self._position, params, is_eog=self._is_eog, lenience=lenience, constraint=constraint
+        self._task = task
+        self._constraint = task.constraint
+        self._timeline = Timeline(
+            prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
         )
-        self.n_known = n_known
-        self._n_logprobs = n_logprobs
-        self._constraint = constraint
+        self.tokens = self._timeline.tokens
+        params = task.options.params
+        sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
+        self._position = Position(sampler, self._timeline.recent, task.coins.take)
+        self._verifier = Verifier(
+            task.rule,
+            self._position,
+            params,
+            is_eog=target.model.is_eog,
+            lenience=task.options.lenience,
+            constraint=task.constraint,
+        )
         self._n_cached = 0
-        self._no_tokens: Tokens = np.empty(0, np.int32)
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt that the target reads in its prefill."""
+        return self._timeline.n_prompt - self.n_known
+
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Return the tokens drafted and accepted of each source of drafts."""
+        return self._drafter.sources() if self._drafter else {}
+
+    def note(self) -> str:
+        """Say in one sentence why drafting was on or off."""
+        if self._drafter is None:
+            return "nothing was drafted: no drafter was asked for, or none can be used"
+        return self._drafter.note()
 
     def events(self) -> Generator[Prefill | DraftPrefill | Step]:
         """Run: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
@@ -121,13 +102,20 @@ class Generation:
         if self._drafter and not self._finished():
             self.mark("rest")
             started = time.perf_counter()
-            self._drafter.begin(self.tokens, sampled=self._rule != "match", n_predict=self._n_predict)
+            is_weighed = self._task.rule != "match"
+            self._drafter.begin(self.tokens, sampled=is_weighed, n_predict=self._task.options.n_predict)
             self.mark("draft")
             yield DraftPrefill(time.perf_counter() - started)
         while not self._finished():
             yield self._step()
 
+    def _finished(self) -> bool:
+        end = self._timeline.end()
+        self.stop_reason = end or self.stop_reason
+        return end is not None
+
     def _prefill(self) -> Prefill:
+        """Read the prompt and sample a token: what verification of no nodes gives."""
         self.mark("rest")
         started = time.perf_counter()
         self._target.rewind(self.n_known)
@@ -135,13 +123,12 @@ class Generation:
         _, token, _ = self._verifier.verify(NO_NODES, rows)
         logprobs = self._logprobs([rows[0]], [token])
         self._n_cached = len(self.tokens)
-        self.tokens.append(token)
-        if self._constraint:
-            self._constraint.advance([token])
+        self._emit([token])
         self.mark("prefill")
         return Prefill(token, time.perf_counter() - started, logprobs)
 
     def _step(self) -> Step:
+        """Propose, lower, evaluate, verify, emit, learn: docs/how-it-works.md walks through one."""
         self.mark("rest")
         started = time.perf_counter()
         tree = lower(self._propose())
@@ -161,9 +148,7 @@ class Generation:
         if path and self._is_eog(emitted[-2]):
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
-        self.tokens += emitted
-        if self._constraint:
-            self._constraint.advance(emitted)
+        self._emit(emitted)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         self._n_cached = min(n_past + n_trunk, len(self.tokens) - 1)
         self._target.rewind(self._n_cached)
@@ -188,42 +173,20 @@ class Generation:
             logprobs=logprobs,
         )
 
-    def _logprobs(self, rows: Sequence[Rows], tokens: Sequence[int]) -> tuple[Logprobs, ...]:
-        n = self._n_logprobs
-        return (
-            ()
-            if n is None
-            else tuple(logprobs_of(row, token, n) for row, token in zip(rows, tokens, strict=False))
-        )
-
     def _propose(self) -> Tree:
         """Ask the drafter for no more than can still be emitted and held."""
         if not self._drafter:
             return ()
-        room = self._n_ctx - len(self.tokens) - 1
-        if self._n_predict is not None:
-            room = min(room, self._n_predict - self._n_emitted - 1)
-        return self._drafter.draft(self.tokens, room, self._position)
+        return self._drafter.draft(self.tokens, self._timeline.room, self._position)
 
-    @property
-    def _n_emitted(self) -> int:
-        return len(self.tokens) - self._n_prompt
+    def _emit(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+        if self._constraint:
+            self._constraint.advance(tokens)
 
-    def _finished(self) -> bool:
-        if self._is_eog(self.tokens[-1]):
-            self.stop_reason = "eog"
-        elif self._n_predict is not None and self._n_emitted >= self._n_predict:
-            self.stop_reason = "length"
-        elif len(self.tokens) >= self._n_ctx:
-            self.stop_reason = "context"
-        else:
-            return False
-        return True
-
-    def _recent(self, drafted: Sequence[int]) -> Tokens:
-        """Return what the penalties look back on before the position after `drafted`."""
-        if not self._params.uses_prefix:
-            return np.asarray(drafted, np.int32) if drafted else self._no_tokens
-        last_n = self._params.penalty_last_n
-        history = self.tokens if last_n < 0 else self.tokens[-last_n:]
-        return np.asarray([*history, *drafted], np.int32)
+    def _logprobs(self, rows: Sequence[Rows], tokens: Sequence[int]) -> tuple[Logprobs, ...]:
+        """Return what the target says of each of `tokens`, if that was asked for; rows may be one more."""
+        n = self._task.options.n_logprobs
+        if n is None:
+            return ()
+        return tuple(logprobs_of(row, token, n) for row, token in zip(rows, tokens, strict=False))

@@ -1,7 +1,7 @@
 """What a step proposes: a tree of tokens, the small program that every step compiles and runs once.
 
-Drafters write trees. Passes, each a pure function from trees to a tree, rewrite them as a compiler does;
-`lower` makes of the last one what the target's batch and the verifier read; `dump` draws it:
+Drafters write trees, and passes.py rewrites them. `lower` makes of the last one what the target's pass
+and the verifier read; `dump` draws it:
 
     (the timeline's last token)
     ├╴0 ' return'     sampled     from slot 0
@@ -10,26 +10,15 @@ Drafters write trees. Passes, each a pure function from trees to a tree, rewrite
     │ └╴3 ' sum'      sampled     from slot 2: drawn after ' a' and without it
     └╴4 ' if'         suffix      a point mass, the suffix store's
 
-    merge    common subexpressions: one node for the same token after the same text
-    balance  estimates of one place that contradict each other
-    fold     constant folding: tokens that a grammar leaves no choice about
-    order    the layout: depth first, siblings in the order in which they are to be tested
-    prune    dead code: what is not worth its price
-    cut      scheduling: as many nodes, the likeliest first, as pay in the target's pass
-
-A node's parent comes before it. A chain is the tree whose node i has parent i - 1: no pass treats it as
-another thing, and one that has nothing to do returns the very tuple it was given.
-
-Exactness: a node that was sampled, and every node above one, is *pinned*: no pass drops it. To drop a token
-because of what it turned out to be changes what is emitted, even where the draft's distribution is the
-target's. A point mass came from no coin, and may be dropped for any reason (docs/statistics.md).
+A node's parent comes before it. A chain is the tree whose node i has parent i - 1; no code treats it as
+another thing.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Source = Literal["suffix", "argmax", "sampled", "forced"]
@@ -56,8 +45,6 @@ class Node:
 
 
 Tree = tuple[Node, ...]
-Forced = Callable[[Sequence[int]], int | None]
-"""The only token that may follow these tokens of the tree; None where there is a choice."""
 
 
 class Lowered(NamedTuple):
@@ -101,188 +88,6 @@ def is_chain(tree: Tree) -> bool:
     return [node.parent for node in tree] == list(range(-1, len(tree) - 1))
 
 
-def merge(trees: Sequence[Tree]) -> Tree:
-    """Return one tree of all of `trees`, in which a token stands once under its parent.
-
-    A sampled node takes in the point masses of its token and their children, else the first does; the path
-    is the likelier of the two. Tokens that were sampled from different slots stay siblings: each was drawn,
-    and each is tested.
-    """
-    trees = [tree for tree in trees if tree]
-    if not trees:
-        return ()
-    if len(trees) == 1 and is_chain(trees[0]):
-        return trees[0]
-    nodes: list[Node] = []
-    drawn: list[int] = []  # when each node came: of sampled siblings, the order in which they were drawn
-    below: list[list[int]] = []
-    top: list[int] = []
-    n_seen = 0
-    for tree in trees:
-        place: list[int] = []
-        for node in tree:
-            parent = place[node.parent] if node.parent >= 0 else -1
-            siblings = below[parent] if parent >= 0 else top
-            for at in siblings:
-                if _is_same(nodes[at], node):
-                    break
-            else:
-                at = len(nodes)
-                nodes.append(node)
-                drawn.append(n_seen)
-                below.append([])
-                siblings.append(at)
-            path = max(nodes[at].path, node.path)
-            if nodes[at].slot < 0 <= node.slot:
-                nodes[at], drawn[at] = node, n_seen
-            if nodes[at].path != path:
-                nodes[at] = replace(nodes[at], path=path)
-            place.append(at)
-            n_seen += 1
-    if len(trees) == 1 and len(nodes) == n_seen:
-        return trees[0]
-    for siblings in (top, *below):
-        siblings.sort(key=drawn.__getitem__)
-    return _lay_out(nodes, [*below, top])
-
-
-def _is_same(a: Node, b: Node) -> bool:
-    """Say whether two siblings are one token, and not two that were sampled."""
-    return a.token == b.token and (a.slot < 0 or b.slot < 0 or a.slot == b.slot)
-
-
-def balance(tree: Tree) -> Tree:
-    """Return `tree` with paths that agree: those of siblings add up to their parent's at most.
-
-    Two sources that propose different tokens for one place may each be sure. Only one is right: the likeliest
-    keeps its path and the others share what is left of the parent's, all below them in proportion.
-    """
-    below = _below(tree)
-    scale = [1.0] * (len(tree) + 1)
-    paths = [*(node.path for node in tree), 1.0]
-    for parent in (-1, *range(len(tree))):
-        siblings = below[parent]
-        left = paths[parent]
-        for i in sorted(siblings, key=lambda i: -tree[i].path) if len(siblings) > 1 else siblings:
-            paths[i] = min(tree[i].path * scale[parent], left)
-            left -= paths[i]
-            scale[i] = paths[i] / tree[i].path if tree[i].path > 0.0 else 1.0
-    if all(factor > 1.0 - 1e-9 for factor in scale):
-        return tree
-    return tuple(
-        node if node.path == path else replace(node, path=path)
-        for node, path in zip(tree, paths, strict=False)
-    )
-
-
-def fold(tree: Tree, forced: Forced, room: int) -> Tree:
-    """Return `tree` with what `forced` says: the token that must follow, and no point mass beside it.
-
-    The forced token is as likely as its parent, and what is below it more likely than before in proportion.
-    What was sampled beside it stays, without a chance. Where the tree ends before a token is forced it
-    grows, up to `room` nodes in all, the likeliest places first.
-    """
-    pinned = _pinned(tree)
-    # The last entry of each is the root's: it is at -1, where its children look for their parent.
-    before = [*(node.path for node in tree), 1.0]
-    after = before.copy()
-    kept = [True] * (len(tree) + 1)
-    texts: list[tuple[int, ...] | None] = [*[None] * len(tree), ()]  # None: a text that cannot be
-    only: list[int | None] = [*[None] * len(tree), forced(())]
-    ends = set() if only[-1] is None else {-1}  # where a token is forced and is not there
-    nodes = list(tree)
-    for i, node in enumerate(tree):
-        parent, token, text = node.parent, only[node.parent], texts[node.parent]
-        if text is None or token not in (None, node.token):
-            kept[i] = pinned[i]
-            after[i] = 0.0
-        else:
-            texts[i] = text = (*text, node.token)
-            only[i] = forced(text)
-            if only[i] is not None:
-                ends.add(i)
-            if token is not None:
-                ends.discard(parent)
-                after[i] = after[parent]
-                nodes[i] = replace(node, source="forced" if node.slot < 0 else node.source, chance=1.0)
-            elif after[parent] != before[parent] > 0.0:
-                after[i] = after[parent] * (before[i] / before[parent])
-        if after[i] != before[i]:
-            nodes[i] = replace(nodes[i], path=after[i])
-    n_more = room - (sum(kept) - 1)
-    for end in sorted(ends, key=after.__getitem__, reverse=True):
-        parent, token, grown = end, only[end], list(texts[end] or ())
-        while token is not None and n_more > 0:
-            nodes.append(Node(parent, token, "forced", after[end]))
-            parent, n_more = len(nodes) - 1, n_more - 1
-            grown.append(token)
-            token = forced(grown)
-    folded = _keep(tuple(nodes), [*kept[:-1], *[True] * (len(nodes) - len(tree))])
-    return tree if folded == tree else folded
-
-
-def prune(tree: Tree, price: float) -> Tree:
-    """Return `tree` without the point masses that are not worth `price`, in tokens, each.
-
-    A node is worth its path. Paths fall from parent to child, so that what is not worth it has nothing below
-    it that is.
-    """
-    reach = _reach(tree)
-    kept = _pinned(tree)
-    for i in range(len(tree)):
-        if reach[i] >= price:
-            kept[i] = True
-    return _keep(tree, kept)
-
-
-def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float = 0.0) -> Tree:
-    """Return the part of `tree`, at most `room` nodes, that gains most in the target's pass.
-
-    `cost[n]` is what a pass over n tokens costs, the pending one and n - 1 nodes; a pass over more than
-    `cost` tells of is not made. With `rate` the tokens that a unit of cost brings now, the gain is the sum of
-    the paths less `rate * (cost[n + 1] - cost[1])`. An accepted node beside the trunk is evaluated again with
-    the next pass, which takes `again` of its token. Of equals the smallest is kept. The pinned nodes are
-    kept in any case: that there is room for them is the caller's duty.
-    """
-    reach = _reach(tree)
-    if again:
-        n_trunk = next((i for i, node in enumerate(tree) if node.parent != i - 1), len(tree))
-        reach[n_trunk:-1] = [path * (1.0 - again) for path in reach[n_trunk:-1]]
-    kept = _pinned(tree)
-    likeliest = [i for i, is_pinned in enumerate(kept) if not is_pinned]
-    likeliest.sort(key=reach.__getitem__, reverse=True)  # stable: of equals the parent is first
-    n = len(tree) - len(likeliest)
-    n_most = min(room, len(cost) - 2)
-    gain = best = 0.0
-    n_best = 0
-    for n_taken, i in enumerate(likeliest, 1):
-        n += 1
-        if n > n_most:
-            break
-        gain += reach[i] - rate * (cost[n + 1] - cost[n])
-        if gain > best:
-            best, n_best = gain, n_taken
-    for i in likeliest[:n_best]:
-        kept[i] = True
-    return _keep(tree, kept)
-
-
-def order(tree: Tree) -> Tree:
-    """Return `tree` depth first, parents before children.
-
-    Of siblings the sampled ones come first, in the order they were drawn; a later one's distribution is
-    without the tokens of those before it. Then come the point masses, the likeliest first.
-    """
-    if is_chain(tree):
-        return tree
-    below = _below(tree)
-    for siblings in below:
-        if len(siblings) > 1:
-            siblings.sort(key=lambda i: (tree[i].slot < 0, -tree[i].path if tree[i].slot < 0 else 0.0))
-    laid_out = _lay_out(tree, below)
-    return tree if laid_out == tree else laid_out
-
-
 def lower(tree: Tree) -> Lowered:
     """Return what the batch and the verifier read of `tree`, which `order` laid out."""
     if not tree:
@@ -296,10 +101,10 @@ def lower(tree: Tree) -> Lowered:
 
 def dump(tree: Tree, piece: Callable[[int], str]) -> str:
     """Draw `tree`, a line a node: its text as `piece` gives it, source, chance and path; "" without nodes."""
-    below = _below(tree)
+    below = children_of(tree)
     margins = [""] * (len(tree) + 1)
     rows = []
-    for i in _depth_first(below):
+    for i in depth_first(below):
         node = tree[i]
         is_last = i == below[node.parent][-1]
         margins[i] = margins[node.parent] + ("  " if is_last else "│ ")
@@ -312,26 +117,7 @@ def dump(tree: Tree, piece: Callable[[int], str]) -> str:
     )
 
 
-def _pinned(tree: Tree) -> list[bool]:
-    """Say of each node whether it, or one below it, was sampled."""
-    pinned = [node.slot >= 0 for node in tree]
-    for i in range(len(tree) - 1, -1, -1):
-        parent = tree[i].parent
-        if pinned[i] and parent >= 0:
-            pinned[parent] = True
-    return pinned
-
-
-def _reach(tree: Tree) -> list[float]:
-    """Return the path of each node, at most its parent's whatever the estimates say; last is the root's."""
-    reach = [1.0] * (len(tree) + 1)
-    for i, node in enumerate(tree):
-        path, above = node.path, reach[node.parent]
-        reach[i] = path if path < above else above
-    return reach
-
-
-def _below(tree: Tree) -> list[list[int]]:
+def children_of(tree: Tree) -> list[list[int]]:
     """Return the children of each node; last, so at -1, come those of the root."""
     below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
     for i, node in enumerate(tree):
@@ -339,7 +125,7 @@ def _below(tree: Tree) -> list[list[int]]:
     return below
 
 
-def _depth_first(below: Sequence[Sequence[int]]) -> list[int]:
+def depth_first(below: Sequence[Sequence[int]]) -> list[int]:
     """Return the nodes depth first, siblings as they stand in `below`."""
     found: list[int] = []
     waiting = list(reversed(below[-1]))
@@ -348,46 +134,3 @@ def _depth_first(below: Sequence[Sequence[int]]) -> list[int]:
         found.append(i)
         waiting.extend(reversed(below[i]))
     return found
-
-
-def _lay_out(nodes: Sequence[Node], below: Sequence[Sequence[int]]) -> Tree:
-    """Return the nodes depth first and numbered anew, the children of each as they stand in `below`."""
-    place = [-1] * len(below)
-    parents = [-1] * len(below)
-    for parent, siblings in enumerate(below[:-1]):
-        for i in siblings:
-            parents[i] = parent
-    found = _depth_first(below)
-    for at, i in enumerate(found):
-        place[i] = at
-    return tuple(_under(nodes[i], place[parents[i]]) for i in found)
-
-
-def _keep(tree: Tree, kept: Sequence[bool]) -> Tree:
-    """Return the nodes that are kept, numbered anew; the very tuple when all are."""
-    if all(kept):
-        return tree
-    place = [-1] * (len(tree) + 1)
-    found: list[Node] = []
-    for i, node in enumerate(tree):
-        if kept[i]:
-            place[i] = len(found)
-            found.append(_under(node, place[node.parent]))
-    return tuple(found)
-
-
-def _under(node: Node, parent: int) -> Node:
-    """Return `node` with another parent, in half the time that `replace` takes."""
-    if node.parent == parent:
-        return node
-    return Node(
-        parent,
-        node.token,
-        node.source,
-        node.path,
-        node.slot,
-        node.chance,
-        node.bucket,
-        node.next_bucket,
-        node.is_top,
-    )

@@ -13,7 +13,7 @@ from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Key, Profile
-from edgespec.drafting.profile_store import RunLearnt, load, merge_learnt
+from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
@@ -103,18 +103,17 @@ class Knowledge:
         target, draft = self.clocks.target, self.clocks.draft
         if self._key is None or target.n_observed == 0:
             return
-        learnt = RunLearnt(
-            target=target.curve(),
-            target_passes=target.n_observed,
-            draft=draft.curve() if draft else None,
-            draft_passes=draft.n_observed if draft else 0,
+        merge_learnt(
+            self._key,
+            target=TimedCurve(target.curve(), target.n_observed),
+            draft=TimedCurve(draft.curve(), draft.n_observed) if draft else None,
             acceptance={
                 **{name: self._learnt[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
                 _STARTS: self._lengths.as_dict(),
             },
             answers=self._answers,
+            on_message=on_message,
         )
-        merge_learnt(self._key, learnt, on_message=on_message)
 
 
 def _clock(model: Model, stored: Curve | None) -> OnlineCurve:

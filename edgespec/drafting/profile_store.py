@@ -72,39 +72,42 @@ def store(key: Key, change: Callable[[Profile | None], Profile], *, on_message: 
     return file.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLearnt:
-    """What a run learnt of a pair."""
+@dataclass(frozen=True, slots=True)
+class TimedCurve:
+    """A model's curve as a run knows it."""
 
-    target: Curve
-    """As it is known now, in seconds."""
-    target_passes: int
-    """Timed passes of the run that it follows."""
-    draft: Curve | None = None
-    draft_passes: int = 0
-    acceptance: dict[str, Any] | None = None
-    """Takes the place of the stored one; None: that one stays."""
-    answers: Sequence[int] = ()
-    """Lengths of the run's answers, in tokens."""
+    curve: Curve
+    """Seconds."""
+    n_passes: int
+    """Timed passes that it rests on."""
 
 
-def merge_learnt(key: Key, run: RunLearnt, *, on_message: MessageFn = silent) -> Path | None:
+def merge_learnt(
+    key: Key,
+    *,
+    target: TimedCurve,
+    draft: TimedCurve | None = None,
+    acceptance: dict[str, Any] | None = None,
+    answers: Sequence[int] = (),
+    on_message: MessageFn = silent,
+) -> Path | None:
     """Store what a run learnt, and return the file as `update` does.
 
-    The stored curves are moved towards the run's, half the way at most. Raises ValueError as `update` does.
+    The stored curves are moved towards `target` and `draft`, half the way at most. `acceptance` takes the
+    place of the stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as
+    `update` does.
     """
 
     def merge(stored: Profile | None) -> Profile:
-        profile = stored or Profile(key, run.target, run.draft)
+        profile = stored or Profile(key, target.curve, draft.curve if draft else None)
         answer_tokens = profile.answer_tokens
-        for length in run.answers:
+        for length in answers:
             answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)
         return replace(
             profile,
-            target=_moved(profile.target, run.target, run.target_passes),
-            draft=profile.draft
-            and (_moved(profile.draft, run.draft, run.draft_passes) if run.draft else profile.draft),
-            acceptance=profile.acceptance if run.acceptance is None else run.acceptance,
+            target=_moved(profile.target, target),
+            draft=_moved(profile.draft, draft) if profile.draft and draft else profile.draft,
+            acceptance=profile.acceptance if acceptance is None else acceptance,
             answer_tokens=answer_tokens,
             runs=profile.runs + 1,
         )
@@ -112,9 +115,10 @@ def merge_learnt(key: Key, run: RunLearnt, *, on_message: MessageFn = silent) ->
     return update(key, merge, on_message=on_message)
 
 
-def _moved(stored: Curve, learnt: Curve, n_passes: int) -> Curve:
-    """Return the `stored` curve, moved towards what was `learnt` from `n_passes`: in ratios, as they err."""
-    weight = min(_MOST_WEIGHT, _MOST_WEIGHT * max(0, n_passes) / _HALF_AFTER)
+def _moved(stored: Curve, timed: TimedCurve) -> Curve:
+    """Return the `stored` curve, moved towards the `timed` one: in ratios, as they err."""
+    learnt = timed.curve
+    weight = min(_MOST_WEIGHT, _MOST_WEIGHT * max(0, timed.n_passes) / _HALF_AFTER)
 
     def moved(old: float, new: float) -> float:
         return float(old * (new / old) ** weight)

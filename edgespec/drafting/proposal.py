@@ -47,7 +47,7 @@ class Proposal:
     passes: list[tuple[int, int]] = field(default_factory=list)
     """(tokens read, guesses among them) of each pass of the draft model."""
     stages: list[tuple[str, Tree]] = field(default_factory=list)
-    """What trunk, branches and store gave, and the tree after each pass of tree.py; none without branches."""
+    """What trunk, branches and store gave, and the tree after each pass over it; none without branches."""
     tree: Tree = ()
     """What goes to the target."""
     draft_s: float = 0.0

@@ -11,7 +11,8 @@ decides whether the distribution after it is already there.
 
 Then the branches, which cost no pass of the draft model: where it hesitated, its next likeliest tokens, or,
 where tokens are sampled, another one sampled without the first; and what else the suffix store has seen. The
-passes of tree.py make one tree of trunk and branches, as large as pays. A step without branches is a chain.
+passes of decoding/passes.py make one tree of trunk and branches, as large as pays. A step without branches
+is a chain.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from edgespec.decoding.drafter import Outcome, Position
-from edgespec.decoding.tree import Source, Tree, balance, cut, fold, merge, order, prune
+from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
+from edgespec.decoding.tree import Source, Tree
 from edgespec.drafting.costs import N_MAX, Clocks
 from edgespec.drafting.learning import ForcedChance, learn_step
 from edgespec.drafting.model import DraftModel

@@ -20,9 +20,10 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.cutting import cut
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.pull import hash_file, resolve
+from edgespec.models.pull import hash_file
 from edgespec.models.quantizations import ModelFile, expected_bytes, quantization_in
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 

@@ -104,10 +104,10 @@ def _free_state(handle: int, _model: Model) -> None:
 class Grammar:
     """A grammar over a model's vocabulary. Immutable: for any number of generations."""
 
-    def __init__(self, model: Model, text: str, *, name: str = "--grammar") -> None:
+    def __init__(self, model: Model, text: str, *, name: str = "grammar") -> None:
         """Compile `text`, in llama.cpp's GBNF; the text must match the rule "root".
 
-        Raises UsageError, in one line that begins with `name`, for what llama.cpp cannot take.
+        Raises UsageError, whose field is `name`, for what llama.cpp cannot take.
         """
         check_grammar(text, name)
         self.text = text
@@ -122,20 +122,20 @@ class Grammar:
             llama.llama_sampler_free,
         )
         if not made:
-            raise UsageError(f"{name}: {backend.failure_reason()}")
+            raise UsageError(backend.failure_reason(), field=name)
         handle = ctypes.cast(made, ctypes.c_void_p).value or 0
         self._start = LibraryState(handle, model, self._spelling)
 
     @classmethod
-    def from_json_schema(cls, model: Model, schema: str | Schema, *, name: str = "--json-schema") -> Grammar:
+    def from_json_schema(cls, model: Model, schema: str | Schema, *, name: str = "json_schema") -> Grammar:
         """Return the grammar of the JSON values that `schema` describes; see `ignored`.
 
-        Raises UsageError, in one line that begins with `name`, for what cannot be converted.
+        Raises UsageError, whose field is `name`, for what cannot be converted.
         """
         try:
             converted = schema_to_gbnf(schema)
         except UsageError as error:
-            raise UsageError(f"{name}: {error}") from None
+            raise UsageError(str(error), field=name) from None
         grammar = cls(model, converted.text, name=name)
         grammar.ignored = converted.ignored
         return grammar
@@ -331,10 +331,11 @@ class Constraint(Closing):
 
     def _write(self, row: Rows, ids: Ids, place: int) -> Rows:
         if not len(ids):
-            raise EdgespecError(
-                f"{self._name}: no token of the model may follow here: the grammar has a dead end, "
-                "or --logit-bias forbids what it allows"
+            problem = (
+                "no token of the model may follow here: the grammar has a dead end, "
+                "or the logit bias forbids what it allows"
             )
+            raise EdgespecError(problem, field=self._name)
         self._make_room(place + 1)
         out, written = self._rows[place], self._written[place]
         if written is None:

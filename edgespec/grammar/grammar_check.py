@@ -33,10 +33,10 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTAL
 
 
 def check_grammar(text: str, name: str) -> None:
-    """Raise UsageError, in one line that begins with `name`, for a grammar that the library cannot take."""
+    """Raise UsageError, whose field is `name`, for a grammar that the library cannot take."""
     reason = _fault(text) or _refusal(text)
     if reason:
-        raise UsageError(f"{name}: {reason}")
+        raise UsageError(reason, field=name)
 
 
 def _fault(text: str) -> str | None:

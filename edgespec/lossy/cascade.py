@@ -16,19 +16,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgespec.choices import Signal
-from edgespec.decoding.drafter import Drafter, Tokens
-from edgespec.decoding.generate import DraftPrefill, Generation, Prefill, unmarked
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.generate import Generation
+from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
+from edgespec.decoding.timeline import Timeline
 from edgespec.drafting.model import DraftModel
 from edgespec.energy import Phase
 from edgespec.llama.session import Rows, Session
 from edgespec.options import Waking
-from edgespec.records import Step, StopReason
-from edgespec.sampling import Coins, SamplingParams
+from edgespec.records import Logprobs, Origin, Step, StopReason, Tally
 
 _FARTHEST = np.float32(-1e4)
 """Of a logit below the best one: its exp is 0, and 0 times it is no NaN, as it would be of -inf."""
@@ -70,8 +71,11 @@ class Confidence:
         self._last.clear()
 
 
-class Ongoing(DraftModel):
-    """The small model of a cascade: it goes on with the timeline when a span begins that it drafts for."""
+class SmallModel(DraftModel):
+    """The small model of a cascade, which writes, and drafts for the target's spans.
+
+    It has read the timeline already when a span begins.
+    """
 
     def start(self) -> None:
         """Forget everything: nothing of the timeline is read yet."""
@@ -88,48 +92,64 @@ class Alone:
     token: int | None
     seconds: float
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token, if it wrote one."""
+        return () if self.token is None else (self.token,)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The small model alone."""
+        return () if self.token is None else ("alone",)
+
+    @property
+    def logprobs(self) -> tuple[Logprobs, ...]:
+        """None: the target said nothing."""
+        return ()
+
+    def add_to(self, tally: Tally) -> None:
+        """Add the time of the small model."""
+        tally.draft_s += self.seconds
+
 
 class Cascade:
-    """One run of the lossy loop; a Generation to its reader: iterate over `events()`."""
+    """One run of the lossy loop; iterate over `events()`. A Loop."""
+
+    n_known = 0  # every prompt is read from its beginning
 
     def __init__(
         self,
         target: Session,
-        small: Ongoing,
+        small: SmallModel,
         prompt: Sequence[int],
+        task: Task,
         *,
-        params: SamplingParams,
-        coins: Coins,
-        waking: Waking,
         drafter: Drafter | None = None,
-        n_predict: int | None = None,
         n_ctx: int | None = None,
     ) -> None:
-        """Prepare to continue `prompt` with `small`, and with `target` where `waking` says so.
+        """Prepare to continue `prompt` with `small`, and with `target` where the task's `cascade` says so.
 
         `drafter` helps the target's spans (None: plainly), and may do so with `small`.
         `n_ctx` is where the context counts as full, by default the end of `target`'s.
         """
-        self._timeline = list(prompt)
-        self._span: Generation | None = None
-        """What writes now; None: the small model."""
+        waking, params = task.options.cascade, task.options.params
+        assert waking is not None  # noqa: S101 - for the type checker
         self.stop_reason: StopReason = "interrupted"
-        self.waking = waking
         self.mark: Callable[[Phase], None] = unmarked
-        """As of a Generation."""
         self.n_woken = 0
         """Times that the target was woken."""
         self.n_read = 0
         """Tokens that it read then: each of the timeline's once at most."""
-        self._n_prompt = len(prompt)
         self._target = target
-        self._is_eog = target.model.is_eog
         self._small = small
         self._drafter = drafter
-        self._params = params
-        self._coins = coins
-        self._n_predict = n_predict
-        self._n_ctx = n_ctx or target.n_ctx
+        self._task = task
+        self._timeline = Timeline(
+            prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
+        )
+        self._span: Generation | None = None
+        """What writes now; None: the small model."""
+        self._waking = waking
         self._confidence = Confidence(waking)
         self._to_the_end = False
         self._sampler = params.sampler(target.model.n_vocab, 0)
@@ -138,8 +158,8 @@ class Cascade:
 
     @property
     def tokens(self) -> list[int]:
-        """The timeline: the prompt and what was emitted."""
-        return self._span.tokens if self._span else self._timeline
+        """The prompt and what was emitted."""
+        return self._span.tokens if self._span else self._timeline.tokens
 
     def events(self) -> Generator[Prefill | DraftPrefill | Alone | Step]:
         """Run: a DraftPrefill, then an Alone for each pass of the small model, and the spans' own events."""
@@ -157,10 +177,10 @@ class Cascade:
         self.mark("rest")
         started = time.perf_counter()
         if self._small_can_hold():
-            self._small.read(self._timeline)
+            self._small.read(self.tokens)
         self.mark("draft")
         yield DraftPrefill(time.perf_counter() - started)
-        while not self._finished():
+        while not (end := self._timeline.end()):
             if self._small_can_hold() and not self._to_the_end:
                 alone = self._alone()
                 yield alone
@@ -169,76 +189,55 @@ class Cascade:
             else:  # it would have to forget the prompt
                 self._to_the_end = True
             yield from self._wake()
+        self.stop_reason = end
 
     def _small_can_hold(self) -> bool:
-        return len(self._timeline) + self._reserve <= self._small.n_ctx
+        return len(self._timeline.tokens) + self._reserve <= self._small.n_ctx
 
     def _alone(self) -> Alone:
         """Let the small model write a token, if it is sure of it."""
         self.mark("rest")
         started = time.perf_counter()
-        row = self._small.run(self._timeline)[0]
+        row = self._small.run(self._timeline.tokens)[0]
         token = None
-        if not self._confidence.lost(signal_of(row, self.waking.signal)):
-            (coin,) = self._coins.take(1)
-            token = self._sampler.sample(row, self._recent(), coin, -1)
-            self._timeline.append(token)
+        if not self._confidence.lost(signal_of(row, self._waking.signal)):
+            (coin,) = self._task.coins.take(1)
+            token = self._sampler.sample(row, self._timeline.recent(), coin, -1)
+            self._timeline.tokens.append(token)
         self.mark("draft")
         return Alone(token, time.perf_counter() - started)
 
     def _wake(self) -> Generator[Prefill | DraftPrefill | Step]:
         """Let the target read what it has not, and write."""
-        n = None if self._n_predict is None else self._n_predict - self._n_emitted
-        span = self.waking.span
-        if span == "rest":
+        n = self._timeline.n_left
+        if self._waking.span == "rest":
             self._to_the_end = True
         elif not self._to_the_end:
-            n = span if n is None else min(n, span)
-        n_known = self._target.n_past
-        self.n_woken += 1
-        self.n_read += len(self._timeline) - n_known
+            n = self._waking.span if n is None else min(n, self._waking.span)
+        options = replace(self._task.options, n_predict=n, cascade=None, n_logprobs=None)
         self._span = Generation(
             self._target,
             self._drafter,
-            self._timeline,
-            params=self._params,
-            coins=self._coins,
-            rule="match",
-            n_predict=n,
-            n_ctx=self._n_ctx,
-            n_known=n_known,
+            self._timeline.tokens,
+            Task(options=options, rule="match", coins=self._task.coins),
+            n_ctx=self._timeline.n_ctx,
+            n_known=self._target.n_past,
         )
+        self.n_woken += 1
+        self.n_read += self._span.n_read
         self._span.mark = self.mark
         yield from self._span.events()
-        self._timeline = self._span.tokens
+        self._timeline.tokens = self._span.tokens
         self._span = None
         self._confidence.forget()
+
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Return the tokens drafted and accepted of each source of drafts."""
+        return self._drafter.sources() if self._drafter else {}
 
     def note(self) -> str:
         """Say in one sentence how often the target was woken, why, and what it read."""
         if not self.n_woken:
-            return f"the small model wrote alone: the target was never woken ({self.waking})"
+            return f"the small model wrote alone: the target was never woken ({self._waking})"
         times = "once" if self.n_woken == 1 else f"{self.n_woken} times"
-        return f"the target was woken {times} ({self.waking}) and read {self.n_read} tokens then"
-
-    @property
-    def _n_emitted(self) -> int:
-        return len(self.tokens) - self._n_prompt
-
-    def _finished(self) -> bool:
-        if self._n_emitted and self._is_eog(self.tokens[-1]):
-            self.stop_reason = "eog"
-        elif self._n_predict is not None and self._n_emitted >= self._n_predict:
-            self.stop_reason = "length"
-        elif len(self.tokens) >= self._n_ctx:
-            self.stop_reason = "context"
-        else:
-            return False
-        return True
-
-    def _recent(self) -> Tokens:
-        """Return what the penalties look back on."""
-        if not self._params.uses_prefix:
-            return np.empty(0, np.int32)
-        last_n = self._params.penalty_last_n
-        return np.asarray(self._timeline if last_n < 0 else self._timeline[-last_n:], np.int32)
+        return f"the target was woken {times} ({self._waking}) and read {self.n_read} tokens then"

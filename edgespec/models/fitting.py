@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.entries import Entry, Registry
 from edgespec.models.footprint import PROCESS_BYTES, USUAL_CTX, loaded_bytes, required_bytes
 from edgespec.models.quantizations import BITS
-from edgespec.models.registry import Entry, Registry
 from edgespec.models.store import Store
 from edgespec.platform.memory import available_bytes, total_bytes
 

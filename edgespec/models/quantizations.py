@@ -9,8 +9,10 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.llama.backend import QUANT_TYPES, quantize
-from edgespec.models.pull import hash_file, locate, resolve
-from edgespec.models.registry import Entry, load_registry, nearest
+from edgespec.models.entries import Entry, nearest
+from edgespec.models.pull import hash_file
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 
@@ -92,7 +94,7 @@ class ModelFile:
 
 
 def model_file(ref: str) -> ModelFile:
-    """Return the model that `ref` means; it must be here. Raises as `pull.resolve`."""
+    """Return the model that `ref` means; it must be here. Raises as `resolve.resolve`."""
     found = locate(ref)
     base = found.derived.base if isinstance(found, Entry) and found.derived else ""
     return ModelFile(found.stem if isinstance(found, Path) else found.name, resolve(ref), base)
@@ -104,7 +106,7 @@ def variants(
     """Return the model `ref` in each of the quantizations; those that are missing are made in `folder`.
 
     Those of the registry's models that it knows are taken from there, and pulled if need be. `on_making` is
-    told the name of a model before it is made. Raises UsageError and EdgespecError as `pull.resolve` and
+    told the name of a model before it is made. Raises UsageError and EdgespecError as `resolve.resolve` and
     `backend.quantize`.
     """
     source = model_file(ref)

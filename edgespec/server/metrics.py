@@ -1,4 +1,4 @@
-"""What /metrics tells: counters of one server, in Prometheus' text format."""
+"""The counters of a server that /metrics shows, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TOKENS_PER_S = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200)
 
 
 class Metrics:
-    """Counts what one server does. Nothing is shared with another one in the process."""
+    """Counts what one server does. Two servers in a process share nothing."""
 
     def __init__(self, *, energy: bool = False) -> None:
         """Count joules too where `energy` is measured."""
@@ -43,7 +43,7 @@ class Metrics:
         self._generations = Counter(
             "edgespec_generations", "Generations, by how they ended.", ["outcome"], registry=registry
         )
-        for outcome in _OUTCOMES.values():  # all are there from the start: a rate needs its zero
+        for outcome in _OUTCOMES.values():  # present from the start: a rate needs the zero
             self._generations.labels(outcome)
         self._prompt = Counter(
             "edgespec_prompt_tokens",
@@ -125,7 +125,7 @@ class Metrics:
                 status = 500
                 raise
             finally:
-                # A route and not the path, a method of HTTP and not what was sent: clients choose no labels.
+                # The route, not the path, and a known method: a client must not be able to make new labels.
                 path = scope["path"] if scope["path"] in PATHS else "other"
                 route = getattr(scope.get("route"), "path", path)
                 method = scope["method"] if scope["method"] in _METHODS else "other"

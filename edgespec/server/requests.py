@@ -76,7 +76,7 @@ class PreparedRequest:
     tokens: list[int]
     options: Options
     functions: frozenset[str] = frozenset()
-    """Names that calls in the text may have; none: it is not searched for calls."""
+    """Functions that the text may call; with none it is not searched for calls."""
 
 
 class RequestReader:
@@ -165,7 +165,7 @@ class RequestReader:
         return tools
 
     def _grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
-        """Return what the answer is held to: forced calls, or the response format."""
+        """Return the grammar of the answer: of forced calls, or of the response format."""
         wanted = request.response_format
         if isinstance(wanted, TextFormat):
             wanted = None
@@ -198,7 +198,7 @@ def _names(tools: Sequence[Tool]) -> frozenset[str]:
 
 
 def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -> int | None:
-    """Return how much may be written: what was asked for, as far as the context holds it."""
+    """Return how many tokens may be written: as many as were asked for and fit in the context."""
     limit = min(service.n_ctx - 1, service.max_prompt or service.n_ctx)
     if not n_prompt:
         raise Fault(400, f"{param}: the prompt is empty", param=param)

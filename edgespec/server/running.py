@@ -55,13 +55,13 @@ class RunningAnswer:
         self._watch = asyncio.create_task(wait())
 
     async def settle(self, seconds: float) -> None:
-        """Wait a moment, so that what is refused at once can be told by the status of the answer."""
+        """Wait a moment: what is refused at once can still be answered with its own status."""
         await asyncio.wait({self._task}, timeout=seconds)
         if self._refused:
             raise self._refused
 
     async def items(self, alive_s: float | None = None) -> AsyncIterator[list[Token] | Result | None]:
-        """Yield tokens as they come, at last the Result; None where nothing came for `alive_s`.
+        """Yield tokens as they come, and at last the Result; None after `alive_s` seconds without any.
 
         Raises what the worker raises, and Gone.
         """

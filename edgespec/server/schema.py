@@ -1,7 +1,7 @@
 """What clients send, as in OpenAI's API: unknown fields are ignored, known ones checked.
 
-Types are strict ("1" is no number), as our OpenAPI description says. What OpenAI's API has and this server
-has not is refused where it would change the answer: those fields accept only the value that changes nothing.
+Types are strict ("1" is no number), as our OpenAPI description says. Fields of OpenAI's API that this server
+does not support accept only the value that changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the app on a socket until a signal ends it.
 
-uvicorn speaks HTTP. What it leaves open is closed here: it waits for ever for the rest of a request's
-headers and for a client that no longer reads, and when it ends, it knows nothing of answers under way.
+uvicorn speaks HTTP. This adds what it lacks: time limits for a request's headers and for a client that no
+longer reads, and an end of the server that lets the answer under way finish.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STALLED_S = 60.0
 """Seconds after which a client that does not read its answer is cut off."""
 
 GRACE_S = 20.0
-"""Seconds that the answer under way has when the server is to end."""
+"""Seconds that the answer under way has left once the server was told to end."""
 
 _KEEP_ALIVE_S = 30  # between two requests; editors ask again after a moment of typing
 _CLOSE_S = 3  # for the last bytes of answers that have ended
@@ -36,7 +36,7 @@ _SPARE_CONNECTIONS = 64  # beside those whose requests may wait
 
 
 class Protocol(H11Protocol):
-    """uvicorn's connection, with an end to waiting."""
+    """uvicorn's connection, with time limits."""
 
     _headers_timer: asyncio.TimerHandle | None = None
     _stalled_timer: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ class Protocol(H11Protocol):
             self._stalled_timer = None
 
     def _watch_headers(self) -> None:
-        """Let the timer run while a request has begun, or is the first to come, and its headers are not here.
+        """Run the timer while headers are awaited: those of the first request, or of one that has begun.
 
         Between two requests uvicorn has a timer of its own, which the first byte of the next one stops.
         """

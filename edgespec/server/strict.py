@@ -1,4 +1,4 @@
-"""Requests as they may be, and the answers to those that are otherwise: strict JSON, and no traceback."""
+"""Reads strict JSON from requests, and answers every failure in OpenAI's form, without a traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.server.faults import Fault, from_engine, invalid
 
 
 def route_class(log: Callable[[str], None]) -> type[APIRoute]:
-    """Return the class of routes whose failures `log` is told of."""
+    """Return the class of routes that report their failures to `log`."""
 
     class Route(APIRoute):
         """A route whose body is strict JSON, and whose failures are one line on stderr."""
@@ -33,7 +33,7 @@ def route_class(log: Callable[[str], None]) -> type[APIRoute]:
                     return await handle(_StrictRequest(request.scope, request.receive))
                 except (Fault, HTTPException, RequestValidationError):
                     raise
-                except RecursionError:  # of what Python can read, but no more walk through
+                except RecursionError:  # Python could read it, but not walk through it
                     raise Fault(400, "the request is too deeply nested") from None
                 except Exception as error:  # noqa: BLE001 - no traceback leaves the server
                     raise from_engine(error, log) from None
@@ -49,7 +49,7 @@ class _StrictRequest(Request):
 
 
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return what `data` holds. Raises JSONDecodeError for what is no JSON, or cannot be read but in part."""
+    """Return what `data` holds. Raises JSONDecodeError if it is not JSON, or reading would lose a part."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -82,7 +82,7 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def add_fault_handlers(app: FastAPI) -> None:
-    """Have `app` answer everything that goes wrong in OpenAI's shape."""
+    """Have `app` answer everything that goes wrong in OpenAI's form."""
 
     @app.exception_handler(Fault)
     async def fault(_request: Request, error: Fault) -> JSONResponse:

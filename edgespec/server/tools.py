@@ -1,8 +1,8 @@
-"""Calls of functions: conversations with them for a chat template, and the calls in a model's text.
+"""Function calls: how a chat template gets those of a conversation, and how those in an answer are found.
 
 Models write a call as Qwen's and Hermes' templates ask for it: <tool_call>{"name": ..., "arguments": {...}}
-</tool_call>. Small ones often leave the tags out, put a fence around the object or double its outer braces:
-an answer that is nothing else is taken for the call that it is.
+</tool_call>. Small ones often leave out the tags, put a code fence around the object or double its outer
+braces; an answer that consists of such an object alone counts as a call too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _text(content: Content | None) -> str:
 
 
 def _arguments(text: str) -> Any:  # noqa: ANN401 - JSON
-    """Return the object that templates write as JSON; text that is none stays text."""
+    """Return the object that templates write as JSON; text that is not JSON is returned as it is."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
-    """Return `schema` with its references to itself as they are once it stands at `place`."""
+    """Return `schema` with the references to itself changed to where it is inserted, `place`."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, dict):
@@ -100,7 +100,7 @@ def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def in_tags(grammar: str, *, many: bool) -> str:
-    """Return the GBNF of calls in their tags, made of that of one call; `many`: one or more of them."""
+    """Return the grammar of a call in its tags, from that of a bare call; `many`: of one or more."""
     call = re.sub(r"^root ::=", "tagged-call ::=", grammar, count=1, flags=re.MULTILINE)
     one = f'"{OPEN}\\n" tagged-call "{CLOSE}"'
     return f"{call}\nroot ::= {one}" + (f' ("\\n" {one})*' if many else "")

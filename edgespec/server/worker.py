@@ -2,11 +2,11 @@
 
 The event loop hands jobs over and gets lists of tokens back; neither side waits for the other with a lock
 held. Clients take turns: round robin over their names, first come first served within one. One lock guards
-the queue and which job has the engine. A cancellation is sent only to the job that has it; what of one comes
-too late for its job is drained by the engine when the next one starts.
+the queue and which job has the engine. A cancellation is sent only to the job that has the engine; one that
+arrives too late is discarded by the engine when the next job starts.
 
-The tokens of a job that nobody reads wait in its list: a slow reader stalls nobody, and the list is no longer
-than the answer, which n_predict and the context bound.
+Tokens that nobody has read yet wait in a list of their job, so a slow reader stalls nobody. The list is never
+longer than the answer, which n_predict and the context limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Outcome = Literal["finished", "cancelled", "timed out", "failed"]
 
 
 class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """As many wait as may."""
+    """As many requests wait as may wait."""
 
     def __init__(self, n_waiting: int) -> None:
         super().__init__(f"{n_waiting} requests wait already; try again later")
@@ -56,13 +56,13 @@ class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is told of a job when it has ended."""
+    """How a job ended."""
 
     outcome: Outcome
     waited_s: float
     """In the queue."""
     result: Result | None
-    """What was written, also by a job that was ended; None where it never began, or failed."""
+    """What was written, complete or not; None for a job that never began or that failed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,11 +77,11 @@ class _Job:
     """Steps that the event loop has not taken yet."""
     timer: asyncio.TimerHandle | None = None
     cancelled: BaseException | None = None
-    """Why it is to end: set once, by whoever was first."""
+    """Why it must end; set once, by whoever comes first."""
     end: Result | BaseException | None = None
 
     def tell(self, change: Callable[[], object] | None = None) -> None:
-        """Wake the job's reader from any thread, or have its event loop make a `change`."""
+        """Wake the job's reader, or call `change` on its event loop; from any thread."""
         try:
             self.loop.call_soon_threadsafe(change or self.news.set)
         except RuntimeError:  # the loop is closed: nobody reads any more
@@ -94,7 +94,7 @@ class _Job:
             self.tell()
 
     def take(self) -> list[Token]:
-        """Return what was handed over and not taken."""
+        """Return the tokens that were handed over since the last call."""
         return [token for _ in range(len(self.made)) for token in self.made.popleft()]
 
 
@@ -105,8 +105,8 @@ class _Abandoned(Exception):  # noqa: N818 - no error: its reader went away
 class Worker:
     """Runs generations one after another on a thread of its own.
 
-    `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` it is the thread's
-    alone. `on_end` is called on that thread.
+    `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` only that thread
+    uses it. `on_end` is called on that thread.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Worker:
         max_seconds: float = 600.0,
         on_end: Callable[[Ended], None] = lambda _ended: None,
     ) -> None:
-        """Let `max_queue` jobs wait beside the one that runs, and each take `max_seconds` of its turn.
+        """Let `max_queue` jobs wait beside the one that runs.
 
-        A job waits no longer than `max_seconds` either.
+        A job may wait `max_seconds`, and then run for `max_seconds`.
         """
         self._engine = engine
         self._cancellation = cancellation
@@ -150,13 +150,13 @@ class Worker:
         return self._stopping
 
     def start(self) -> None:
-        """Start the thread; from now on the engine is its own."""
+        """Start the thread; from now on only it uses the engine."""
         self._thread.start()
 
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new jobs and those that wait, let the one that runs go on for `grace_s`, end the thread.
 
-        May be called again with less grace while it waits. The engine is the caller's again afterwards.
+        May be called again with less grace while it waits. Afterwards the caller may use the engine again.
         """
         with self._changed:
             self._stopping = True
@@ -177,8 +177,8 @@ class Worker:
     ) -> AsyncGenerator[list[Token] | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
-        Those of a step come together. To close the generator, or
-        to cancel the task that waits for it, ends the generation within one step, or takes it out of the
+        Those of a step come together. Closing the generator, or
+        cancelling the task that waits for it, ends the generation within one step, or takes it out of the
         queue. Raises QueueFull, TimedOut, ShuttingDown, and what the engine raises.
         """
         loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ class Worker:
             self._changed.notify()
 
     def _cancel(self, job: _Job, reason: BaseException) -> None:
-        """End `job` wherever it is; nothing happens where it has ended."""
+        """End `job`, in the queue or under way; do nothing if it has ended."""
         with self._changed:
             if job.end is not None or job.cancelled:
                 return
@@ -257,7 +257,7 @@ class Worker:
             job.tell()
 
     def _take(self) -> _Job | None:
-        """Wait for a job and give it the engine; None when the worker is to end."""
+        """Wait for a job and give it the engine; return None when the worker must end."""
         with self._changed:
             while not self._queues:
                 if self._stopping:
@@ -272,11 +272,11 @@ class Worker:
             return job
 
     def _generate(self, job: _Job) -> Result | BaseException:
-        """Return the Result, whole or not; or what went wrong, which is this job's alone."""
+        """Return the Result, complete or not, or the exception: a failure is this job's alone."""
         stream = None
         try:
             stream = self._engine.stream(job.tokens, job.options)
-            # Its start drains the cancellation: one that came before is known by the flag alone.
+            # Its start discards a pending cancellation; the flag still tells of one that came before.
             step: list[Token] = []
             while not job.cancelled and (token := next(stream, None)):
                 step.append(token)
@@ -284,9 +284,9 @@ class Worker:
                     job.hand_over(step)
                     step = []
             job.hand_over(step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next job is to run
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next job runs
             return error
-        except BaseException:  # noqa: BLE001 - the pass was ended; no other thread's loop is to end with it
+        except BaseException:  # noqa: BLE001 - raised to end the pass; it must not end this thread
             if stream is None or not job.cancelled:
                 return EdgespecError("the generation was interrupted")
         finally:
@@ -296,7 +296,7 @@ class Worker:
         return stream.result
 
     def _count(self, outcome: Outcome, waited_s: float, end: Result | BaseException | None = None) -> None:
-        with contextlib.suppress(Exception):  # who counts jobs must not end them
+        with contextlib.suppress(Exception):  # an error in counting jobs must not end one
             self.on_end(Ended(outcome, waited_s, end if isinstance(end, Result) else None))
 
 

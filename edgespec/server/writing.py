@@ -35,12 +35,12 @@ from edgespec.server.answers import (
 from edgespec.server.tools import Called, CallReader, Said
 
 LEAST = -9999.0
-"""What OpenAI's API writes for the logarithm of nothing, which JSON cannot."""
+"""What OpenAI's API writes for the logarithm of 0, which JSON has no number for."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What every answer and chunk of a request begins with."""
+    """The fields that every answer and chunk of a request has."""
 
     id: str
     created: int
@@ -54,10 +54,10 @@ class Head:
 
 
 class Written:
-    """Text as it comes, with the origin of each character and the tokens that it consists of."""
+    """The text written so far, the origin of each character, and the tokens that it consists of."""
 
     def __init__(self, model: Model, *, keeps_tokens: bool) -> None:
-        """Begin an empty text of `model`; with `keeps_tokens` its tokens are for `take`."""
+        """Begin with no text; with `keeps_tokens`, keep the tokens of `model` for `take`."""
         self.model = model
         self.text = ""
         self.keeps_tokens = keeps_tokens
@@ -81,8 +81,9 @@ class Written:
     def take(self) -> list[Token]:
         """Return the tokens that the text consists of and that were not taken before.
 
-        A token waits while its text is held back, and is never given where that turns out to be a stop
-        string's. Once a character was replaced that is no Unicode, all that have come are given at once.
+        A token waits while its text is held back, and is never returned if that text turns out to be part of
+        a stop string. Once a character that is not valid Unicode was replaced, positions no longer match, and
+        all tokens that have come are returned.
         """
         n_shown = self._n_bytes if "\ufffd" in self.text else len(self.text.encode())
         taken = [token for start, token in self._waiting if start < n_shown]
@@ -127,7 +128,7 @@ class ChatWriting:
             yield from self._write(self._reader.feed(text) if self._reader else [said])
 
     def finish(self, result: Result) -> Iterator[ChatChunk]:
-        """Yield the last chunks, but for the usage's."""
+        """Yield the last chunks, except that of the usage."""
         if self._reader:
             yield from self._write(self._reader.finish())
         yield self._chunk(Delta(), self._finish_reason(result))
@@ -209,7 +210,7 @@ class TextWriting:
             yield chunk
 
     def finish(self, result: Result) -> Iterator[TextCompletion]:
-        """Yield the last chunks, but for the usage's."""
+        """Yield the last chunks, except that of the usage."""
         yield self._chunk("", finish_reason(result))
 
     def usage(self, result: Result) -> TextCompletion:
@@ -266,7 +267,7 @@ def _top(model: Model, token: int, logprob: float) -> TopLogprob:
 
 
 def _name(piece: bytes) -> str:
-    """Return the text of a token; of part of a character its bytes, so that two of them stay two."""
+    """Return the text of a token, or its bytes if it is part of a character: each has a name of its own."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -546,7 +546,7 @@ def test_a_folder_that_is_read_only(bench, tmp_path, option):
 
 def test_drafts_that_are_not_known(bench, tiny_path):
     for ways in ("model", "auto,staged-3"):
-        refused(bench("--ways", ways, models=["-t", str(tiny_path)]), "no draft is known for", "--draft")
+        refused(bench("--ways", ways, models=["-t", str(tiny_path)]), "no draft is known for", "name a draft")
 
 
 def test_models_that_do_not_fit(bench, tiny_path, tmp_path):

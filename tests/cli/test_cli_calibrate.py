@@ -77,7 +77,8 @@ def test_calibrating_lets_a_cascade_run(edgespec, suite, tmp_path):
         assert (result["mode"], result["exact"], result["seed"]) == ("cascade", False, 1)
         assert 0.0 <= result["target_share"] <= 1.0
         assert f"{kept[f'{signal} 16']['point']['threshold']:g}" in result["note"]
-    failed(edgespec("run", "abc", "--mode", "cascade", "--span", "rest"), 2, "edgespec calibrate --span rest")
+    without = edgespec("run", "abc", "--mode", "cascade", "--span", "rest")
+    failed(without, 2, "the span rest", "run `edgespec calibrate`")
 
     again = edgespec("calibrate", *quick, "--span", "rest", "--json")
     printed = json.loads(again.stdout)

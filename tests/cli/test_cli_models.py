@@ -15,9 +15,9 @@ from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import QUANT_TYPES
-from edgespec.models import pull
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry, user_models_file
+from edgespec.models.resolve import resolve
 from hub_server import FakeServer
 from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
@@ -143,7 +143,7 @@ def test_add_and_remove_a_file_of_ones_own(server, tmp_path):
     path = write_tiny_gguf(tmp_path / "own.gguf")
     assert ok(models_app, "add", str(path)) == "own\n"
     assert load_registry().get("own").path == path
-    assert pull.resolve("own") == path
+    assert resolve("own") == path
     assert "present, yours" in ok(models_app, "list")
     assert ok(models_app, "verify", "own") == "own: ok\n"
     assert "exists already" in str(error(models_app, "add", str(path)))
@@ -201,13 +201,13 @@ def test_derived_with_the_real_quantizer(server, tmp_path):
     with user_models_file().open("a") as file:
         file.write('[models.d]\nderived = { from = "u", type = "q4_0", pure = true }\n')
     told = []
-    path = pull.resolve("d", on_progress=told.append)
+    path = resolve("d", on_progress=told.append)
     assert path == tmp_path / "models" / "d.gguf"
     made = [(step.done, step.total) for step in told if step.phase == "quantize"]
     n_tensors = len(gguf.GGUFReader(path).tensors)
     assert made == [(0, None), *((done, n_tensors) for done in range(1, n_tensors + 1))]
     assert {t.tensor_type.name for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1} == {"Q4_0"}
-    assert pull.resolve("d", pull_missing=False) == path
+    assert resolve("d", pull_missing=False) == path
 
 
 def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.generate import DraftPrefill, Generation, Prefill
+from edgespec.decoding.generate import Generation
 from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
@@ -27,10 +28,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Constraint
 from edgespec.llama.session import Session
 from edgespec.records import Step
-from edgespec.sampling import Coins
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import ToySession
+from toy_tasks import task_of
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -71,9 +72,7 @@ def chain_of(
 
 def tokens_of(target, draft, params, *, seed=1, n_predict=40, rule="block", prompt=PROMPT, **drafting):
     drafter = chain_of(draft, **drafting) if draft else None
-    run = Generation(
-        target, drafter, prompt, params=params, coins=Coins(seed), rule=rule, n_predict=n_predict
-    )
+    run = Generation(target, drafter, prompt, task_of(params, seed, rule=rule, n_predict=n_predict))
     events = list(run.events())
     return run.tokens[len(prompt) :], [e for e in events if not isinstance(e, Prefill | DraftPrefill)]
 
@@ -135,7 +134,7 @@ def test_emitted_tokens_follow_the_targets_distribution(sessions, rule):
     counts = np.zeros_like(want)
     n_accepted = 0
     for seed in range(n):
-        run = Generation(target, drafter, PROMPT, params=params, coins=Coins(seed), rule=rule, n_predict=4)
+        run = Generation(target, drafter, PROMPT, task_of(params, seed, rule=rule, n_predict=4))
         for event in run.events():
             n_accepted += getattr(event, "n_accepted", 0)
         counts[run.tokens[len(PROMPT) + 1]] += 1
@@ -217,7 +216,7 @@ def test_the_contexts_end(tiny_target, tiny_draft, gamma):
     ):
         for seed in range(25):
             drafter = chain_of(draft, gamma=gamma) if gamma else None
-            run = Generation(target, drafter, PROMPT, params=WARM, coins=Coins(seed))
+            run = Generation(target, drafter, PROMPT, task_of(WARM, seed))
             list(run.events())
             assert len(run.tokens) == 32
             assert run.stop_reason == "context"
@@ -256,7 +255,7 @@ def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, mon
     monkeypatch.setattr(type(target.model), "is_eog", lambda self, token: token == end)
     with Session(target.model, n_ctx=256, n_threads=1) as same:
         drafter = chain_of(same, gamma=6, is_eog=lambda token: token == end)
-        run = Generation(target, drafter, PROMPT, params=GREEDY, coins=Coins(1), n_predict=30)
+        run = Generation(target, drafter, PROMPT, task_of(GREEDY, 1, n_predict=30))
         steps = [e for e in run.events() if not isinstance(e, Prefill | DraftPrefill)]
     assert run.tokens[len(PROMPT) :] == plain[: cut + 1]
     assert run.stop_reason == "eog"
@@ -266,7 +265,7 @@ def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, mon
 
 def test_leaving_the_loop_early_leaves_clean_caches(sessions):
     target, draft = sessions
-    run = Generation(target, chain_of(draft), PROMPT, params=WARM, coins=Coins(1), n_predict=50)
+    run = Generation(target, chain_of(draft), PROMPT, task_of(WARM, 1, n_predict=50))
     events = run.events()
     for _ in range(5):
         next(events)
@@ -277,7 +276,7 @@ def test_leaving_the_loop_early_leaves_clean_caches(sessions):
 
 def test_an_interrupted_pass_leaves_the_tokens_so_far(sessions, monkeypatch):
     target, draft = sessions
-    run = Generation(target, chain_of(draft), PROMPT, params=WARM, coins=Coins(1), n_predict=50)
+    run = Generation(target, chain_of(draft), PROMPT, task_of(WARM, 1, n_predict=50))
     events = run.events()
     for _ in range(4):
         next(events)
@@ -406,7 +405,7 @@ def test_bad_values_are_refused(engine, arguments, error, message):
 
 def test_forbidding_every_token_is_one_line(engine):
     nothing = SamplingParams(logit_bias=dict.fromkeys(range(engine.target.n_vocab), -np.inf))
-    with pytest.raises(EdgespecError, match="--logit-bias forbids every token"):
+    with pytest.raises(EdgespecError, match="logit bias forbids every token"):
         engine.generate("abc", params=nothing)
     assert engine.generate("abc", params=GREEDY, n_predict=3).text  # the engine is still good
 
@@ -461,10 +460,8 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
     drafter = TreeDrafter(
         scheduler, suffix=None, model=model, is_eog=lambda _: False, clocks=curves, constraint=constraint
     )
-    run = Generation(
-        target, drafter, PROMPT, params=GREEDY, coins=Coins(1), rule="match", n_predict=60, n_logprobs=2,
-        constraint=constraint,
-    )  # fmt: skip
+    task = task_of(GREEDY, rule="match", n_predict=60, n_logprobs=2, constraint=constraint)
+    run = Generation(target, drafter, PROMPT, task)
     steps = [event for event in run.events() if isinstance(event, Step)]
     assert len(spent) == 60  # a token each
     assert sum(step.n_accepted for step in steps) > 30
@@ -693,15 +690,8 @@ def counting(engine):
 
 def marks_of(target, draft, **options):
     marks = []
-    run = Generation(
-        target,
-        chain_of(draft, gamma=2) if draft else None,
-        PROMPT,
-        params=GREEDY,
-        coins=Coins(1),
-        n_predict=12,
-        **options,
-    )
+    drafter = chain_of(draft, gamma=2) if draft else None
+    run = Generation(target, drafter, PROMPT, task_of(GREEDY, n_predict=12, **options))
     run.mark = marks.append
     steps = [event for event in run.events() if not isinstance(event, Prefill | DraftPrefill)]
     return marks, steps

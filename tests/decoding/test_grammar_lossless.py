@@ -22,11 +22,12 @@ from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.grammar.grammar import Constraint
-from edgespec.sampling import Coins, SamplingParams
+from edgespec.sampling import SamplingParams
 from reference import filtered_probs
 from toy_models import chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves
 from toy_sessions import ToySession
+from toy_tasks import task_of
 
 PIECES = ("a", "b", "c", "ab", "bc")
 END = len(PIECES)
@@ -145,11 +146,7 @@ class Runs:
             ToySession(toy_logits(2), V, is_eog=lambda t: t == END, clock=self.clock, cost=lambda n: 0.05),
             drafter,
             PROMPT,
-            params=self.params,
-            coins=Coins(seed),
-            rule=self.rule,
-            n_predict=n_predict,
-            constraint=constraint,
+            task_of(self.params, seed, rule=self.rule, n_predict=n_predict, constraint=constraint),
         )
         list(generation.events())
         if drafter:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.tree import Node, balance, cut, dump, fold, is_chain, lower, merge, order, prune
+from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
+from edgespec.decoding.tree import Node, dump, is_chain, lower
 
 CHANCES = [0.0, 0.125, 0.25, 0.5, 0.75, 1.0]  # products are exact, and equal ones occur
 

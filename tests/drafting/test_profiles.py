@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
 from edgespec.drafting.profile import Key, Profile, as_json, as_text, from_json
-from edgespec.drafting.profile_store import RunLearnt, load, merge_learnt, update
+from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt, update
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.platform.cpu import read_cpu
 
@@ -251,7 +251,7 @@ def test_a_newer_edgespec_s_file_is_left_alone(directory, lines):
     file.write_text(text)
     assert load(KEY, on_message=lines.append) is None
     assert save(FULL, on_message=lines.append) is None
-    assert merge_learnt(KEY, RunLearnt(target=curve(), target_passes=9), on_message=lines.append) is None
+    assert merge_learnt(KEY, target=TimedCurve(curve(), 9), on_message=lines.append) is None
     assert len(lines) == 3
     for line in lines:
         assert "later edgespec (format 2)" in line
@@ -264,7 +264,7 @@ def test_updating_sets_aside_too(directory, lines):
     directory.mkdir(parents=True)
     (directory / KEY.file_name).write_text("{")
     assert merge_learnt(
-        KEY, RunLearnt(target=curve(), target_passes=9, draft=curve()), on_message=lines.append
+        KEY, target=TimedCurve(curve(), 9), draft=TimedCurve(curve(), 0), on_message=lines.append
     )
     assert len(lines) == 1
     assert_like(load(KEY), Profile(KEY, curve(), curve(), runs=1))
@@ -297,7 +297,7 @@ def test_nowhere_to_write(tmp_path, monkeypatch, lines):
         monkeypatch.setenv("XDG_CACHE_HOME", str(root))
         assert load(KEY, on_message=lines.append) is None
         assert save(FULL, on_message=lines.append) is None
-        assert merge_learnt(KEY, RunLearnt(target=curve(), target_passes=1, draft=curve())) is None
+        assert merge_learnt(KEY, target=TimedCurve(curve(), 1), draft=TimedCurve(curve(), 0)) is None
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-this-name/x")
     assert load(KEY, on_message=lines.append) is None
     assert save(FULL, on_message=lines.append) is None
@@ -343,14 +343,10 @@ def test_the_first_run_is_taken_as_it_is():
     learnt = {"next": [1, 2]}
     merge_learnt(
         KEY,
-        RunLearnt(
-            target=curve(0.02),
-            target_passes=3,
-            draft=curve(0.004),
-            draft_passes=3,
-            acceptance=learnt,
-            answers=[228],
-        ),
+        target=TimedCurve(curve(0.02), 3),
+        draft=TimedCurve(curve(0.004), 3),
+        acceptance=learnt,
+        answers=[228],
     )
     wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learnt, answer_tokens=138.0, runs=1)
     assert_like(load(KEY), wanted)
@@ -359,7 +355,7 @@ def test_the_first_run_is_taken_as_it_is():
 @pytest.mark.parametrize(("passes", "weight"), [(0, 0.0), (20, 0.05), (200, 0.5), (10**9, 0.5)])
 def test_a_run_moves_a_curve_half_the_way_at_most(passes, weight):
     save(FULL)
-    merge_learnt(KEY, RunLearnt(target=curve(0.17), target_passes=passes))
+    merge_learnt(KEY, target=TimedCurve(curve(0.17), passes))
     found = load(KEY)
     moved = dataclasses.replace(FULL, target=curve(0.017 * 10**weight), runs=4)
     assert_like(found, moved)
@@ -367,13 +363,13 @@ def test_a_run_moves_a_curve_half_the_way_at_most(passes, weight):
 
 def test_a_run_leaves_what_it_does_not_know():
     save(FULL)
-    merge_learnt(KEY, RunLearnt(target=FULL.target, target_passes=0))
+    merge_learnt(KEY, target=TimedCurve(FULL.target, 0))
     assert_like(load(KEY), dataclasses.replace(FULL, runs=4))
 
 
 def test_answers_move_the_mean():
     for length in (0, 1000, 1000, 1000):
-        merge_learnt(ALONE, RunLearnt(target=curve(), target_passes=1, answers=[length]))
+        merge_learnt(ALONE, target=TimedCurve(curve(), 1), answers=[length])
     mean = 128.0
     for length in (1, 1000, 1000, 1000):
         mean += 0.1 * (length - mean)
@@ -394,12 +390,11 @@ import sys
 from pathlib import Path
 from edgespec.drafting.costs import Curve, N_MAX
 from edgespec.drafting.profile import Key
-from edgespec.drafting.profile_store import RunLearnt, merge_learnt
+from edgespec.drafting.profile_store import TimedCurve, merge_learnt
 key = Key("A CPU", "b1", "avx2", 4, "a" * 64, None, "big-q4", None)
 flat = Curve(((1.0,) * N_MAX,) * 2, 1.0)
 for i in range(40):
-    run = RunLearnt(target=flat, target_passes=1, acceptance={"by": sys.argv[1]})
-    assert merge_learnt(key, run, on_message=print)
+    assert merge_learnt(key, target=TimedCurve(flat, 1), acceptance={"by": sys.argv[1]}, on_message=print)
 """
 
 

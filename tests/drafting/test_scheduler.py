@@ -24,8 +24,9 @@ from edgespec.drafting.scheduler import Policy, RunModel, Scheduler, TakeSuffix
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.options import MAX_GAMMA
-from edgespec.sampling import Coins, SamplingParams
+from edgespec.sampling import SamplingParams
 from toy_sessions import ToySession
+from toy_tasks import task_of
 
 V = 512
 GREEDY = SamplingParams(temperature=0.0)
@@ -101,7 +102,7 @@ class World:
 
     def run(self, n_predict):
         run = Generation(
-            self.session, self.drafter, [1], params=GREEDY, coins=Coins(1), rule="match", n_predict=n_predict
+            self.session, self.drafter, [1], task_of(GREEDY, 1, rule="match", n_predict=n_predict)
         )
         for _ in run.events():
             pass
@@ -200,7 +201,7 @@ class LongPrompt(World):
     def seconds(self, n_tokens):
         """When each of the answer's first tokens was there."""
         began, seconds = self.clock.now, []
-        run = Generation(self.session, self.drafter, self.prompt, params=GREEDY, coins=Coins(1), rule="match")
+        run = Generation(self.session, self.drafter, self.prompt, task_of(GREEDY, 1, rule="match"))
         for _ in run.events():
             n = len(run.tokens) - len(self.prompt)
             seconds += [self.clock.now - began] * (n - len(seconds))

@@ -20,10 +20,11 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, RunModel, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.sampling import Coins, SamplingParams
+from edgespec.sampling import SamplingParams
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves
 from toy_sessions import ToySession
+from toy_tasks import task_of
 
 LENGTH = 5
 PROMPT = (0, 1, 2, 0, 1)
@@ -114,9 +115,7 @@ def counts_of(
     totals = {}
     for seed in range(n_runs):
         drafter = kind(chosen, suffix=suffix, model=model, is_eog=lambda token: False, clocks=clocks)
-        run = Generation(
-            target_session, drafter, prompt, params=params, coins=Coins(seed), rule=rule, n_predict=LENGTH
-        )
+        run = Generation(target_session, drafter, prompt, task_of(params, seed, rule=rule, n_predict=LENGTH))
         for _ in run.events():
             pass
         counts[tuple(run.tokens[len(prompt) :])] += 1
@@ -204,7 +203,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
             model = DraftModel(ToySession(cache(draft.logits), V), n_vocab=V)
             drafter = TreeDrafter(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
         session = ToySession(cache(target.logits), V, is_eog=lambda t: t == 2)
-        run = Generation(session, drafter, (0, 1), params=WARM, coins=Coins(seed), rule="match", n_predict=30)
+        run = Generation(session, drafter, (0, 1), task_of(WARM, seed, rule="match", n_predict=30))
         list(run.events())
         return run.tokens, run.stop_reason
 
@@ -235,9 +234,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
         clocks=clocks,
     )
     prompt = period * 3
-    run = Generation(
-        ToySession(logits, 8), drafter, prompt, params=WARM, coins=Coins(1), rule="match", n_predict=64
-    )
+    run = Generation(ToySession(logits, 8), drafter, prompt, task_of(WARM, 1, rule="match", n_predict=64))
     list(run.events())
     drafted, accepted = drafter.sources()["model"]
     assert accepted > 40
@@ -266,9 +263,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
             is_eog=lambda t: t == end,
         )
         for seed in range(40):
-            run = Generation(
-                session, drafter, (0, 1), params=WARM, coins=Coins(seed), rule="block", n_predict=24
-            )
+            run = Generation(session, drafter, (0, 1), task_of(WARM, seed, rule="block", n_predict=24))
             list(run.events())
             assert end not in run.tokens[2:-1]
     assert any(node.token == end for tree in drafts for node in tree)
@@ -298,7 +293,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
         )
         session = ToySession(logits, 6, is_eog=lambda t: t == 3)
         params = SamplingParams(temperature=0.0)
-        run = Generation(session, drafter, (5,), params=params, coins=Coins(1), rule="match")
+        run = Generation(session, drafter, (5,), task_of(params, 1, rule="match"))
         list(run.events())
         assert run.tokens == [5, 1, 2, 3]
         assert run.stop_reason == "eog"

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.generate import Prefill
+from edgespec.decoding.loop import Prefill
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
-from edgespec.lossy.cascade import Alone, Cascade, Confidence, Ongoing, signal_of
+from edgespec.lossy.cascade import Alone, Cascade, Confidence, SmallModel, signal_of
 from edgespec.options import Waking
 from edgespec.records import Step
 from edgespec.sampling import Coins
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import ToySession
+from toy_tasks import task_of
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -108,12 +109,15 @@ def cascade_of(
     little = ToySession(small or small_row(dict(margins)), N_VOCAB, n_ctx=small_ctx)
     run = Cascade(
         big,
-        Ongoing(little, n_vocab=N_VOCAB),
+        SmallModel(little, n_vocab=N_VOCAB),
         prompt,
-        params=params,
-        coins=Coins(seed),
-        waking=Waking("margin", threshold, window, span),
-        n_predict=options.pop("n_predict", 10),
+        task_of(
+            params,
+            seed,
+            rule="match",
+            cascade=Waking("margin", threshold, window, span),
+            n_predict=options.pop("n_predict", 10),
+        ),
         **options,
     )
     return run, big, little
@@ -413,7 +417,7 @@ def test_a_cascade_needs_what_it_needs(engine, small_alone, tmp_path):
         small_alone.generate("abc", cascade=NEVER)
     with pytest.raises(UsageError, match="run `edgespec calibrate`"):
         engine.generate("abc", cascade=Waking())
-    with pytest.raises(UsageError, match=r"edgespec calibrate --span rest"):
+    with pytest.raises(UsageError, match=r"span rest; run `edgespec calibrate`"):
         engine.generate("abc", cascade=Waking(span="rest"))
 
 

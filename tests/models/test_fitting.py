@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models import registry as models
+from edgespec.models.entries import Derivation, Entry, PairNames, Registry, Shape
 from edgespec.models.fitting import Fit, best_pair, expected_bytes, fitting_pairs
 from edgespec.models.footprint import PROCESS_BYTES, loaded_bytes, required_bytes
-from edgespec.models.registry import Entry, Pair, Registry, Shape, load_registry
+from edgespec.models.registry import load_registry
 from edgespec.models.store import Stamp, Store
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
 
@@ -24,7 +24,7 @@ def entry(name: str, size: int | None, shape: Shape | None = SHAPE, **more: obje
 
 def registry(pairs: dict[str, tuple[str, str]], *entries: Entry) -> Registry:
     return Registry(
-        {entry.name: entry for entry in entries}, {name: Pair(*pair) for name, pair in pairs.items()}
+        {entry.name: entry for entry in entries}, {name: PairNames(*pair) for name, pair in pairs.items()}
     )
 
 
@@ -91,10 +91,10 @@ def test_what_is_not_known(tmp_path, nothing_here):
 
 def test_a_derived_model_is_about_as_large_as_its_bits_say(nothing_here):
     base = entry("base", 8_600_000)
-    derived = Entry("derived", derived=models.Derivation("base", "q4_0", pure=True))
+    derived = Entry("derived", derived=Derivation("base", "q4_0", pure=True))
     found = registry({}, base, derived)
     assert expected_bytes(derived, found, nothing_here) == loaded_bytes(4_600_000, SHAPE, 2048)
-    strange = Entry("strange", derived=models.Derivation("base", "q9_9"))
+    strange = Entry("strange", derived=Derivation("base", "q9_9"))
     assert expected_bytes(strange, registry({}, base, strange), nothing_here) is None
 
 

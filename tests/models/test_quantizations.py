@@ -6,6 +6,7 @@ import gguf
 import pytest
 
 from edgespec.errors import UsageError
+from edgespec.models.entries import Entry
 from edgespec.models.pull import hash_file
 from edgespec.models.quantizations import (
     ModelFile,
@@ -15,7 +16,7 @@ from edgespec.models.quantizations import (
     quantization_in,
     variants,
 )
-from edgespec.models.registry import Entry, load_registry, user_models_file
+from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.store import Stamp, Store
 from tiny_gguf import write_tiny_gguf
 

@@ -4,7 +4,9 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
-from edgespec.models.registry import Entry, HubSource, Shape, WheelsSource, entry_for_hf, load_registry
+from edgespec.models.entries import Derivation, Entry, HubSource, Shape, WheelsSource
+from edgespec.models.models_toml import SHIPPED_FILE
+from edgespec.models.registry import entry_for_hf, load_registry
 from edgespec.models.store import Stamp, Store
 
 
@@ -30,7 +32,7 @@ def test_shipped_names_and_default_pair(user_toml):
     default = registry.pairs["default"]
     assert (default.target, default.draft) == ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
     draft = registry.get(default.draft)
-    assert draft.derived == models.Derivation("qwen2.5-coder-0.5b-q4_k_m", "q4_0", pure=True)
+    assert draft.derived == Derivation("qwen2.5-coder-0.5b-q4_k_m", "q4_0", pure=True)
     hub, wheels = registry.get(default.target).sources
     assert isinstance(hub, HubSource)
     assert len(hub.revision) == 40
@@ -69,10 +71,10 @@ def test_pairs_for_boards(user_toml):
 
 
 def test_top_level_file_is_the_packaged_one():
-    top = models.SHIPPED_FILE.parents[2] / "models.toml"
+    top = SHIPPED_FILE.parents[2] / "models.toml"
     if not top.exists():
         pytest.skip("not run from a source tree")
-    assert top.samefile(models.SHIPPED_FILE)
+    assert top.samefile(SHIPPED_FILE)
 
 
 def test_user_file_extends_and_overrides(user_toml):

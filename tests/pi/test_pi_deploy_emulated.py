@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from edgespec.models.store import Store
 from edgespec.platform.boards import BOARDS
 from pi import console, emulator

@@ -14,8 +14,9 @@ import pytest
 from edgespec.llama import weights
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
+from edgespec.models.entries import Shape
 from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of
-from edgespec.models.registry import Shape, load_registry
+from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
 from edgespec.platform.memory import MappedPages, peak_rss_bytes, total_bytes
 

@@ -27,7 +27,11 @@ from edgespec.server.schema import ChatRequest
             "response_format: nothing matches",
             "response_format",
         ),
-        (UsageError("--logit-bias 9=1: no such token"), "logit_bias 9=1: no such token", "logit_bias"),
+        (
+            UsageError("no such token", field="logit_bias", value="9=1"),
+            "logit_bias 9=1: no such token",
+            "logit_bias",
+        ),
     ],
 )
 def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
@@ -42,6 +46,7 @@ def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
     [
         UsageError("must be 1 or more", field="n_ctx", value=0),
         EdgespecError("/home/me/model.gguf: damaged"),
+        UsageError("--logit-bias 9=1: no field is named"),
         ValueError("of us"),
     ],
 )

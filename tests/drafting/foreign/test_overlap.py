@@ -21,7 +21,7 @@ from edgespec.drafting.foreign.overlap import (
 from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from tiny_gguf import BOS, N_WORDS, write_tiny_gguf
 
 PLAIN = Overlap(

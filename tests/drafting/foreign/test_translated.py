@@ -21,13 +21,13 @@ from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import EdgespecError
-from edgespec.models.pull import resolve
-from edgespec.sampling import Coins
+from edgespec.models.resolve import resolve
 from reference import filtered_probs
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from toy_models import chi_square_p_value
 from toy_schedulers import RandomScheduler, curves
 from toy_sessions import ToySession
+from toy_tasks import task_of
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -106,7 +106,7 @@ def counts_of(clock, logits, model, rule, policy, n_runs):
     counts = np.zeros((TARGET.n_vocab,) * LENGTH)
     drafted = accepted = 0
     for seed in range(n_runs):
-        run = Generation(target, drafter, PROMPT, params=WARM, coins=Coins(seed), rule=rule, n_predict=LENGTH)
+        run = Generation(target, drafter, PROMPT, task_of(WARM, seed, rule=rule, n_predict=LENGTH))
         list(run.events())
         said = run.tokens[len(PROMPT) :]
         counts[(*said, *[END] * (LENGTH - len(said)))] += 1
@@ -150,9 +150,7 @@ def test_with_the_match_rule_the_text_is_plain_decodings(clock, level, policy, p
             None,
             drafter_of(draft_of(cache(speaks(DRAFT, logits)), level=level), POLICIES[policy]),
         ):
-            run = Generation(
-                target, drafter, PROMPT, params=params, coins=Coins(seed), rule="match", n_predict=30
-            )
+            run = Generation(target, drafter, PROMPT, task_of(params, seed, rule="match", n_predict=30))
             list(run.events())
             texts.append((run.tokens, run.stop_reason))
         assert texts[0] == texts[1]

@@ -8,7 +8,7 @@ import pytest
 from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, map_vocabularies
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
-from edgespec.models.pull import resolve
+from edgespec.models.resolve import resolve
 from tiny_gguf import BOS, EOS, IM_END, IM_START, N_WORDS, write_tiny_gguf
 from toy_vocabularies import ToyVocabulary
 

@@ -1,0 +1,130 @@
+"""What a loop is: it is given a task, and its events tell what it wrote and how long that took.
+
+There are two: `Generation` (generate.py) is exact, `Cascade` (lossy/cascade.py) is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.choices import Rule
+from edgespec.energy import Phase
+from edgespec.grammar.grammar import Constraint
+from edgespec.options import Options
+from edgespec.records import Logprobs, Origin, StopReason, Tally
+from edgespec.sampling import Coins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a loop writes: the options, and what was decided where they leave it open."""
+
+    options: Options
+    rule: Rule
+    coins: Coins
+    constraint: Constraint | None = None
+    """Of the options' grammar, for this text alone; the loop closes it at the end."""
+
+
+class Event(Protocol):
+    """Something that a loop has done."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens that were emitted."""
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where each of `tokens` comes from."""
+
+    @property
+    def logprobs(self) -> tuple[Logprobs, ...]:
+        """What the target says of each of `tokens`; none if that was not asked for."""
+
+    def add_to(self, tally: Tally) -> None:
+        """Add what it counts, and the seconds that it took, to the totals of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The target read the prompt, or in a cascade what it had not read, and sampled a token."""
+
+    token: int
+    seconds: float
+    logprobs: tuple[Logprobs, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token."""
+        return (self.token,)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The target."""
+        return ("target",)
+
+    def add_to(self, tally: Tally) -> None:
+        """Add the time of reading."""
+        tally.prefill_s += self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPrefill:
+    """The drafter, or a cascade's small model, read the prompt."""
+
+    seconds: float
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """None."""
+        return ()
+
+    @property
+    def logprobs(self) -> tuple[Logprobs, ...]:
+        """None."""
+        return ()
+
+    def add_to(self, tally: Tally) -> None:
+        """Add the time of reading."""
+        tally.draft_prefill_s += self.seconds
+
+
+class Loop(Protocol):
+    """Writes one text."""
+
+    mark: Callable[[Phase], None]
+    """Told at the end of each phase which one it was; may be replaced before the first event."""
+    stop_reason: StopReason
+    """"interrupted" until the end is known."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was emitted."""
+
+    @property
+    def n_known(self) -> int:
+        """Tokens at the start of the prompt that the target's cache held already."""
+
+    @property
+    def n_read(self) -> int:
+        """Tokens that the target read in its prefills."""
+
+    def events(self) -> Generator[Event]:
+        """Write. After the last event, and when closed early, the caches hold a beginning of `tokens`."""
+
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Return the tokens drafted and accepted of each source of drafts."""
+
+    def note(self) -> str:
+        """Say in one sentence what was drafted or left to the small model, and why."""
+
+
+def unmarked(_phase: Phase) -> None:
+    """Do nothing at the end of a phase: nobody counts what it took."""

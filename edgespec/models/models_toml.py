@@ -1,0 +1,217 @@
+"""Reading models.toml, the shipped one and the user's: each complaint names its place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgespec.errors import EdgespecError
+from edgespec.models.entries import (
+    Derivation,
+    Entry,
+    HubSource,
+    PairNames,
+    Registry,
+    Shape,
+    WheelsSource,
+    nearest,
+)
+from edgespec.platform.files import expand_user
+
+SHIPPED_FILE = Path(__file__).with_name("models.toml")
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")  # it becomes a file name
+REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Anchored so that nothing in a models.toml can become an option of pip.
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._!+-]*")
+
+_T = TypeVar("_T")
+
+
+class _TomlTable:
+    """One TOML table, taken field by field; each complaint names the file, the table and the field."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise EdgespecError(f"{where}: expected a table, got {value!r}")
+        self._fields: dict[str, Any] = dict(value)
+        self._known: list[str] = []
+        self._where = where
+
+    def error(self, field: str, problem: str) -> EdgespecError:
+        return EdgespecError(f"{self._where}.{field}: {problem}")
+
+    def has(self, field: str) -> bool:
+        self._known.append(field)
+        return field in self._fields
+
+    def take(self, field: str, kind: type[_T], default: _T | None = None) -> _T:
+        """Remove and return a field; it is required when there is no default."""
+        self._known.append(field)
+        value = self._fields.pop(field, default)
+        if value is None:
+            raise self.error(field, "missing")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            kinds = {
+                str: "text",
+                int: "a whole number",
+                bool: "true or false",
+                list: "a list",
+                dict: "a table",
+            }
+            raise self.error(field, f"expected {kinds[kind]}, got {value!r}")
+        return value
+
+    def text(self, field: str, pattern: re.Pattern[str], expected: str) -> str:
+        value = self.take(field, str)
+        if not pattern.fullmatch(value):
+            raise self.error(field, f"expected {expected}, got {value!r}")
+        return value
+
+    def positive(self, field: str) -> int:
+        value = self.take(field, int)
+        if value <= 0:
+            raise self.error(field, f"expected more than 0, got {value}")
+        return value
+
+    def close(self) -> None:
+        """Refuse fields nobody took: a misspelt one must not be passed over."""
+        for field in self._fields:
+            raise self.error(field, f"no such field{nearest(field, self._known)}")
+
+
+def _hub_source(table: _TomlTable) -> HubSource:
+    file = table.take("file", str)
+    if not file or file.startswith("/") or ".." in file.split("/"):
+        raise table.error("file", f"expected a path inside the repository, got {file!r}")
+    revision = (
+        table.text("revision", REVISION, "a commit, tag or branch") if table.has("revision") else "main"
+    )
+    return HubSource(table.text("repo", REPO, "OWNER/NAME"), file, revision)
+
+
+def _wheels_source(table: _TomlTable) -> WheelsSource:
+    if table.has("prefix"):
+        prefix, version = table.take("prefix", str), table.take("version", str)
+        packages = [f"{prefix}{number}=={version}" for number in range(1, table.positive("parts") + 1)]
+        field = "prefix"
+    else:
+        packages, field = table.take("packages", list), "packages"
+    for package in packages:
+        if not isinstance(package, str) or not _REQUIREMENT.fullmatch(package):
+            raise table.error(field, f"expected NAME==VERSION, got {package!r}")
+    if not packages:
+        raise table.error(field, "expected at least one NAME==VERSION")
+    return WheelsSource(tuple(packages), table.take("member", str))
+
+
+def _source(value: object, where: str) -> HubSource | WheelsSource:
+    table = _TomlTable(value, where)
+    kind = table.text("kind", re.compile("hub|wheels"), '"hub" or "wheels"')
+    source = _hub_source(table) if kind == "hub" else _wheels_source(table)
+    table.close()
+    return source
+
+
+def _derivation(value: object, where: str) -> Derivation:
+    table = _TomlTable(value, where)
+    base = table.text("from", NAME, "the name of a model")
+    derivation = Derivation(base, table.take("type", str), table.take("pure", bool, False))
+    table.close()
+    return derivation
+
+
+def _shape(value: object, where: str) -> Shape:
+    table = _TomlTable(value, where)
+    shape = Shape(**{field.name: table.positive(field.name) for field in fields(Shape)})
+    table.close()
+    return shape
+
+
+def _path(table: _TomlTable) -> Path:
+    path = expand_user(table.take("path", str))
+    if not path.is_absolute():
+        raise table.error("path", f"expected an absolute path, got {str(path)!r}")
+    return path
+
+
+def _entry(name: str, value: object, where: str) -> Entry:
+    table = _TomlTable(value, where)
+    origins = [field for field in ("sources", "derived", "path") if table.has(field)]
+    if len(origins) != 1:
+        given = " and ".join(origins) or "none of them"
+        raise EdgespecError(f"{where}: needs exactly one of sources, derived and path, got {given}")
+    sources: list[object] = table.take("sources", list, [])
+    if origins == ["sources"] and not sources:
+        raise table.error("sources", "expected at least one source")
+    entry = Entry(
+        name=name,
+        family=table.take("family", str, ""),
+        params=table.take("params", str, ""),
+        quantization=table.take("quantization", str, ""),
+        licence=table.take("licence", str, ""),
+        size=table.positive("size") if table.has("size") else None,
+        sha256=table.text("sha256", _SHA256, "64 lower-case hexadecimal digits")
+        if table.has("sha256")
+        else None,
+        shape=_shape(table.take("shape", dict), f"{where}.shape") if table.has("shape") else None,
+        sources=tuple(_source(source, f"{where}.sources[{i}]") for i, source in enumerate(sources)),
+        derived=_derivation(table.take("derived", dict), f"{where}.derived")
+        if table.has("derived")
+        else None,
+        path=_path(table) if table.has("path") else None,
+    )
+    table.close()
+    return entry
+
+
+def _read(file: Path, text: str) -> Registry:
+    try:
+        document = _TomlTable(tomllib.loads(text), f"{file}: top level")
+    except tomllib.TOMLDecodeError as error:
+        raise EdgespecError(f"{file}: not valid TOML: {error}") from None
+    models: dict[str, object] = document.take("models", dict, {})
+    pairs: dict[str, object] = document.take("pairs", dict, {})
+    document.close()
+    for name in (*models, *pairs):
+        if not NAME.fullmatch(name):
+            raise EdgespecError(f"{file}: {name!r} is not a usable name (letters, digits and . _ + @ -)")
+    parsed_pairs = {}
+    for name, value in pairs.items():
+        table = _TomlTable(value, f"{file}: pairs.{name}")
+        parsed_pairs[name] = PairNames(table.take("target", str), table.take("draft", str))
+        table.close()
+    return Registry(
+        {name: _entry(name, value, f"{file}: models.{name}") for name, value in models.items()}, parsed_pairs
+    )
+
+
+def _check_references(registry: Registry, file: Path) -> None:
+    """Names inside entries and pairs must exist: found now, not at the first use."""
+    for entry in registry.entries.values():
+        if entry.derived:
+            base = registry.entries.get(entry.derived.base)
+            if base is None or base.derived:
+                problem = "is itself derived" if base else "is not a known model"
+                raise EdgespecError(
+                    f"{file}: models.{entry.name}.derived.from: {entry.derived.base!r} {problem}"
+                )
+    for name, pair in registry.pairs.items():
+        for field, value in asdict(pair).items():
+            if value not in registry.entries:
+                hint = nearest(value, registry.entries)
+                raise EdgespecError(f"{file}: pairs.{name}.{field}: {value!r} is not a known model{hint}")
+
+
+def parse(user_file: Path, user_text: str) -> Registry:
+    """Return the shipped registry, extended and overridden by the text of the user's file."""
+    shipped = _read(SHIPPED_FILE, SHIPPED_FILE.read_text(encoding="utf-8"))
+    user = _read(user_file, user_text)
+    merged = Registry({**shipped.entries, **user.entries}, {**shipped.pairs, **user.pairs})
+    _check_references(merged, user_file)
+    return merged

@@ -1,0 +1,70 @@
+"""What a model reference means, and the file for it.
+
+resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf")  ->  Path
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.entries import Entry
+from edgespec.models.pull import ProgressFn, Puller, no_progress
+from edgespec.models.registry import entry_for_hf, load_registry
+from edgespec.platform.files import expand_user
+from edgespec.platform.messages import MessageFn, silent
+
+
+def pull(name: str, *, on_progress: ProgressFn = no_progress, on_message: MessageFn = silent) -> list[Path]:
+    """Fetch or make the model or pair called `name` unless it is present; return its file or files."""
+    puller = Puller(on_progress=on_progress, on_message=on_message)
+    return puller.ensure_all(puller.expand(name))
+
+
+def locate(ref: str) -> Path | Entry:
+    """Return the file that `ref` is the path of, or the entry it names; nothing is pulled.
+
+    Raises:
+        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
+
+    """
+    if ref.startswith("hf:"):
+        return entry_for_hf(ref)
+    path = expand_user(ref)
+    if path.is_file():
+        return path
+    registry = load_registry()
+    if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
+        raise UsageError(
+            f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
+        )
+    return registry.get(ref)
+
+
+def resolve(
+    ref: str,
+    *,
+    pull_missing: bool = True,
+    on_progress: ProgressFn = no_progress,
+    on_message: MessageFn = silent,
+) -> Path:
+    """Return the file a model reference means; a model that is present costs no hashing.
+
+    `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`.
+
+    Raises:
+        UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
+        EdgespecError: it is not here, and cannot be had or may not be pulled.
+
+    """
+    found = locate(ref)
+    if isinstance(found, Path):
+        return found
+    puller = Puller(on_progress=on_progress, on_message=on_message)
+    if puller.store.is_present(found, puller.registry):
+        return puller.store.file(found)
+    if not pull_missing:
+        raise EdgespecError(f"{ref} is not on this machine; get it with `edgespec models pull {ref}`")
+    puller.plan([found])
+    return puller.ensure(found)

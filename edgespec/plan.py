@@ -1,0 +1,110 @@
+"""What is decided of a generation before it begins, where its options leave it open."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+
+from edgespec.choices import DrafterName, Rule
+from edgespec.decoding.loop import Task
+from edgespec.drafting.scheduler import Policy
+from edgespec.errors import UsageError
+from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.masking import needs_all
+from edgespec.lossy.calibration import calibrated
+from edgespec.options import Options, Waking
+from edgespec.pair import Pair
+from edgespec.records import Mode
+from edgespec.sampling import Coins
+
+_POLICIES: dict[DrafterName, Policy] = {
+    # Sampled siblings are accepted too rarely for what they cost: docs/measurements/scheduler.md.
+    "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
+    "tree": Policy(suffix=True, model=True, staged=True),
+    "chain": Policy(suffix=True, model=True, staged=True, branches=False),
+    "model": Policy(suffix=False, model=True, staged=False),
+    "suffix": Policy(suffix=True, model=False, staged=False),
+    "staged": Policy(suffix=False, model=True, staged=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Task):
+    """A loop's task, and what may be drafted for it."""
+
+    policy: Policy | None
+    """None: decode plainly."""
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the text is the target's own, and if not, why."""
+        return "cascade" if self.options.cascade else "lenient" if self.options.lenience < 1.0 else "exact"
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the draft model takes part."""
+        return self.options.cascade is not None or (self.policy is not None and self.policy.model)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the seed alone decides the text.
+
+        With the other rules it depends on what was drafted, and that on timing and on what was learnt before.
+        """
+        return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
+
+
+def make_plan(pair: Pair, options: Options) -> Plan:
+    """Decide what `options` leave open. Raises UsageError for what this pair cannot do."""
+    if options.cascade:
+        options = replace(options, cascade=_resolved(pair, options.cascade))
+    constraint = None
+    if options.grammar:
+        if options.grammar.model is not pair.target:
+            problem = f"made for another model than {pair.target_name}"
+            raise UsageError(problem, field=options.grammar.name)
+        constraint = options.grammar.begin(options.params)
+    policy = _policy(pair, options)
+    return Plan(
+        options=options,
+        coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
+        rule=_rule(options, constraint, drafts=policy is not None),
+        constraint=constraint,
+        policy=policy,
+    )
+
+
+def _resolved(pair: Pair, cascade: Waking) -> Waking:
+    """Return `cascade` with a threshold: its own, or the calibrated one of this pair."""
+    draft = pair.check_cascade()
+    return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)
+
+
+def _policy(pair: Pair, options: Options) -> Policy | None:
+    """Return what may be drafted; None to decode plainly."""
+    name = options.drafter or pair.options.drafter
+    if name == "none" or options.gamma == 0 or not pair.target.can_rewind:
+        return None
+    policy = replace(_POLICIES[name], gamma=options.gamma)
+    if policy.model and pair.draft is None:
+        if pair.draft_is_stuck and not policy.suffix:
+            return None
+        if not policy.suffix:
+            raise UsageError("no draft model was loaded", field="drafter", value=name)
+        policy = replace(policy, model=False, staged=False)
+    if options.cascade and options.cascade.span != "rest":
+        # A store would take up the text anew for each span.
+        policy = replace(policy, suffix=False, model=True, staged=False)
+    return policy
+
+
+def _rule(options: Options, constraint: Constraint | None, *, drafts: bool) -> Rule:
+    """Return the rule that was asked for, or the one that suits best."""
+    if options.lenience < 1.0:
+        return "match" if options.params.greedy else "chain"
+    if options.rule:
+        return options.rule
+    if options.cascade or options.seed is not None or options.params.greedy or not drafts:
+        return "match"
+    # By the match rule a grammar judges only the rows of what is emitted.
+    return "match" if constraint and needs_all(options.params) else "block"

@@ -79,8 +79,8 @@ FEWEST = 8
 def at_plains_length(runs: Sequence[Run]) -> list[Run]:
     """Return the runs as if each had as many tokens as plain's of its place.
 
-    What differs in length from plain where one of the two has fewer than FEWEST tokens is returned with none:
-    it has no speed.
+    A run whose length differs from plain's is returned with 0 tokens, and so has no speed, if one of the two
+    has fewer than FEWEST.
     """
     plain = {(one.prompt, one.round): one for one in runs if one.way == PLAIN}
     found = []

@@ -36,7 +36,7 @@ class Ratios:
         return list(dict.fromkeys(run.prompt for run in self._runs if run.category == category))
 
     def of_prompt(self, prompt: str, name: str, base: str = PLAIN, *, decoding: bool = False) -> float | None:
-        """Return the ratio of a prompt, of whole generations or of `decoding` alone; None: there is none."""
+        """Return the ratio of a prompt, of whole generations or of `decoding` alone, or None."""
         found = self._compared(prompt, name, base)
         interval = found.decode_speedup if decoding else found.speedup
         return interval.median if interval else None

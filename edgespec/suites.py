@@ -7,7 +7,7 @@
     Spec-Bench's line   {"question_id": .., "category": .., "turns": [..]}   the first turn is asked
     HumanEval's line    {"task_id": .., "prompt": ..}                        the prompt as it stands
 
-What is wrong with a file is one UsageError that names the line.
+A file that is wrong raises a UsageError that names the line.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from edgespec.errors import UsageError, describe_os_error
 from edgespec.models.entries import nearest
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
-"""The names that stand for no path. A file that is called so is given as ./default."""
+"""Names that are no paths. Give a file of such a name as ./default."""
 
 HUMAN_EVAL_CATEGORY = "humaneval"
 
 OVERALL = "overall"
-"""What tables say of all categories together: no category is called so."""
+"""What tables call all categories together; no category may have that name."""
 
 SHIPPED_FILE = Path(__file__).with_name("suite.jsonl")
 
@@ -99,7 +99,7 @@ class Suite:
         return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.id in chosen))
 
     def interleaved(self) -> tuple[Prompt, ...]:
-        """Return the first prompt of each category, then the second ones: fair wherever a run is cut."""
+        """Return the first prompt of each category, then the second ones: covers all of them early."""
         rounds = zip_longest(*self._groups().values())
         return tuple(prompt for prompt in chain.from_iterable(rounds) if prompt is not None)
 
@@ -113,7 +113,7 @@ class Suite:
 def load_suite(name_or_path: str) -> Suite:
     """Return the suite of that name (DEFAULT, HUMAN_EVAL), or of that file.
 
-    Raises UsageError in one line for what is no suite: file, line number, and what is wrong there.
+    Raises UsageError for a file that is no suite, with its line number and what is wrong there.
     """
     if name_or_path == DEFAULT:
         return _read(SHIPPED_FILE, DEFAULT)
@@ -180,7 +180,7 @@ def _read(path: Path, name: str) -> Suite:
             raise UsageError(f"{path}: line {number}: {error}") from None
         prompts[prompt.id], lines[prompt.id] = prompt, number
     if not prompts:
-        raise UsageError(f"{path}: holds no prompts; each line is to be a JSON object")
+        raise UsageError(f"{path}: holds no prompts; each line must be a JSON object")
     return Suite(name, hashlib.sha256(data).hexdigest(), tuple(prompts.values()))
 
 
@@ -237,7 +237,7 @@ def _prompt(line: bytes) -> Prompt:
         raise ValueError("not usable JSON: nested too deeply") from None
     for what, word in (("id", prompt.id), ("category", prompt.category)):
         if not word.strip() or not word.isprintable():  # both stand in tables
-            raise ValueError(f"the {what} is to be a text of one line, not {word!r}")
+            raise ValueError(f"the {what} must be a text of one line, not {word!r}")
     if prompt.category == OVERALL:
         raise ValueError(f"tables say {OVERALL!r} of all categories; give this one another name")
     if not prompt.text.strip():

@@ -3,7 +3,7 @@
 A board's speed cannot be measured without the board; what its processor has to do can be counted. The same
 product, by ggml on one thread, runs once and three times under qemu with a plugin that counts: half of the
 difference is one product, with the quantization of its activations, without start and packing. It is no
-speed: instructions differ in cost, and waiting for memory is none.
+speed: instructions differ in cost, and waiting for memory is not counted.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def deploy(
 ) -> int:
     """Install edgespec on a board and return the exit code of `edgespec doctor` there.
 
-    The connection is to be open; `board` is by default what it is found to be. `into` is a folder there,
+    The connection must be open; `board` is found out by default. `into` is a folder there,
     below the home folder unless it is absolute. `dist` has the wheels of each board, and in `kept` other
     packages' wheels stay for the next time. Raises EdgespecError and UsageError; unless 0 is returned, the
     board is left as it was.

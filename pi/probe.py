@@ -44,7 +44,7 @@ _PART = re.compile(r"^::(\w+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a board said of itself; sizes in bytes."""
+    """What a board reports; sizes in bytes."""
 
     host: str
     """How ssh reaches it."""
@@ -67,7 +67,7 @@ class Facts:
     has_venv: bool
     has_libgomp: bool
     folder: str
-    """Where edgespec is to be installed, absolute."""
+    """Where edgespec will be installed, absolute."""
     writable: bool
     """Whether it can be made, or written to."""
     free: int
@@ -122,7 +122,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def choose_board(facts: Facts, asked: Board | None) -> Board:
-    """Return the board whose wheels these are to be: the one asked for, else by model, else by features.
+    """Return the board whose wheels fit: the one asked for, else by model, else by features.
 
     Without a name and model that are known it is the best whose features are all there. Raises EdgespecError
     if no wheels can run there, UsageError if those of the board asked for cannot.

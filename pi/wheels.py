@@ -244,7 +244,7 @@ def glibc(wheel: Path) -> tuple[int, int]:
 
 
 def _publish(name: str, wheels: Sequence[Path]) -> Path:
-    """Put wheels and manifest into dist/NAME, in the place of what is there."""
+    """Put wheels and manifest into dist/NAME, replacing what is there."""
     folder = DIST / name
     made = BUILD / "publishing"
     shutil.rmtree(made, ignore_errors=True)

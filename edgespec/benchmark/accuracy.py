@@ -1,4 +1,4 @@
-"""What quantization does to a model's answers: perplexity, KL divergence and top-1 agreement on a text.
+"""How quantization changes a model's answers: perplexity, KL divergence and top-1 agreement on a text.
 
     with Reference(folder) as reference:
         best = score(model, tokens, reference=reference, ...)      writes the reference down
@@ -39,14 +39,14 @@ _FLOAT32 = 4  # bytes
 _CURE = "free some space, score fewer tokens, or choose a folder on another disk"
 
 ProgressFn = Callable[[int, int], None]
-"""Told how many of the text's tokens are read, and of how many."""
+"""Called with how many of the text's tokens are read, and how many there are."""
 
 _LogProbs = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one model made of a text. Per token, in nats, over the scored tokens."""
+    """How well one model predicts a text. Per token, in nats, over the scored tokens."""
 
     n_tokens: int
     """Scored tokens."""
@@ -67,7 +67,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """What a model is to read. Two models can be compared when it is the same for both."""
+    """What a model reads. Two models can be compared when it is the same for both."""
 
     windows: tuple[tuple[int, ...], ...]
     """With BOS, where the model adds one."""
@@ -223,9 +223,9 @@ def score(
     signals: Cancellation | None = None,
     on_progress: ProgressFn = lambda _done, _total: None,
 ) -> Score:
-    """Return what `model` makes of a text's `tokens`, beside `reference` where one is given.
+    """Return how well `model` predicts `tokens`, compared with `reference` where one is given.
 
-    A reference without a model takes this one. Windows are of `n_window` tokens, BOS included where the
+    An empty reference is filled by this model. Windows are of `n_window` tokens, BOS included where the
     model adds one, and the same for all models that are compared. `signals`: lets Ctrl-C end a pass
     under way. Raises EdgespecError when the text is shorter than a window, the model was trained for shorter
     ones or gives logits that are not finite, the tokens or the vocabulary are not the reference's, or

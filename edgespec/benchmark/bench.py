@@ -4,9 +4,10 @@
     round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
     ...       until the interval of the speed-up is tight, or the budget of time is spent
 
-Neighbours in time are compared with each other, and who goes first changes: a machine that drifts does so for
-both. Before each generation the engine forgets the text of earlier ones and what it learnt from them: no
-answer is drafted from itself, none is foretold by another way's, and each begins with the profile as it was.
+Runs that follow each other are compared, and another way begins each time, so that a machine that becomes
+slower slows all ways alike. Before each generation the engine forgets the text of earlier ones and what it
+learnt from them: no answer is drafted from itself or from another way's, and each run begins with the same
+profile.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str
 
 @contextmanager
 def leaving_no_trace(engine: Engine) -> Iterator[None]:
-    """Forget at the end what was learnt within: it is not to foretell the answers of the next benchmark."""
+    """Forget at the end what was learnt within, so that the next benchmark does not profit from it."""
     try:
         yield
     finally:
@@ -113,7 +114,7 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
 
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
-    """Begin the longest of `prompts` in every way: contexts are made that hold all, and weights are read."""
+    """Begin the longest of `prompts` in every way: makes contexts large enough and reads the weights."""
     longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
     for way in (PLAIN_WAY, *settings.ways):
         stream = _stream(engine, longest, way, settings)
@@ -139,7 +140,7 @@ def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_
 
 
 def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, round_: int = 0) -> Run:
-    """Answer one prompt in one way; one that is not exact is then set beside the target's distribution."""
+    """Answer one prompt in one way; then compare a text that is not exact with the target's distribution."""
     stream = _stream(engine, prompt, way, settings, round_)
     alone = [token.origin == "alone" for token in stream]
     run = run_of(stream.result, prompt, way.name, round_)
@@ -180,8 +181,8 @@ def _beside(
 ) -> tuple[float | None, float | None]:
     """Return the share of the tokens that the target likes best, and the KL divergence of what wrote them.
 
-    Both models read the text; it is not part of what was timed. A token that the target wrote diverges by 0.
-    None where it says nothing: the first of random tokens, the second where acceptance was lenient.
+    Both models read the text; this is not timed. A token that the target wrote diverges by 0. The share is
+    None for random tokens, the divergence where acceptance was lenient.
     """
     n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
     small = engine.draft if any(alone) else None

@@ -33,14 +33,14 @@ from edgespec.platform.memory import peak_rss_bytes
 from edgespec.suites import Prompt
 
 NO_DRAFT, SUFFIX = "none", "suffix"
-"""What may stand in a draft's place: the target alone, and text seen before without a draft model."""
+"""In the place of a draft model: none at all, or drafts from text seen before."""
 
 _PLAN = "comparison.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What a cell runs: names of models, or of what stands in a draft's place."""
+    """What a cell runs: the names of its models; a draft may also be NO_DRAFT or SUFFIX."""
 
     target: str
     draft: str
@@ -64,7 +64,7 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared: what the runs depend on, beside the profiles of the pairs."""
+    """What is compared: everything the runs depend on, except the profiles of the pairs."""
 
     models: dict[str, ModelFacts]
     combinations: tuple[Combination, ...]
@@ -87,7 +87,7 @@ class Plan:
         return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
 
     def conflicts(self, other: Plan) -> list[str]:
-        """Return in words why cells of `other` are not to stand in one table with this plan's."""
+        """Return in words why cells of `other` must not stand in one table with this plan's."""
         alike = ("prompts", "settings", "n_threads", "assume_watts", "machine")
         found = [name.replace("n_", "") for name in alike if getattr(self, name) != getattr(other, name)]
         shared = self.models.keys() & other.models.keys()
@@ -122,10 +122,10 @@ class Comparison:
     """A plan and the folder in which it is carried out."""
 
     def __init__(self, plan: Plan, paths: Mapping[str, Path], folder: Path) -> None:
-        """Take up `plan` in `folder`, which is made if need be; `paths` are its models' files.
+        """Carry out `plan` in `folder`, which is made if it does not exist; `paths` are its models' files.
 
-        What is measured there stays and counts, if it was measured alike; more rounds and other cells may
-        come to it. Raises UsageError when it was not, and when the folder cannot be written to.
+        Cells that were measured there with the same plan are kept and used; rounds and cells can be added.
+        Raises UsageError for another plan, and when the folder cannot be written to.
         """
         self.plan = plan
         self._paths = paths
@@ -168,7 +168,7 @@ class Comparison:
         return self._runs / f"{combination.name}.{round_}.json"
 
     def _stored(self, combination: Combination, round_: int) -> _Measured | None:
-        """Return what was measured of a cell; None when it has to be, as when its file is damaged."""
+        """Return what was measured of a cell; None when it must be measured, as when its file is damaged."""
         try:
             file = self._file(combination, round_)
             found = from_json(_Measured, file.read_bytes(), str(file))

@@ -1,10 +1,10 @@
-"""What a benchmark says of its machine, and what disturbed it meanwhile; and what the machine says now.
+"""Facts of the machine that a benchmark runs on, and what disturbed it meanwhile.
 
     watch = Watch()         before
     watch.sample()          between the runs, while the processor is still as they left it
     watch.warnings()        after: one line for each thing that is wrong, with its cure
 
-A file that a machine does not have is silence: nothing is warned of that was not seen.
+Where a machine lacks the file that would tell, there is no warning.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Watch:
     """Watches the machine from its making until `warnings`."""
 
     def __init__(self, root: Path = Path("/"), *, n_threads: int | None = None) -> None:
-        """Begin. `root`: where /proc, /sys and /usr/bin/vcgencmd are.
+        """Begin to watch. `root`: where /proc, /sys and /usr/bin/vcgencmd are.
 
         `n_threads`: of the benchmark; the processors that it leaves idle may do other work. None: all.
         """
@@ -154,7 +154,7 @@ class Watch:
         self._look()
 
     def sample(self) -> None:
-        """Look at the clock frequency as well as at all else that passes. Call it right after each run."""
+        """Look at the clock frequency and at what may not last. Call it right after each run."""
         if clocks := _clocks(self._root):
             self._seen.clocks.append(max(clocks))  # the other cores may rest already
         self._look()
@@ -172,7 +172,7 @@ class Watch:
         )
 
     def _look(self) -> None:
-        """Take in what comes and goes."""
+        """Note what may not last: the battery's use, the firmware's flags, temperatures."""
         seen = self._seen
         seen.discharging = seen.discharging or _discharging(self._root)
         bits = _firmware(self._root) or 0

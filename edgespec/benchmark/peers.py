@@ -3,7 +3,7 @@
     plain     llama-completion            the target alone
     drafted   llama-speculative-simple    the target, drafted by the draft model
 
-They run as their users run them: what need not be said is llama.cpp's default. So flash attention is "auto",
+They run as their users run them, with llama.cpp's defaults. So flash attention is "auto",
 which is on wherever the processor's kernels have it. Times are the programs' own: reading the prompt, and
 decoding with the choice of tokens; loading is in neither.
 

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: raw runs, in cells, in one outcome. Every table is made from these.
+"""The records of a benchmark: raw runs, in cells, in one outcome. Every table is made from these.
 
     Outcome                the machine, the versions, the settings, what was warned of
       Cell  x n            a target, a draft (or none) and kernels; or why it could not run
@@ -23,7 +23,7 @@ PLAIN = "plain"
 """The way that every other is compared with: the target alone, with the cell's kernels."""
 
 PEER = "llama.cpp "
-"""How the ways of another program begin: not edgespec's kernels, and not this process's memory."""
+"""The ways of another program begin with it: their kernels and memory are not edgespec's."""
 
 FORMAT = 1
 """Of the JSON; another one is not read."""

@@ -31,7 +31,7 @@ _T = TypeVar("_T", float, None)
 _Places = dict[tuple[str, int], Run]
 """The runs of one way, by prompt and round."""
 _Ratio = Callable[[Run, Run], float | None]
-"""Of a way's run and plain's of the same place; None where either lacks the figure."""
+"""Of a way's run and plain's of the same place; None if one of them lacks the figure."""
 
 
 @dataclass(frozen=True, slots=True)

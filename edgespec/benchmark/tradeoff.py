@@ -4,7 +4,7 @@
     pass@1    the cascade itself writes answers with some thresholds, and the sandbox runs them
 
 The first is quick, and counts tokens: the share of them that the small model writes and the target, after the
-same tokens, would not have. It says nothing of what follows such a token: docs/cascade.md.
+same tokens, would not have. How the text goes on after such a token it cannot tell: docs/cascade.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75)
 _N_THRESHOLDS = 32
 
 ProgressFn = Callable[[str, int, int], None]
-"""Told what is being done, and how much of how much is."""
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 # ---- of tokens ----
@@ -155,8 +155,8 @@ def _means(values: Sequence[float], window: int) -> list[float]:
 def choose(points: Sequence[Point], loss: float, *, surely: bool = True) -> Point:
     """Return the point with the fewest tokens of the target that loses no more than `loss`.
 
-    `surely`: its standard error counts as lost too, so that it is not chosen for its luck on these prompts.
-    The target alone loses nothing: there is always one, if it is among `points`.
+    `surely`: its standard error counts as lost too, so that a lucky point is not chosen. The target alone
+    loses nothing, so if it is among `points`, there is always one.
     """
     good = [one for one in points if one.loss + (one.error if surely else 0.0) <= loss]
     return min(good, key=lambda one: (one.target_share, one.loss, one.window))
@@ -203,7 +203,7 @@ def problem_point(alone: Sequence[Judged], cascade: Sequence[Judged], waking: Wa
 
 
 def candidates(points: Sequence[Point]) -> list[Point]:
-    """Return the ends of a curve of tokens, and of what is between them the points nearest to `SHARES`."""
+    """Return the ends of a curve of tokens, and between them the points nearest to `SHARES`."""
 
     def nearest(share: float) -> Point:
         return min(points, key=lambda one: abs(one.target_share - share))

@@ -136,7 +136,7 @@ class Comparison:
             if stored and (different := plan.conflicts(stored)):
                 problem = (
                     f"another comparison is there (other {', '.join(different)}); choose another folder, "
-                    "or begin afresh, which replaces it"
+                    "or replace it (--fresh on the command line)"
                 )
                 raise UsageError(problem, field="out", value=folder)
             self._runs.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ class Comparison:
             kernels.setdefault(combination, set()).add(found.cell.kernels)
         mixed = (
             f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
-            "like the first count; begin afresh to measure all again"
+            "like the first count; --fresh measures all again"
             for combination, names in kernels.items()
             if len(names) > 1
         )

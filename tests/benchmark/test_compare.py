@@ -136,7 +136,7 @@ def test_another_comparison_is_refused(change, words, files, tmp_path):
     before = (tmp_path / "comparison.json").read_bytes()
     with pytest.raises(UsageError, match=words) as caught:
         Comparison(change(plan), files, tmp_path)
-    assert "begin afresh" in str(caught.value)
+    assert "--fresh" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "comparison.json").read_bytes() == before
 

@@ -316,7 +316,7 @@ def test_another_comparison_is_refused_or_replaced(compare, folder, tmp_path):
     ):
         line = errors(compare(*common, *change))
         assert word in line
-        assert "begin afresh" in line
+        assert "--fresh" in line
     assert contents(out) == before
 
     (out / "runs" / "mine.json").write_text("mine")

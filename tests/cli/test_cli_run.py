@@ -635,7 +635,9 @@ def test_stdin_that_is_not_utf8(run):
 
 def test_a_chat_template_is_insisted_on_where_there_is_none(run, tmp_path):
     file = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
-    failed(run("abc", "--chat", models=("--target", file, "--drafter", "none")), 1, "chat template", "a raw prompt")
+    failed(
+        run("abc", "--chat", models=("--target", file, "--drafter", "none")), 1, "chat template", "raw prompt"
+    )
 
 
 def test_models_that_do_not_fit_in_memory(run, child_environment, tiny_path, tiny_draft_path):

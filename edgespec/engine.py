@@ -20,7 +20,7 @@ from edgespec.drafting.scheduler import Policy
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.grammar.masking import needs_all
 from edgespec.llama.weights import Model
 from edgespec.lossy.calibration import calibrated

@@ -28,7 +28,8 @@ from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
 from edgespec.benchmark.summary import summarise_cell
 from edgespec.choices import DrafterName
-from edgespec.grammar.grammar import Constraint, Grammar
+from edgespec.grammar.constraint import Constraint
+from edgespec.grammar.grammar import Grammar
 from edgespec.suites import Prompt
 from ratios import shown_interval
 from script import Measuring, parser, start

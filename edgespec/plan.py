@@ -9,7 +9,7 @@ from edgespec.choices import DrafterName, Rule
 from edgespec.decoding.loop import Task
 from edgespec.drafting.scheduler import Policy
 from edgespec.errors import UsageError
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.grammar.masking import needs_all
 from edgespec.lossy.calibration import calibrated
 from edgespec.options import Options, Waking

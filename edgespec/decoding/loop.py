@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edgespec.choices import Rule
 from edgespec.energy import Phase
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.options import Options
 from edgespec.records import Logprobs, Origin, StopReason, Tally
 from edgespec.sampling import Coins

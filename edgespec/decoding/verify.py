@@ -34,7 +34,7 @@ from typing import TypeAlias
 from edgespec.choices import Rule
 from edgespec.decoding.drafter import Position, Tokens
 from edgespec.decoding.tree import Lowered
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.llama.session import Rows
 from edgespec.sampling import SamplingParams
 

@@ -17,7 +17,7 @@ from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.proposal import Proposal
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.llama.session import Rows
 
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions

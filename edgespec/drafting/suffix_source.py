@@ -8,7 +8,7 @@ from edgespec.decoding.tree import Node, Tree
 from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.proposal import Offer, Proposal
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _NODES = 8  # of the suffix store's tree

@@ -33,7 +33,7 @@ from edgespec.drafting.scheduler import RunModel, Scheduler, TakeSuffix
 from edgespec.drafting.sleep import Sleep
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.drafting.suffix_source import SuffixSource
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.options import MAX_GAMMA
 
 _NAMES: dict[Source, str] = {

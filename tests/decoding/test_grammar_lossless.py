@@ -21,7 +21,7 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.sampling import SamplingParams
 from reference import filtered_probs
 from toy_models import chi_square_p_value
@@ -198,7 +198,7 @@ def test_every_policy_is_exact(clock, name, rule):
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("name", ["filtered", "penalties"])
 def test_judging_only_the_likeliest_is_exact(clock, monkeypatch, name, rule):
-    monkeypatch.setattr("edgespec.grammar.grammar._JUDGED", (1, 3))
+    monkeypatch.setattr("edgespec.grammar.constraint._JUDGED", (1, 3))
     runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
     assert p_value(runs, N_RUNS) > 1e-4
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.grammar.grammar import Constraint, Grammar
+from edgespec.grammar.constraint import Constraint
+from edgespec.grammar.grammar import Grammar
 from edgespec.grammar.grammar_check import check_grammar
 from edgespec.grammar.json_schema import schema_to_gbnf
 from edgespec.grammar.masking import needs_all
@@ -211,7 +212,7 @@ def test_judging_the_likeliest_is_judging_all(seed, share, scale, params):
     recent = rng.integers(0, N_VOCAB, 20).astype(np.int32)
     sampler = params.sampler(N_VOCAB, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.grammar.grammar._JUDGED", (8, 60))
+        patch.setattr("edgespec.grammar.constraint._JUDGED", (8, 60))
         constraint = Constraint(Only(allowed), params, N_VOCAB, is_eog=lambda _: False)
         found = {}
         for name, masked in (

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgespec.choices import Rule
 from edgespec.decoding.loop import Task
-from edgespec.grammar.grammar import Constraint
+from edgespec.grammar.constraint import Constraint
 from edgespec.options import Options
 from edgespec.sampling import Coins, SamplingParams
 

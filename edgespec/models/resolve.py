@@ -16,12 +16,6 @@ from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
 
 
-def pull(name: str, *, on_progress: ProgressFn = no_progress, on_message: MessageFn = silent) -> list[Path]:
-    """Fetch or make the model or pair called `name` unless it is present; return its file or files."""
-    puller = Puller(on_progress=on_progress, on_message=on_message)
-    return puller.ensure_all(puller.expand(name))
-
-
 def locate(ref: str) -> Path | Entry:
     """Return the file that `ref` is the path of, or the entry it names; nothing is pulled.
 

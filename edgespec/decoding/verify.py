@@ -80,6 +80,7 @@ class Verifier:
 
     def _match(self, tree: Lowered, rows: Rows) -> tuple[list[int], int]:
         position = self._position
+        tokens, parents, _ = tree
         path: list[int] = []
         kept: list[int] = []  # their tokens
         node = -1
@@ -88,8 +89,10 @@ class Verifier:
             recent = position.recent(kept)
             row = self._allowed(rows[node + 1], kept, recent)
             token = position.sampler.sample(row, recent, coin, -1)
-            children = [i for i in range(node + 1, tree.n_nodes) if tree.parents[i] == node]
-            drafted = [tree.tokens[i] for i in children]
+            children = [i for i in range(node + 1, len(parents)) if parents[i] == node]
+            if not children:
+                return path, token
+            drafted = [tokens[i] for i in children]
             found = matching(drafted, token, row, recent, params=self._params, lenience=self._lenience)
             if found is None:
                 return path, token

@@ -33,7 +33,7 @@ class Spelling:
 
     @classmethod
     def of(cls, model: Model) -> Spelling:
-        """Return that of `model`, made once."""
+        """Return the Spelling of `model`, which is made once."""
         found = _known.get(model)
         if found is None:
             found = _known[model] = cls(model)
@@ -47,10 +47,10 @@ class Spelling:
         return found
 
     def only_text(self, ids: Ids, allowed: Bools, tail: bytes) -> Bools:
-        """Return `allowed` without the tokens that a reader does not see as the grammar does, after `tail`.
+        """Return `allowed` without the tokens whose text, after `tail`, is not what the library judges.
 
-        The library takes a control token for the text of its name, a text for what comes before a byte 0, and
-        bytes for a character that are none in UTF-8.
+        It judges a control token by its name, a text only up to a byte 0, and takes bytes that are not UTF-8
+        for a character.
         """
         kinds = self._kinds[ids]
         for i in np.flatnonzero(allowed & (kinds == _UNKNOWN)):

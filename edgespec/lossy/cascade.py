@@ -32,13 +32,13 @@ from edgespec.options import Waking
 from edgespec.records import Logprobs, Origin, Step, StopReason, Tally
 
 _FARTHEST = np.float32(-1e4)
-"""Of a logit below the best one: its exp is 0, and 0 times it is no NaN, as it would be of -inf."""
+"""Least difference of a logit from the best one: its exp is 0, as that of -inf, but 0 * -inf is NaN."""
 
 
 def signal_of(row: Rows, signal: Signal) -> float:
-    """Return the margin or the entropy (nats) of raw logits, shape (n_vocab,). -inf is no token at all."""
+    """Return the margin or the entropy (nats) of raw logits, shape (n_vocab,); a token at -inf has none."""
     top = int(row.argmax())
-    with np.errstate(invalid="ignore"):  # of logits that are no numbers: the sampler says so
+    with np.errstate(invalid="ignore"):  # NaN among the logits: the sampler will report it
         shifted = np.maximum(row - row[top], _FARTHEST)
         weights = np.exp(shifted)
     total = float(weights.sum())
@@ -57,7 +57,7 @@ class Confidence:
         self._last: deque[float] = deque(maxlen=waking.window)
 
     def lost(self, value: float) -> bool:
-        """Return whether the target is to write from the position on whose signal is `value`."""
+        """Add the signal of a position; return whether the target should write from there on."""
         threshold = self._waking.threshold
         assert threshold is not None  # noqa: S101 - for the type checker: resolved before
         self._last.append(value)
@@ -67,7 +67,7 @@ class Confidence:
         return threshold > 0.0 and mean <= threshold
 
     def forget(self) -> None:
-        """Begin anew: the target has written meanwhile."""
+        """Forget the tokens so far: the target has written others since."""
         self._last.clear()
 
 

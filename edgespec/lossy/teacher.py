@@ -1,6 +1,6 @@
-"""Two models over a text that is there already (teacher forcing): where the small one would do as well.
+"""Two models read a finished text (teacher forcing), to find where the small one would do as well.
 
-A pass reads some tokens of it at once, so that this takes a fraction of what writing it took.
+A pass reads several tokens, so this takes a fraction of the time that writing took.
 """
 
 from __future__ import annotations

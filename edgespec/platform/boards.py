@@ -67,7 +67,7 @@ BOARDS = (
         emulated="cortex-a76",
     ),
 )
-"""64-bit boards, the one with the fewest features first. The wheels also run on any other board with the features they need."""
+"""64-bit boards, fewest features first. Their wheels also run on other boards with these features."""
 
 
 def device_model(root: Path = Path("/")) -> str:

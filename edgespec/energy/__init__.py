@@ -1,4 +1,4 @@
-"""Joules: what counts them on this machine, and what was spent between two moments."""
+"""Energy: the sources of energy figures on this machine, and the joules spent between two moments."""
 
 from edgespec.energy.base import Finding, Source
 from edgespec.energy.idle import Idle, measure_idle

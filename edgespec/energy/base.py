@@ -1,9 +1,9 @@
-"""What every source of energy figures is: readings, and the joules between two of them.
+"""The interface of all energy sources: take readings, and compute the joules between two of them.
 
-    counters   RAPL          figures are microjoules that went by; cheap, read at every mark
+    counters   RAPL          figures are microjoules spent so far; cheap, read at every mark
     powers     all others    figures are watts at a moment; slow, read every interval_s by a thread
 
-A source is one of a kind on this machine; what was found of each kind is a Finding.
+For each kind of source, a Finding tells whether this machine has it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST = 4096  # bytes: no file in sysfs is longer
 
 
 class UnreadableError(Exception):
-    """A source cannot be read, or what went by cannot be told; `str(error)` is the one line that says why."""
+    """A source cannot be read, or the energy spent cannot be told; `str(error)` says why in one line."""
 
     def __init__(self, reason: str, *fix: str) -> None:
         super().__init__(reason)
@@ -28,32 +28,32 @@ class UnreadableError(Exception):
 
 
 class Reading(NamedTuple):
-    """What a source said at a moment."""
+    """What a source showed at a moment."""
 
     at: float
     """Seconds of the meter's clock."""
     figures: tuple[float, ...]
-    """One for each of the source's domains: microjoules of a counter, or watts."""
+    """One for each of the source's domains: a counter's microjoules, or watts."""
 
 
 class Source(Protocol):
-    """Something of this machine that tells energy or power."""
+    """Something in this machine that shows energy or power."""
 
     @property
     def name(self) -> str:
-        """What it is, in the user's words: Measurement.source."""
+        """Its name for the user: Measurement.source."""
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """What it tells apart, such as package-0."""
+        """The parts of the machine that it measures separately, such as package-0."""
 
     @property
     def counted(self) -> tuple[bool, ...]:
-        """Which of the domains add up to `joules`; the others are in them already, or beside them."""
+        """Which domains to add up for the total; the others overlap with these."""
 
     @property
     def counts(self) -> bool:
-        """Whether it counts energy, for windows of milliseconds too; else it tells power."""
+        """Whether it counts energy, fine enough for windows of milliseconds; else it shows power."""
 
     @property
     def estimated(self) -> bool:
@@ -61,10 +61,10 @@ class Source(Protocol):
 
     @property
     def interval_s(self) -> float:
-        """Seconds after which it is to be read again while a window is open; infinite: never."""
+        """Seconds between readings while a window is open; infinite: never read in between."""
 
     def read(self) -> tuple[float, ...]:
-        """Return a figure for each domain, now. Raises UnreadableError."""
+        """Return the present figure of each domain. Raises UnreadableError."""
 
     def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
         """Return the joules of each domain between two readings. Raises UnreadableError."""
@@ -77,31 +77,31 @@ class Finding:
     kind: str
     """The kind in words, such as RAPL."""
     source: Source | None
-    """None: unavailable."""
+    """None if unavailable."""
     reason: str = ""
     """Why it is unavailable, in one line."""
     fix: tuple[str, ...] = ()
-    """What to do about it, a line each; () where nothing can be done."""
+    """What to do about it, a line each; () if nothing can be done."""
     present: bool = False
     """Whether the machine has it, available or not."""
 
 
 class Power:
-    """The part that all sources of watts share: the joules between two samples."""
+    """What all sources of watts share: the joules between two samples."""
 
     counts = False
     estimated = False
 
     def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
-        """Return the trapezoid of each domain between two samples."""
+        """Return the joules of each domain between two samples, by the trapezoidal rule."""
         half = (after.at - before.at) / 2
         return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
 
 
 def read_text(file: str | Path) -> str:
-    """Return what is in a small file of the kernel's. Raises UnreadableError."""
+    """Return the text of a small kernel file. Raises UnreadableError."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # a fraction of Path.read_text's time
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # much faster than Path.read_text
         try:
             return os.read(descriptor, _LONGEST).decode(errors="replace").strip()
         finally:
@@ -113,7 +113,7 @@ def read_text(file: str | Path) -> str:
 
 
 def read_number(file: str | Path) -> int:
-    """Return the number in a kernel's file. Raises UnreadableError."""
+    """Return the number in a kernel file. Raises UnreadableError."""
     text = read_text(file)
     try:
         return int(text)

@@ -1,4 +1,4 @@
-"""The power of the idle machine, measured."""
+"""Measure the power of the idle machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STEP_S = 0.1  # between two calls of on_progress
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What measuring the idle machine gave."""
+    """The measured power of the idle machine."""
 
     watts: float | None
-    """None: not known, and `reason` says why."""
+    """None if unknown; `reason` says why."""
     reason: str = ""
     warning: str = ""
-    """Why the figure is not to be relied on, in one line; "" where it is."""
+    """Why the figure is unreliable, in one line; else ""."""
 
 
 def measure_idle(
@@ -33,7 +33,7 @@ def measure_idle(
 ) -> Idle:
     """Return the mean power over `seconds` in which this process sleeps.
 
-    `on_progress` takes the seconds that have gone by. `load` tells what other programs do.
+    `on_progress` takes the seconds that have passed. `load` tells how busy other programs are.
     """
     if meter.estimated:
         return Idle(None, "an assumption says nothing of the idle machine")

@@ -1,10 +1,10 @@
-"""The power of the idle machine, as `edgespec energy` measured it, kept in the user's cache.
+"""Store the idle machine's power, which `edgespec energy` measured, in the user's cache.
 
     cache_root()/energy.json        {"format": "edgespec energy", "version": 1, "idle": {
                                         "RAPL": {"watts": 3.21, "cpu": "...", "measured": "..."}}}
 
-A figure holds for one source on one model of processor. No failure here ends anything: each is one line
-for `on_message`.
+A figure holds for one source on one processor model. Failures here raise nothing: each is one line for
+`on_message`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def idle_path() -> Path:
 
 
 def kept_idle(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
-    """Return the watts that were kept of `source` on this processor; None where there are none."""
+    """Return the idle watts stored for `source` on this processor, or None."""
     try:
         entry = (_file(on_message).read() or {}).get(source)
     except OSError as error:
@@ -47,7 +47,7 @@ def kept_idle(source: str, root: Path = Path("/"), on_message: MessageFn = silen
 def keep_idle(
     source: str, watts: float, root: Path = Path("/"), on_message: MessageFn = silent
 ) -> Path | None:
-    """Keep the idle power of `source` beside those of others; return the file, None if it cannot be."""
+    """Store the idle power of `source`; return the file, or None if it cannot be written."""
     file = _file(on_message)
     measured = datetime.now().astimezone().isoformat(timespec="seconds")
     entry = {"watts": float(f"{watts:.6g}"), "cpu": _cpu(root), "measured": measured}

@@ -1,4 +1,4 @@
-"""What was measured between two moments."""
+"""The energy measured between two moments."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any, Literal
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
 """What a generation is doing: the target reads the prompt, a drafter drafts (or reads the prompt), the target
-verifies, or anything else."""
+verifies, or something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The energy of a window of time, or the reason why it is not known."""
+    """The energy of a window of time, or the reason why it is unknown."""
 
     seconds: float
     joules: float | None
-    """Gross: what the source counted, the idle machine's share included. None: unavailable."""
+    """Gross: all that the source measured, the idle machine's share included. None if unavailable."""
     idle_w: float | None = None
-    """Watts of the idle machine by the same source; None: not known."""
+    """Watts of the idle machine by the same source; None if unknown."""
     domains: Mapping[str, float] = field(default_factory=dict)
-    """Joules by domain, such as package-0 and dram-0; psys (the board) is not in `joules` then."""
+    """Joules by domain, such as package-0 and dram-0; psys (the board) beside these is not in `joules`."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Joules by phase; their sum is `joules`. Empty where nothing was marked."""
+    """Joules by phase; their sum is `joules`. Empty if nothing was marked."""
     source: str = ""
-    """What counted, in words; "" where nothing did."""
+    """The source's name; "" for none."""
     estimated: bool = False
-    """Whether `joules` follows from watts that the user assumed, and is no measurement."""
+    """Whether `joules` is computed from watts that the user assumed, not measured."""
     reason: str = ""
-    """Why there are no joules, in one line; "" where there are."""
+    """Why there are no joules, in one line; else ""."""
     gap_s: float = 0.0
-    """Seconds of it in which the source was not read often enough; what was spent there is interpolated."""
+    """Seconds in which the source was not read often enough; the energy spent then is interpolated."""
 
     @property
     def net_joules(self) -> float | None:
-        """Joules beyond what the idle machine would have taken; None where either is not known."""
+        """Joules beyond what the idle machine would have taken; None if either is unknown."""
         if self.joules is None or self.idle_w is None:
             return None
         return self.joules - self.idle_w * self.seconds
@@ -46,7 +46,7 @@ class Measurement:
         return None if self.joules is None else self.joules * self.seconds
 
     def facts(self, n_tokens: int) -> dict[str, Any]:
-        """Return all of it, and what follows from it for `n_tokens` emitted tokens, as JSON takes it."""
+        """Return all fields and the derived figures for `n_tokens` emitted tokens, ready for JSON."""
         derived = {
             "net_joules": self.net_joules,
             "joule_seconds": self.joule_seconds,
@@ -56,10 +56,10 @@ class Measurement:
         return asdict(self) | derived
 
     def per_token(self, n_tokens: int) -> float | None:
-        """Return the gross joules an emitted token; None where they are not known or nothing was emitted."""
+        """Return the gross joules per emitted token; None if unknown or nothing was emitted."""
         return None if self.joules is None or n_tokens < 1 else self.joules / n_tokens
 
     def net_per_token(self, n_tokens: int) -> float | None:
-        """Return the same of `net_joules`."""
+        """Return the net joules per emitted token; None if unknown or nothing was emitted."""
         net = self.net_joules
         return None if net is None or n_tokens < 1 else net / n_tokens

@@ -1,14 +1,14 @@
 """The energy meter: windows of time, and the joules of each by phase.
 
     window = meter.begin()
-    ...                                what went by until here
-    window.mark("prefill")             was the prompt
     ...
-    measured = meter.end(window)       what is left is "rest"
+    window.mark("prefill")             the time since begin() was "prefill"
+    ...
+    measured = meter.end(window)       the time since the last mark was "rest"
 
-Counters are read at every mark, which costs some microseconds; a thread reads them in between, so that
-none wraps unseen. Watts are read by the thread alone, and marks only note the time: the trapezoids
-between the samples are cut at the marks when the window ends.
+Counters are read at every mark, which costs some microseconds, and by a thread in between, so that no wrap
+goes unseen. Watts are read by the thread alone, and marks only note the time: when the window ends, the
+power between samples is interpolated at the marks.
 
     clock       ---begin------------mark------------mark-----------end---
     counters       read   (read)    read            read   (read)  read
@@ -35,17 +35,17 @@ from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn, silent
 
 MOST_GAP = 0.1
-"""Share of a window without samples close enough, above which it has no joules."""
+"""A window has no joules if samples were too far apart for more than this share of it."""
 
 ClockFn = Callable[[], float]
 
-_MOVES_IN_S = 0.1  # a counter that works ticks about every millisecond
+_MOVES_IN_S = 0.1  # a working counter ticks about every millisecond
 
 
 def boot_clock() -> float:
-    """Return the seconds since the machine was started, those it was suspended included.
+    """Return the seconds since the machine was started, time in suspend included.
 
-    A counter may wrap in a suspend, or start anew; Python's monotonic clock would not show the time.
+    A counter may wrap or restart in a suspend, which Python's monotonic clock leaves out.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -57,15 +57,15 @@ class Window:
         self._meter = meter
         self.began = began
         self.start: Point | None = None
-        """None: the source could not be read."""
+        """None if the source could not be read."""
         self.fault = ""
-        """Why it has no joules, once that is known."""
+        """Why the window will have no joules; "" so far as is known."""
         self.marks: list[tuple[float, Phase, Point | None]] = []
-        """When each phase ended; and what had gone by, of a counter."""
+        """When each phase ended and, if the source is a counter, the energy spent until then."""
         self.measured: Measurement | None = None
 
     def mark(self, phase: Phase) -> None:
-        """Say that what went by since the last mark, or since the beginning, was `phase`."""
+        """Say that the time since the last mark, or since the beginning, was `phase`."""
         self._meter.mark(self, phase)
 
     def end(self) -> Measurement:
@@ -85,17 +85,17 @@ class EnergyMeter(Closing):
         clock: ClockFn = boot_clock,
         threaded: bool = True,
     ) -> None:
-        """Take a source; None: unavailable for a `reason`, and all windows are without joules.
+        """Measure with `source`; None: unavailable for `reason`, and windows have no joules.
 
-        `clock` gives seconds. Without `threaded` nothing reads the source between marks but `sample`.
+        `clock` gives seconds. Without `threaded`, only `sample` reads the source between marks.
         """
         self._source = source
         self.reason = "" if source else reason or "nothing to measure with"
-        """Why there is nothing to measure with now; "" where there is. A source may come back."""
+        """Why the source cannot be read now, else "". It may become readable again."""
         self.idle_w = idle_w
-        """Watts of the idle machine by this source; None: not known."""
+        """Watts of the idle machine by this source; None if unknown."""
         self.found: tuple[Finding, ...] = ()
-        """What `choose` chose from."""
+        """The sources that `choose` looked for."""
         self._clock = clock
         self._latest = clock()
         self._threaded = threaded
@@ -117,8 +117,8 @@ class EnergyMeter(Closing):
     ) -> Self:
         """Return a meter with the best source of this machine: an assumption, RAPL, PMIC, INA, battery.
 
-        Where there is none the meter says so in `reason`. The idle power is what was kept of the source;
-        `on_message` takes a line if that cannot be read. Raises UsageError for watts that are none.
+        If there is none, `reason` says why. The idle power is the one stored for the source; `on_message`
+        takes a line if that cannot be read. Raises UsageError unless `assume_watts` is finite and above 0.
         """
         found = survey(root, assume_watts=assume_watts, vcgencmd=vcgencmd)
         source = next((finding.source for finding in found if finding.source), None)
@@ -127,11 +127,11 @@ class EnergyMeter(Closing):
         meter.found = found
         return meter
 
-    # ---- what it is ----
+    # ---- the source ----
 
     @property
     def available(self) -> bool:
-        """Whether the source could be read the last time."""
+        """Whether the last reading succeeded."""
         return not self.reason
 
     @property
@@ -151,28 +151,28 @@ class EnergyMeter(Closing):
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two readings of the thread; None without a source."""
+        """Seconds between two readings by the thread; None without a source."""
         return self._source.interval_s if self._source else None
 
     @property
     def reading_s(self) -> float | None:
-        """Mean seconds that a reading took; None before the first."""
+        """Mean seconds per reading; None before the first."""
         return self._read_s / self._n_read if self._n_read else None
 
     def resolution(self) -> Resolution:
-        """Return how finely the source tells energy. Reads it, a counter for a fifth of a second."""
+        """Return how finely the source measures. Takes 0.2 s if the source is a counter."""
         return find_resolution(self._source, self._read) if self._source else Resolution()
 
     # ---- windows ----
 
     def begin(self) -> Window:
-        """Open a window now. Raises nothing: where the source cannot be read, it ends without joules."""
+        """Open a window now. Raises nothing: if the source cannot be read, the window has no joules."""
         source = self._source
         with self._lock:
             self._settle()
             reading = self._read()
             if not self._windows and self._trail:
-                self._trail.clear()  # what was missed while nobody asked concerns nobody
+                self._trail.clear()  # samples missed while no window was open do not matter
             window = Window(self, self._now())
             if reading is None or self._trail is None:
                 window.fault = self.reason
@@ -185,31 +185,31 @@ class EnergyMeter(Closing):
             return window
 
     def mark(self, window: Window, phase: Phase) -> None:
-        """Close a phase of `window`: see Window.mark. One that has ended takes no more marks."""
+        """Close a phase of `window`: see Window.mark. A window that has ended ignores marks."""
         if not self.counts:  # no lock: the thread may hold it while it reads
             window.marks.append((self._clock(), phase, None))
             return
         with self._lock:
             if self._source is None or window.fault or window.measured is not None:
                 return
-            # No more than this now: between two passes the caches hold weights, and all code is slow.
+            # Settle later: between two passes the caches are full of weights, so that all code is slow.
             try:
                 figures = self._source.read()
             except UnreadableError as error:
-                self.reason = window.fault = str(error)  # nothing says where this phase ended
+                self.reason = window.fault = str(error)  # where this phase ended is unknown
                 return
             now = self._now()
             window.marks.append((now, phase, None))
             self._unsettled.append((Reading(now, figures), window, len(window.marks) - 1))
 
     def end(self, window: Window) -> Measurement:
-        """Close a window and return what was measured; the same again for one that has ended."""
+        """Close a window and return what was measured; a second call returns the same."""
         ended = self._now()
         with self._lock:
             if window.measured is None:
                 if not window.fault and not self.sample():
-                    window.fault = self.reason  # nothing says what went by since the last sample
-                if window in self._windows:  # Ctrl-C may have come between these lines
+                    window.fault = self.reason  # the energy since the last sample is unknown
+                if window in self._windows:  # a call that Ctrl-C ended may have removed it already
                     self._windows.remove(window)
                 if not self._windows:
                     self._stop.set()
@@ -217,10 +217,10 @@ class EnergyMeter(Closing):
             return window.measured
 
     def sample(self) -> bool:
-        """Read the source for the windows that are open, as the thread does every `interval_s`.
+        """Read the source for the open windows, as the thread does every `interval_s`.
 
-        Return whether it could be read. If not, the next time may do: a counter goes on counting, and of
-        power a sample is missing.
+        Return whether that succeeded. A failure loses little: a counter keeps counting, and of power only
+        one sample is missing.
         """
         with self._lock:
             self._settle()
@@ -230,18 +230,18 @@ class EnergyMeter(Closing):
             return reading is not None
 
     def close(self) -> None:
-        """Stop reading. Windows that are still open can be ended."""
+        """Stop reading. Open windows can still be ended."""
         self._stop.set()
 
     # ---- inside ----
 
     def _now(self) -> float:
-        """Return the clock, which never goes backwards here."""
+        """Return the clock's time, kept from going backwards."""
         self._latest = max(self._latest, self._clock())
         return self._latest
 
     def _read(self) -> Reading | None:
-        """Return a reading of the source; None, and `reason` says why, if there is none."""
+        """Return a reading of the source; on failure None, and `reason` says why."""
         if self._source is None:
             return None
         began = time.perf_counter()
@@ -257,7 +257,7 @@ class EnergyMeter(Closing):
         return Reading(now if self._source.counts else (before + now) / 2, figures)
 
     def _settle(self) -> None:
-        """Put what marks have read into the trail."""
+        """Add to the trail what was read at marks."""
         for reading, window, at in self._unsettled:
             self._add(reading)
             moment, phase, _ = window.marks[at]
@@ -272,7 +272,7 @@ class EnergyMeter(Closing):
                 for window in self._windows:
                     window.fault = window.fault or str(error)
                 self._trail.clear()
-                self._trail.add(reading)  # windows that begin from here on are not concerned
+                self._trail.add(reading)  # a new trail for windows that begin later
 
     def _start_thread(self, interval_s: float) -> None:
         stop = self._stop = Event()

@@ -5,7 +5,7 @@
     BatteryPower   a laptop that is not plugged in: /sys/class/power_supply/BATn
     AssumedPower   what the user says
 
-The first three are of the whole board or machine, with everything that hangs on it.
+The first three measure the whole board or machine, with everything connected to it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PmicPower(Power):
 
 
 def find_pmic(root: Path, vcgencmd: Path | None = None) -> Finding:
-    """Look for a Raspberry Pi 5; `vcgencmd` is its command, by default where distributions put it."""
+    """Look for a Raspberry Pi 5; `vcgencmd` is the path of its command, default: the usual places."""
     board = device_model(root)
     if "Raspberry Pi" in board and "Raspberry Pi 5" not in board:
         return Finding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
@@ -115,7 +115,7 @@ class _Rail:
 
 
 class InaPower(Power):
-    """The rails of a board that has sensors on them."""
+    """The rails of a board that have INA sensors."""
 
     interval_s = 0.1
 
@@ -132,7 +132,7 @@ class InaPower(Power):
 
 
 def find_ina(root: Path) -> Finding:
-    """Look for INA sensors of power among the hwmon devices."""
+    """Look for INA power sensors among the hwmon devices."""
     try:
         chips, rails = _rails(root / "sys/class/hwmon")
         if not rails:
@@ -147,7 +147,7 @@ def find_ina(root: Path) -> Finding:
 
 
 def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
-    """Return the names of the chips, and their rails, each with a label of its own."""
+    """Return the names of the chips, and their rails with unique labels."""
     chips: list[str] = []
     rails: list[_Rail] = []
     for folder in sorted(hwmon.glob("hwmon*"), key=lambda path: (len(path.name), path.name)):
@@ -165,7 +165,7 @@ def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
 
 
 def _label(folder: Path, channel: int) -> str:
-    """Return the label of a channel that tells watts, else ""."""
+    """Return a channel's label; "" if it is off, not connected or does not give watts."""
     files = [folder / f"{kind}{channel}_input" for kind in ("power", "in", "curr")]
     if not (files[0].exists() or (files[1].exists() and files[2].exists())):
         return ""
@@ -183,9 +183,9 @@ BATTERY = "battery"
 
 
 class BatteryPower(Power):
-    """What a laptop's batteries give while it is not plugged in: the whole machine, display included."""
+    """A laptop's batteries while they discharge: the power of the whole machine, display included."""
 
-    interval_s = 1.0  # its gauge says something new every second or several
+    interval_s = 1.0  # gauges update every second or more slowly
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
@@ -215,12 +215,12 @@ class BatteryPower(Power):
 def _battery_watts(folder: Path) -> float:
     power = folder / "power_now"
     if power.exists():
-        return abs(read_number(power)) / 1e6  # some drivers give what goes out a minus
+        return abs(read_number(power)) / 1e6  # some drivers show discharging as negative
     return abs(read_number(folder / "current_now")) * read_number(folder / "voltage_now") / 1e12
 
 
 def find_battery(root: Path) -> Finding:
-    """Look for batteries of the machine that are discharging."""
+    """Look for discharging batteries that power the machine."""
     try:
         folders = list(_batteries(root / "sys/class/power_supply"))
         if not folders:
@@ -247,7 +247,7 @@ def _batteries(supplies: Path) -> Iterator[Path]:
 
 
 class AssumedPower(Power):
-    """The same watts at all times, since the user says so."""
+    """Constant watts that the user gave."""
 
     estimated = True
     domains = ("assumed",)
@@ -255,10 +255,10 @@ class AssumedPower(Power):
     interval_s = math.inf
 
     def __init__(self, watts: float) -> None:
-        """Take the watts, a number above 0."""
+        """`watts`: above 0."""
         self._watts = watts
         self.name = f"{watts:g} W assumed"
 
     def read(self) -> tuple[float, ...]:
-        """Return what was assumed."""
+        """Return the assumed watts."""
         return (self._watts,)

@@ -5,10 +5,10 @@
                                     /max_energy_range_uj    where it wraps
                         intel-rapl:0:1/name                 dram, of package-0
                         intel-rapl:1/name                   psys, the whole board
-                        intel-rapl-mmio:0/name              package-0 once more, seen by memory
+                        intel-rapl-mmio:0/name              package-0 again, through memory-mapped I/O
 
-Counted are the packages (cores, caches and graphics of each socket or die) and their memory where a
-counter is there for it; psys only where there is no package, since packages are a part of it.
+The joules are those of the packages (cores, caches and graphics of each socket or die) plus their memory, if
+it has a counter. psys includes the packages, so it counts only if there are none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GROUP_FIX = (
     "sudo udevadm trigger --subsystem-match=powercap --action=add",
     "then log out and in again",
 )
-"""Lines that let a group read the counters, also after the next start."""
+"""Shell commands that let a group read the counters, also after a reboot."""
 
 _POWERCAP = "sys/class/powercap"
 _PACKAGE = re.compile(r"package-\d+(?:-die-\d+)?")
@@ -56,10 +56,10 @@ def find_rapl(root: Path) -> Finding:
 
 
 def _zones(powercap: Path) -> Iterator[Zone]:
-    """Yield each zone that counts once: some machines show a package by its registers and by memory."""
+    """Yield each zone to count, once: some machines show a package through registers and through MMIO."""
     seen = set()
     for folder in sorted(powercap.glob("intel-rapl*:*"), key=lambda path: ("mmio" in path.name, path.name)):
-        if not (folder / "name").exists():  # no zone, or one that goes away
+        if not (folder / "name").exists():  # not a zone, or just removed
             continue
         domain = _domain(powercap, folder)
         if domain and domain not in seen:
@@ -68,7 +68,7 @@ def _zones(powercap: Path) -> Iterator[Zone]:
 
 
 def _domain(powercap: Path, folder: Path) -> str:
-    """Return the domain of a zone, "" where it is a part of another."""
+    """Return the domain of a zone; "" if another zone includes it."""
     name = read_text(folder / "name")
     if _PACKAGE.fullmatch(name) or name == "psys":
         return name
@@ -96,7 +96,7 @@ def _why_none(root: Path) -> str:
 
 
 def _through_pyrapl(root: Path, direct: Counters) -> Counters | None:
-    """Return the same counters read by pyRAPL, where it can serve."""
+    """Return the same counters read by pyRAPL, or None if it cannot read them."""
     if root != Path("/") or not is_for_pyrapl(root, direct.zones):
         return None
     try:
@@ -108,7 +108,7 @@ def _through_pyrapl(root: Path, direct: Counters) -> Counters | None:
 def is_for_pyrapl(root: Path, zones: Sequence[Zone]) -> bool:
     """Whether these zones are all that pyRAPL understands: one Intel package and perhaps its memory.
 
-    It wants as many packages as sockets, each with memory or none, and knows neither dies nor psys.
+    It expects one package per socket, all with or all without memory, and knows neither dies nor psys.
     """
     try:
         intel = "GenuineIntel" in (root / "proc/cpuinfo").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""RAPL's counters: zones that wrap, read from their files, and the joules between two readings."""
+"""RAPL's counters: read them from their files, and compute the joules between two readings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from edgespec.energy.base import Reading, UnreadableError, read_number
 
 KIND = "RAPL"
-_MOST_W = 1000.0  # of a package or its memory: twice what the largest sockets draw for a moment
+_MOST_W = 1000.0  # of a package or its memory: twice the short peaks of the largest sockets
 _MOST_PSYS_W = 5000.0
-_USUAL_RANGE_UJ = 65_532_610_987  # 32 bits of 2^-16 J, the smallest unit in use: where none is told
-_LONGEST_S = 10.0  # between two readings, where the range would allow more
-_LATE_S = 1.0  # by which a counter's figure may be older than its reading, generously
+_USUAL_RANGE_UJ = 65_532_610_987  # if unknown: 32 bits of 2^-16 J, the smallest unit in use
+_LONGEST_S = 10.0  # between two readings, even if the range would allow more
+_LATE_S = 1.0  # how old a counter's figure may be when it is read; a generous bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +25,21 @@ class Zone:
     """package-0, dram-0, psys."""
     folder: Path
     range_uj: int | None
-    """Where it wraps; None: not known."""
+    """Microjoules at which it wraps; None if unknown."""
 
     @property
     def most_w(self) -> float:
-        """Watts that it never exceeds."""
+        """Upper bound of its watts."""
         return _MOST_PSYS_W if self.domain == "psys" else _MOST_W
 
     @property
     def wraps_after_s(self) -> float:
-        """Seconds in which it wraps at the earliest."""
+        """Shortest time in seconds in which it can wrap."""
         return (self.range_uj or _USUAL_RANGE_UJ) / 1e6 / self.most_w
 
 
 class Counters:
-    """The counters of some zones: what RAPL sources share, however they read them."""
+    """The counters of some zones, read from sysfs; pyRAPL's are a subclass."""
 
     counts = True
     estimated = False
@@ -57,14 +57,14 @@ class Counters:
         """Return the microjoules of each zone."""
         figures = []
         try:
-            for file in self._files:  # read_number without its calls: this is what a mark costs
+            for file in self._files:  # read_number inlined: a mark must be fast
                 descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     figures.append(int(os.read(descriptor, 64)))
                 finally:
                     os.close(descriptor)
         except (OSError, ValueError):
-            return tuple(map(read_number, self._files))  # says what is wrong
+            return tuple(map(read_number, self._files))  # raises with the reason
         return tuple(figures)
 
     def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
@@ -86,6 +86,6 @@ def _joules(zone: Zone, start: float, end: float, seconds: float) -> float:
     if zone.range_uj is None:
         raise UnreadableError(f"RAPL: {zone.domain} went backwards, and where it wraps is not known")
     spent += zone.range_uj / 1e6
-    if not 0 <= spent <= zone.most_w * (seconds + _LATE_S):  # set to 0 anew, as after a suspend
+    if not 0 <= spent <= zone.most_w * (seconds + _LATE_S):  # reset to 0, as after a suspend
         raise UnreadableError(f"RAPL: {zone.domain} went backwards without having wrapped")
     return spent

@@ -1,4 +1,4 @@
-"""How finely a source tells energy."""
+"""Find out how finely a source measures energy."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from statistics import median
 
 from edgespec.energy.base import Reading, Source
 
-_LOOKED_S = 0.2  # at a counter
-_LOOKED_AT = 50  # steps of it, which are enough
+_OBSERVED_S = 0.2
+_ENOUGH_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How finely a source tells energy."""
+    """How finely a source measures energy."""
 
     step_j: float | None = None
-    """Of a counter: its smallest step seen. None: a source of power, or it stood still."""
+    """The smallest step seen of a counter; None for a source of power or a counter that stood still."""
     step_s: float | None = None
-    """Of a counter: the median time between two steps."""
+    """The median time between two steps of a counter."""
     interval_s: float | None = None
-    """Of a source of power: the time between two samples; None: a counter, or an assumption."""
+    """The time between two samples of a source of power; None for a counter or an assumption."""
 
 
 def find_resolution(source: Source, read: Callable[[], Reading | None]) -> Resolution:
-    """Return the resolution of `source`, which `read` reads (None: it could not be); a counter for 0.2 s."""
+    """Return the resolution of `source`; watches a counter for 0.2 s. `read` returns None on failure."""
     if not source.counts:
         if math.isinf(source.interval_s):
             return Resolution()
@@ -36,9 +36,9 @@ def find_resolution(source: Source, read: Callable[[], Reading | None]) -> Resol
     steps: list[float] = []
     times: list[float] = []
     began = before = read()
-    while before and began and len(steps) < _LOOKED_AT:
+    while before and began and len(steps) < _ENOUGH_STEPS:
         now = read()
-        if now is None or now.at - began.at > _LOOKED_S:
+        if now is None or now.at - began.at > _OBSERVED_S:
             break
         pairs = zip(source.counted, before.figures, now.figures, strict=True)
         changes = [after - start for counted, start, after in pairs if counted and after > start]
@@ -46,5 +46,5 @@ def find_resolution(source: Source, read: Callable[[], Reading | None]) -> Resol
             steps.append(min(changes) / 1e6)
             times.append(now.at)
             before = now
-    apart = [after - start for start, after in pairwise(times)]
-    return Resolution(min(steps, default=None), median(apart) if apart else None)
+    gaps = [after - start for start, after in pairwise(times)]
+    return Resolution(min(steps, default=None), median(gaps) if gaps else None)

@@ -1,4 +1,4 @@
-"""What of this machine tells energy, in the order in which it is chosen."""
+"""The energy sources of this machine, in the order of preference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ASSUMED = "assumption"
 def survey(
     root: Path = Path("/"), *, assume_watts: float | None = None, vcgencmd: Path | None = None
 ) -> tuple[Finding, ...]:
-    """Return what was found of each kind of source, the one to choose first being the first available.
+    """Return a finding for each kind of source; the first available one is the best.
 
-    `root` is the folder below which all paths are looked for, `vcgencmd` a Raspberry Pi's command where
-    it is not in one of its usual places. Raises UsageError for `assume_watts` that are no power.
+    All paths are looked up below `root`. `vcgencmd`: path of a Raspberry Pi's command, if it is not in a
+    usual place. Raises UsageError unless `assume_watts` is finite and above 0.
     """
     found = [find_rapl(root), find_pmic(root, vcgencmd), find_ina(root), find_battery(root)]
     if assume_watts is not None:
@@ -32,7 +32,7 @@ def survey(
 
 
 def why_none(found: Sequence[Finding]) -> str:
-    """Return in one line why none of them is available."""
+    """Return in one line why no source is available."""
     present = [finding for finding in found if finding.present]
     told = present or [finding for finding in found if "virtual machine" in finding.reason]
     told = told or [finding for finding in found if "no sensor of its current" in finding.reason]

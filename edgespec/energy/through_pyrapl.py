@@ -1,4 +1,4 @@
-"""RAPL read through pyRAPL: its Sensor gives the counters, what they mean is told by rapl.py.
+"""RAPL counters read through pyRAPL's Sensor; zones and joules are as in rapl.py.
 
 pyRAPL's own Measurement is not used: it takes a wrapped counter for "no figure".
 """
@@ -20,11 +20,11 @@ class PyRAPLCounters(Counters):
     """The counters of one package, and its memory, of the running machine."""
 
     def __init__(self, zones: Sequence[Zone]) -> None:
-        """Set pyRAPL up. Raises UnreadableError where it is missing, or has another idea of this machine."""
+        """Set pyRAPL up. Raises UnreadableError if it is missing or cannot read these counters."""
         super().__init__(zones, "RAPL through pyRAPL")
         try:
             self._sensor: Any = _pyrapl().Sensor()
-        except Exception as error:  # noqa: BLE001 - it raises what it likes, and we can do without
+        except Exception as error:  # noqa: BLE001 - pyRAPL may raise anything, and is optional
             raise UnreadableError(f"pyRAPL: {error or type(error).__name__}") from None
         self.read()
 
@@ -35,15 +35,15 @@ class PyRAPLCounters(Counters):
             figures = tuple(float(energy[_PLACES[domain]]) for domain in self.domains)
         except (OSError, ValueError, IndexError) as error:
             raise UnreadableError(f"pyRAPL: {error}") from None
-        if min(figures) < 0:  # its word for "none"
+        if min(figures) < 0:  # how pyRAPL says "none"
             raise UnreadableError("pyRAPL: a counter that Linux shows is missing")
         return figures
 
 
 def _pyrapl() -> Any:  # noqa: ANN401 - it has no types
-    """Import pyRAPL without its remarks on its own code and on exporters that are not installed."""
+    """Import pyRAPL without its warnings about its own code and exporters that are not installed."""
     quiet, root = logging.NullHandler(), logging.getLogger()
-    root.addHandler(quiet)  # else it would set logging up for the whole program
+    root.addHandler(quiet)  # else pyRAPL would configure logging for the whole program
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

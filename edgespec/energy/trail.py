@@ -1,4 +1,4 @@
-"""The energy that went by since a trail began, at any moment of it."""
+"""A running sum of the energy spent since a start, which can be asked for any moment."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 from edgespec.energy.base import Reading, Source
 
 MOST_INTERVALS = 4.0
-"""Between two samples of a source of power; what lies further apart is a gap."""
+"""Power samples further apart than this many intervals leave a gap."""
 
 
 class Point(NamedTuple):
-    """What had gone by at a moment."""
+    """The sums up to a moment."""
 
     joules: tuple[float, ...]
-    """Of each domain."""
+    """Energy spent in each domain."""
     gap_s: float
     """Seconds in which samples were too far apart."""
 
 
 class Trail:
-    """Readings of a source, one after another, and the sums of the joules between them.
+    """Successive readings of a source and the running sums of their joules.
 
-    Of a counter only the last is kept: nobody asks what it was between two readings.
+    Of a counter only the last reading is kept: it is never interpolated.
     """
 
     def __init__(self, source: Source) -> None:
@@ -38,11 +38,11 @@ class Trail:
 
     @property
     def last(self) -> Point | None:
-        """What had gone by at the last reading; None before the first."""
+        """The sums up to the last reading; None before the first."""
         return self._points[-1] if self._points else None
 
     def add(self, reading: Reading) -> None:
-        """Add a reading. Raises UnreadableError, and adds nothing, if what went by cannot be told."""
+        """Add a reading. Raises UnreadableError, and adds nothing, if the energy spent cannot be told."""
         if not self._readings:
             point = Point((0.0,) * len(reading.figures), 0.0)
         else:
@@ -56,7 +56,7 @@ class Trail:
         self._points.append(point)
 
     def at(self, moment: float) -> Point:
-        """Return what had gone by at `moment`, in between the first and the last reading."""
+        """Return the sums up to `moment`, which is limited to between the first and the last reading."""
         i = bisect_right(self._readings, moment, key=lambda reading: reading.at)
         if i == len(self._readings):
             return self._points[-1]

@@ -1,8 +1,8 @@
-"""What a grammar allows one generation: which tokens may come next, and which must.
+"""Apply a grammar to one generation: which tokens may come next, and which must.
 
-The target's distribution is that of its logits with the forbidden tokens at -inf, before all filters; the
-end-of-generation tokens are allowed exactly where the grammar may end. Where a text may go on in several ways
-there is a copy of the grammar's state for each.
+The logits of forbidden tokens are set to -inf before all filters; that defines the target's distribution. The
+end-of-generation tokens are allowed exactly where the grammar may end. Each path of drafted tokens has its
+own copy of the grammar's state.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Bools = npt.NDArray[np.bool_]
 Path = Sequence[int]
 """Drafted tokens that follow the timeline, one after the other."""
 
-_JUDGED = (64, 1024)  # likeliest tokens that are judged, before all are
-_LONGEST_FORCED = 64  # bytes looked ahead
+_JUDGED = (64, 1024)  # how many of the likeliest tokens to judge, before judging all
+_LONGEST_FORCED = 64  # bytes to look ahead
 
 
 class State(Protocol):
-    """Where in a grammar a text stands."""
+    """A text's position in a grammar."""
 
     def judge(self, ids: Ids) -> Bools:
-        """Say of each token whether it may come next."""
+        """Return for each token whether it may come next."""
 
     def accept(self, token: int) -> None:
-        """Go on with `token`, which may come next and ends no generation."""
+        """Move on by `token`, which must be allowed and no end-of-generation token."""
 
     def copy(self) -> Self:
-        """Return a state of its own."""
+        """Return an independent copy."""
 
 
 class Constraint(Closing):
@@ -59,19 +59,19 @@ class Constraint(Closing):
         spelling: Spelling | None = None,
         name: str = "the grammar",
     ) -> None:
-        """Begin in the state `start`. Without a `spelling` nothing is known to be forced."""
+        """Begin in the state `start`. Without a `spelling`, no forced tokens are found."""
         self._states: dict[tuple[int, ...], State | None] = {(): start}  # None: nothing may follow
         self._forced: dict[tuple[int, ...], list[int]] = {}
         self._params, self._is_eog, self._spelling, self._name = params, is_eog, spelling, name
         self._everything = np.arange(n_vocab, dtype=np.int32)
         self._rows: Rows = np.empty((0, n_vocab), np.float32)
-        self._written: list[Ids | None] = []  # what in a row is not -inf; None: unknown
+        self._written: list[Ids | None] = []  # which elements of a row are not -inf; None: unknown
         self._ids: Ids = np.empty(_JUDGED[-1], np.int32)
         self._logits: Rows = np.empty(_JUDGED[-1], np.float32)
         self.n_masked = 0
         """Rows that were masked."""
         self.n_full = 0
-        """Those for which all tokens had to be judged."""
+        """Masked rows for which all tokens had to be judged."""
 
     def mask(
         self,
@@ -83,13 +83,13 @@ class Constraint(Closing):
         place: int = 0,
         exact: bool = True,
     ) -> Rows | None:
-        """Return the logits `row` after `path` with every token forbidden that matters, at -inf.
+        """Return the logits `row`, which follow `path`, with forbidden tokens at -inf.
 
-        The filters make the same of it as if all that is forbidden were at -inf; not `exact`: it may leave
-        out unlikely tokens that are allowed. `sampler` and `recent` are those that filter it. The result is
-        a buffer of this object's, one for each `place`, valid until the next call for that. None where
-        nothing may follow, as after an end, or where (not `exact`) no likely token may.
-        Raises EdgespecError where the grammar allows no token of the model.
+        Unlikely tokens may be at -inf although allowed, but only if the filters give the same result; without
+        `exact`, even if not. `sampler` and `recent` must be those that will filter the row. The result is a
+        buffer of this object, one for each `place`, valid until the next call with that place. None if
+        nothing may follow, as after an end, or (not `exact`) no likely token. Raises EdgespecError if the
+        grammar allows no token of the model.
         """
         state = self._state(tuple(path))
         if state is None:
@@ -117,7 +117,7 @@ class Constraint(Closing):
         sampler: _core.Sampler,
         recent: Callable[[Path], Ids],
     ) -> Rows:
-        """Return `rows` (len(paths), n_vocab) masked, each after its path; raw where nothing follows."""
+        """Return `rows` (len(paths), n_vocab) masked, each after its path; unmasked if nothing may follow."""
         self._make_room(len(paths))
         for place, path in enumerate(paths):
             if self.mask(rows[place], path, sampler, recent(path), place=place) is None:
@@ -126,7 +126,7 @@ class Constraint(Closing):
         return self._rows[: len(paths)]
 
     def allows(self, path: Path, token: int) -> bool:
-        """Say whether `token` may follow `path`."""
+        """Return whether `token` may follow `path`."""
         return self.fitting(path, (token,)) == 1
 
     def fitting(self, path: Path, tokens: Sequence[int]) -> int:
@@ -144,14 +144,14 @@ class Constraint(Closing):
         return len(tokens)
 
     def forced(self, path: Path) -> int | None:
-        """Return the token that will follow `path` where the text leaves no choice; None where it does."""
+        """Return the token to follow `path` if only one text may follow, else None."""
         run = self.forced_run(path)
         return run[0] if run else None
 
     def forced_run(self, path: Path) -> list[int]:
-        """Return the tokens to follow `path` as far as the text leaves no choice.
+        """Return tokens to follow `path`, as far as only one text may follow.
 
-        The text is certain; that it is written with these tokens is a guess, if a good one.
+        The text is certain; the tokens that the model will write it with are a good guess.
         """
         key = tuple(path)
         found = self._forced.get(key)
@@ -160,7 +160,7 @@ class Constraint(Closing):
         return found
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on with `tokens`, which were emitted."""
+        """Move on by `tokens`, which were emitted."""
         for n in range(len(tokens)):
             self._state(tuple(tokens[: n + 1]))
         state = self._states.pop(tuple(tokens))
@@ -173,7 +173,7 @@ class Constraint(Closing):
         self._forced = {}
 
     def _state(self, path: tuple[int, ...]) -> State | None:
-        """Return the state after `path`; None where nothing may follow: after an end, or the forbidden."""
+        """Return the state after `path`; None if `path` is forbidden or has ended the text."""
         if path in self._states:
             return self._states[path]
         before = self._state(path[:-1])
@@ -205,7 +205,7 @@ class Constraint(Closing):
         tokens = spelling.write(bytes(text))
         if ended:
             tokens.append(int(spelling.probes[-1]))
-        else:  # instead of the last one the model may write a longer one, which goes on beyond the text
+        else:  # the model may write the last token as a longer one, which goes on beyond this text
             tokens = tokens[:-1]
         return tokens[: self.fitting(path, tokens)]
 

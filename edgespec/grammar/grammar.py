@@ -1,6 +1,6 @@
-"""A grammar over a model's vocabulary, in llama.cpp's own engine (docs/structured.md).
+"""A grammar over a model's vocabulary, run by llama.cpp's grammar engine (docs/structured.md).
 
-The engine never accepts what it would forbid, which would end the process.
+A token goes to the engine's `accept` only after `judge` allowed it: a forbidden one would end the process.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _free = backend.foreign_function("llama_sampler_free", None, ctypes.c_void_p)
 
 
 class LibraryState:
-    """A State in llama.cpp; freed with this object."""
+    """A State that llama.cpp holds; freed with this object."""
 
     def __init__(self, handle: int, model: Model, spelling: Spelling, tail: bytes = b"") -> None:
-        """Own `handle`, a llama_sampler of a grammar. `tail`: the bytes of an unfinished character before."""
+        """Own `handle`, a grammar's llama_sampler. `tail`: bytes of an unfinished character before it."""
         self._handle, self._model, self._spelling, self._tail = handle, model, spelling, tail
         weakref.finalize(self, _free_state, handle, model)
 
     def judge(self, ids: Ids) -> Bools:
-        """Say of each token whether it may come next: visible text, or an end where there may be one."""
+        """Return for each token whether it may come next: allowed visible text, or an allowed end."""
         candidates = np.zeros(len(ids), _CANDIDATE)
         candidates["id"] = ids
         array = _Candidates(candidates.ctypes.data, len(ids), -1, False)
@@ -58,12 +58,12 @@ class LibraryState:
         return self._spelling.only_text(ids, allowed, self._tail)
 
     def accept(self, token: int) -> None:
-        """Go on with `token`, which may come next and ends no generation."""
+        """Move on by `token`, which must be allowed and no end-of-generation token."""
         _accept(self._handle, token)
         self._tail = self._spelling.tail_after(self._tail, token)
 
     def copy(self) -> LibraryState:
-        """Return a state of its own."""
+        """Return an independent copy."""
         return LibraryState(_clone(self._handle), self._model, self._spelling, self._tail)
 
 
@@ -72,18 +72,18 @@ def _free_state(handle: int, _model: Model) -> None:
 
 
 class Grammar:
-    """A grammar over a model's vocabulary. Immutable: for any number of generations."""
+    """A grammar over a model's vocabulary. Immutable: any number of generations can use it."""
 
     def __init__(self, model: Model, text: str, *, name: str = "grammar") -> None:
         """Compile `text`, in llama.cpp's GBNF; the text must match the rule "root".
 
-        Raises UsageError, whose field is `name`, for what llama.cpp cannot take.
+        Raises UsageError, whose field is `name`, if llama.cpp cannot compile it.
         """
         check_grammar(text, name)
         self.text = text
         self.name = name
         self.ignored: tuple[str, ...] = ()
-        """Keywords of the JSON schema it was made of that are not enforced."""
+        """Keywords of the JSON schema that the grammar does not enforce."""
         self.model = model
         self._spelling = Spelling.of(model)
         vocab = llama.llama_model_get_vocab(model.handle)
@@ -100,7 +100,7 @@ class Grammar:
     def from_json_schema(cls, model: Model, schema: str | Schema, *, name: str = "json_schema") -> Grammar:
         """Return the grammar of the JSON values that `schema` describes; see `ignored`.
 
-        Raises UsageError, whose field is `name`, for what cannot be converted.
+        Raises UsageError, whose field is `name`, if it cannot be converted.
         """
         try:
             converted = schema_to_gbnf(schema)
@@ -116,11 +116,11 @@ class Grammar:
         return cls.from_json_schema(model, {"type": "object"})
 
     def begin(self, params: SamplingParams | None = None) -> Constraint:
-        """Return the state of one generation, which samples with `params`.
+        """Return the Constraint of one generation, which samples with `params`.
 
-        Raises EdgespecError when the model is closed.
+        Raises EdgespecError if the model is closed.
         """
-        _ = self.model.handle  # it is open
+        _ = self.model.handle  # raises if the model is closed
         return Constraint(
             self._start.copy(),
             params or SamplingParams(),

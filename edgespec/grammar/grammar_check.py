@@ -1,9 +1,9 @@
-"""Is a grammar one that llama.cpp takes? Asked in a child: some would end or stall the library's process.
+"""Check, in a child process, that llama.cpp can use a grammar: some grammars crash or stall the library.
 
-Text that it cannot parse is printed to stderr; deep nesting overflows its stack, rules that refer to each
-other in many ways take it years, and a rule that begins with itself, behind one that may be empty, takes all
-memory, though maybe only when the generation comes to it. So the child has little of everything, and expands
-the beginning of every rule, not of the root alone.
+The library prints text that it cannot parse to stderr; deep nesting overflows its stack; rules that refer to
+each other in many ways take years; a rule that begins with itself, after a part that may be empty, takes all
+memory, perhaps only when a generation reaches it. So the child has little stack, time and memory, and expands
+the beginning of every rule, not only of the root.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.child import REFUSED, Conversation, answer
 
 LONGEST = 1 << 18
-"""Bytes of a grammar."""
+"""Most bytes of a grammar."""
 
-_STACK_BYTES = 2 << 20  # a thread of this process has more
+_STACK_BYTES = 2 << 20  # less than a thread of this process has
 _MEMORY_BYTES = 512 << 20
 _CPU_SECONDS = 2
 _LONGEST_REASON = 120
-_MOST_REPETITIONS = 2000  # of one item; where more are asked for the library takes any number
+_MOST_REPETITIONS = 2000  # of one item; the library takes a larger limit as no limit
 
-# Strings, classes and comments: what is in them names no rule.
+# Strings, classes and comments, which contain no names of rules.
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 
 
 def check_grammar(text: str, name: str) -> None:
-    """Raise UsageError, whose field is `name`, for a grammar that the library cannot take."""
+    """Raise UsageError, whose field is `name`, if the library cannot use the grammar."""
     reason = _fault(text) or _refusal(text)
     if reason:
         raise UsageError(reason, field=name)
 
 
 def _fault(text: str) -> str | None:
-    """Return what can be seen without the library; None: nothing."""
+    """Return a fault that can be seen without the library, or None."""
     try:
         n_bytes = len(text.encode())
     except UnicodeEncodeError as error:
@@ -69,9 +69,9 @@ def _names(bare: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _refusal(text: str) -> str | None:
-    """Return why the library does not take a grammar; None: it does."""
+    """Return why the library refuses a grammar; None if it does not."""
     child = Conversation(__name__, "_in_child", text)
-    for _ in child:  # it says nothing
+    for _ in child:  # sends no pairs
         pass
     if child.ended.code == 0:
         return None
@@ -85,7 +85,7 @@ def _in_child() -> int:
 
 
 def _compile(text: str) -> None:
-    """Let the library compile `text`, with little stack, time and memory. Raises EdgespecError."""
+    """Have the library compile `text`, with little stack, time and memory. Raises EdgespecError."""
     from edgespec.llama import backend  # only the child needs the library
 
     everything = "every-rule"

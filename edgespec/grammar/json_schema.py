@@ -1,8 +1,9 @@
-"""A JSON schema as a grammar, through llama-cpp-python's converter.
+"""Convert a JSON schema to a grammar, with llama-cpp-python's converter.
 
-What goes into the converter is put in order before: it mistakes definitions for properties of the same name,
-drops what stands beside a `$ref` or a list of types without a word, and takes `{}` for an object. Its rules
-are made strict: a string could hold raw control characters, a pattern a quote, and a name no backslash.
+The schema is rewritten first, because the converter mistakes definitions for properties of the same name,
+silently drops what is beside a `$ref` or a list of types, and takes `{}` for an object. Its rules are made
+strict, because they allow raw control characters in a string and a quote in a pattern, and break on a
+backslash in a name.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FORMATS = {"date", "time", "date-time", "uuid", "uuid1", "uuid2", "uuid3", "uui
 
 _CHAR = r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])'
 _DOT = r'[^"\\\x00-\x1F]'
-_ESCAPED_ONLY = '"\\' + "".join(map(chr, range(32)))  # what a JSON string cannot hold as it is
+_ESCAPED_ONLY = '"\\' + "".join(map(chr, range(32)))  # what a JSON string must escape
 
 _PATTERN_PART = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": " "}
@@ -54,7 +55,7 @@ class Converted:
 
 @dataclass
 class _Ordering:
-    """Puts one schema in order for the converter."""
+    """Rewrites one schema for the converter."""
 
     root: Schema
     prefix: str
@@ -63,7 +64,7 @@ class _Ordering:
     found: dict[str, Schema] = field(default_factory=dict)
 
     def schema(self, given: object) -> Schema:
-        """Return `given` with nothing in it that the converter would misread."""
+        """Return `given` without anything that the converter would misread."""
         if given is True or given == {}:
             return _ANY
         if not isinstance(given, dict):
@@ -145,7 +146,7 @@ class _Ordering:
         return {"type": "string", **{key: own[key] for key in ("minLength", "maxLength") if key in own}}
 
     def _merged(self, given: Schema) -> Schema:
-        """Return `given` with the parts of its allOf in it: one part of any kind, or several objects."""
+        """Return `given` with its allOf merged in: one part of any kind, or several objects."""
         parts = [self._target(one["$ref"]) if isinstance(one, dict) and "$ref" in one else one
                  for one in _list(given, "allOf")]  # fmt: skip
         rest = {key: value for key, value in given.items() if key != "allOf"}
@@ -165,7 +166,7 @@ class _Ordering:
         return merged
 
     def _reference(self, ref: object) -> str:
-        """Return a $ref to what `ref` points to, under a name that nothing else has."""
+        """Return a $ref to the target of `ref`, stored under a unique name."""
         target = self._target(ref)
         key = str(ref)
         if key not in self.places:
@@ -190,10 +191,10 @@ class _Ordering:
 
 
 class _Converter(backend.SchemaConverter):
-    """The converter, with rules that write no broken JSON."""
+    """The converter, with rules that allow valid JSON only."""
 
     def visit(self, schema: Schema, name: str) -> str:
-        """Return the rule for `schema`. Lengths are counted by the library: rules for each take its time."""
+        """Return the rule for `schema`. A string's length becomes {min,max}: a rule per length is slow."""
         if schema.get("type") == "string" and schema.keys() & {"minLength", "maxLength"}:
             char = self._add_primitive("char", backend.PRIMITIVE_RULES["char"])
             counts = f"{schema.get('minLength', 0)},{schema.get('maxLength', '')}"
@@ -206,7 +207,7 @@ class _Converter(backend.SchemaConverter):
         return str(super()._add_rule(name, rule))  # type: ignore[no-untyped-call]
 
     def _format_literal(self, literal: str) -> str:
-        """Return a JSON text as a string of GBNF, in letters as a model writes them."""
+        """Return a JSON text as a GBNF string, with letters unescaped, as a model writes them."""
         text = json.dumps(json.loads(literal), ensure_ascii=False)
         if any("\ud800" <= char <= "\udfff" for char in text):
             text = literal
@@ -217,7 +218,7 @@ class _Converter(backend.SchemaConverter):
 def schema_to_gbnf(schema: str | Schema) -> Converted:
     """Return a grammar of the JSON values that `schema` describes.
 
-    Raises UsageError, without the name of a file, for text that is no JSON and for what cannot be converted.
+    Raises UsageError, without the name of a file, if the text is no JSON or cannot be converted.
     """
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
@@ -247,7 +248,7 @@ def schema_to_gbnf(schema: str | Schema) -> Converted:
 
 
 def _pattern(pattern: object) -> str:
-    """Return a regular expression as the converter reads it, which can match no end of a JSON string."""
+    """Return a regular expression that the converter understands and that cannot match a string's end."""
     if not isinstance(pattern, str) or not (pattern.startswith("^") and pattern.endswith("$")):
         raise UsageError(f"pattern {_short(pattern)}: must begin with ^ and end with $")
     made = []
@@ -272,7 +273,7 @@ def _escape(char: str, pattern: str) -> str:
 
 
 def _class(part: str, pattern: str) -> str:
-    """Return a class of characters in GBNF: of a negated one, without what a JSON string cannot hold."""
+    """Return a class of characters in GBNF; a negated class also excludes what a JSON string must escape."""
     try:
         holds = re.compile(part)
     except re.error:

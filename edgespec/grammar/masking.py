@@ -1,9 +1,9 @@
-"""When the likeliest tokens are enough to know what a mask leaves of a distribution.
+"""Decide whether judging only the likeliest tokens gives the same distribution as judging all.
 
-To let a grammar judge all of 152,000 tokens takes as long as a pass of the target. But what the filters keep
-depends on the likeliest allowed tokens alone. So the likeliest M tokens are judged, best first after bias and
-penalties; `is_enough` says whether the filters make the same of the row in which every other token is
-forbidden, whatever the grammar allows among those. If not, M grows.
+A grammar takes as long to judge all 152,000 tokens as the target takes for a pass. But what the filters keep
+depends only on the likeliest allowed tokens. So only the M likeliest are judged, in the order after bias and
+penalties, and all others count as forbidden. `is_enough` tells whether the filters keep the same, whatever
+the grammar says of those others. If not, M grows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ROUNDING = 1e-6  # of the mass of top-p: the C core sums in single precision
 
 
 def is_enough(allowed: npt.NDArray[np.float32], bound: float, n_rest: int, params: SamplingParams) -> bool:
-    """Say whether the filters of `params` keep the same of all tokens as of those that are known.
+    """Return whether the filters of `params` keep the same of all tokens as of the judged ones.
 
-    `allowed` are the logits, best first, after bias and penalties, of the known tokens that the grammar
-    allows. Of `n_rest` tokens it is unknown whether they are allowed; none has a logit above `bound`.
+    `allowed`: logits after bias and penalties, best first, of the judged tokens that the grammar allows.
+    `n_rest` tokens were not judged; none has a logit above `bound`.
     """
     if not n_rest or bound == -np.inf:
         return True
-    sure = allowed[allowed > bound].astype(np.float64)  # their order is that among all tokens
+    sure = allowed[allowed > bound].astype(np.float64)  # no unjudged token comes before these
     if not len(sure):
         return False
     typical = params.typical_p < 1.0
@@ -36,7 +36,7 @@ def is_enough(allowed: npt.NDArray[np.float32], bound: float, n_rest: int, param
     if typical:
         return False
     least = sure[0] + np.log(params.min_p) if params.min_p > 0.0 else -np.inf
-    n_likely = int((sure >= least).sum()) if least > bound else None  # what min-p leaves, if that is known
+    n_likely = int((sure >= least).sum()) if least > bound else None  # what min-p leaves, if known
     if params.top_p == 1.0:
         return n_likely is not None
     mass = np.cumsum(np.exp(sure - sure[0]))
@@ -49,7 +49,7 @@ def is_enough(allowed: npt.NDArray[np.float32], bound: float, n_rest: int, param
 
 
 def needs_all(params: SamplingParams) -> bool:
-    """Say whether no number of likely tokens is ever enough, so that each row is judged as a whole."""
+    """Return whether all tokens of each row must be judged, since no number of likely ones is enough."""
     if params.greedy and params.typical_p == 1.0:
         return False
     if params.typical_p < 1.0:

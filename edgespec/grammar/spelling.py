@@ -1,4 +1,4 @@
-"""How a vocabulary spells text: its tokens of a single byte, and which tokens are text at all."""
+"""How a vocabulary spells text: which tokens are a single byte, and which are text at all."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _known: weakref.WeakKeyDictionary[Model, Spelling] = weakref.WeakKeyDictionary()
 
 
 class Spelling:
-    """What a grammar asks of a model's vocabulary."""
+    """The spelling of a model's tokens, for grammars."""
 
     def __init__(self, model: Model) -> None:
-        """Look for the tokens of a single byte."""
+        """Find the tokens of a single byte."""
         self._model = weakref.proxy(model)
         self._kinds = np.zeros(model.n_vocab, np.int8)
         self._pieces: dict[int, bytes] = {}
         self.probes = self._find_probes(model)
-        """A token for each byte that has one, and last the usual end-of-generation token if there is one."""
+        """A token for each byte that has one; at the end the usual end-of-generation token, if any."""
 
     @classmethod
     def of(cls, model: Model) -> Spelling:
-        """Return the Spelling of `model`, which is made once."""
+        """Return the Spelling of `model`, made once per model."""
         found = _known.get(model)
         if found is None:
             found = _known[model] = cls(model)
@@ -47,10 +47,10 @@ class Spelling:
         return found
 
     def only_text(self, ids: Ids, allowed: Bools, tail: bytes) -> Bools:
-        """Return `allowed` without the tokens whose text, after `tail`, is not what the library judges.
+        """Return `allowed` without tokens that the library's grammar engine misreads after `tail`.
 
-        It judges a control token by its name, a text only up to a byte 0, and takes bytes that are not UTF-8
-        for a character.
+        The engine reads a control token as the text of its name, a text only up to a byte 0, and some bytes
+        that are no valid UTF-8 as a character.
         """
         kinds = self._kinds[ids]
         for i in np.flatnonzero(allowed & (kinds == _UNKNOWN)):
@@ -66,13 +66,13 @@ class Spelling:
         return text
 
     def tail_after(self, tail: bytes, token: int) -> bytes:
-        """Return the bytes of an unfinished character after `tail`, those before, and `token`."""
+        """Return the bytes of an unfinished character after `token`; `tail`: those before it."""
         return _tail(tail + self.piece(token)) or b""
 
     def write(self, text: bytes) -> list[int]:
-        """Return the tokens that the model would write `text` with, but for an unfinished character.
+        """Return the tokens of `text` as the tokenizer cuts it, without an unfinished character at its end.
 
-        None where they spell another text, as that of a tokenizer that puts a space before it.
+        [] if they spell another text, as with a tokenizer that puts a space in front.
         """
         whole = text.decode(errors="ignore")
         if not whole:
@@ -82,7 +82,7 @@ class Spelling:
 
     def _find_probes(self, model: Model) -> Ids:
         found: dict[bytes, int] = {}
-        for token in range(model.n_vocab):  # they come first, so that few are looked at
+        for token in range(model.n_vocab):  # single bytes come first, so that the loop ends early
             piece = model.piece(token)
             if len(piece) == 1 and piece not in found:
                 found[piece] = token
@@ -93,7 +93,7 @@ class Spelling:
 
 
 def _tail(text: bytes) -> bytes | None:
-    """Return the bytes of an unfinished character at the end of `text`; None if it is no UTF-8."""
+    """Return the bytes of an unfinished character at the end of `text`; None if `text` is no UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         decoder.decode(text)

@@ -1,9 +1,9 @@
-"""The door to llama.cpp: the only module that imports `llama_cpp`, re-exported as `llama`.
+"""The only module that imports `llama_cpp`, which it re-exports as `llama`.
 
-Importing it starts the library once, takes over its log (nothing is printed; the last warnings
-and errors are kept so that ours can quote them) and its abort (a failed assertion ends as one
-line on stderr and exit code 1). `quantize` runs in a child process: the library can neither be
-interrupted there nor trusted to survive a damaged file.
+Importing it starts the library, takes over its log (nothing is printed; the last warnings and errors are
+kept for our own messages) and its abort (a failed assertion becomes one line on stderr and exit code 1).
+`quantize` runs in a child process, because the library cannot be interrupted there and may crash on a
+damaged file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgespec.platform.boards import wheel_for_another_board
 from edgespec.platform.child import Conversation, answer, say
 
 if _problem := wheel_for_another_board():
-    raise EdgespecError(_problem)  # the library would die of SIGILL while it is loaded
+    raise EdgespecError(_problem)  # loading the library would end in SIGILL
 
 from llama_cpp import llama_cpp as llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
@@ -105,7 +105,7 @@ def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> No
 
 
 def _stop_in_one_line(message: bytes) -> None:
-    """End the process where the library would have dumped core: it cannot go on after this."""
+    """End the process with one line where the library would dump core."""
     place, _, what = message.decode(errors="replace").partition(": ")
     reason = " ".join(f"{place.rpartition('/')[2]}: {what}".split())
     line = (
@@ -117,7 +117,7 @@ def _stop_in_one_line(message: bytes) -> None:
 
 
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-# The library keeps these addresses for the life of the process: the objects must live as long.
+# The library keeps these addresses until the process ends, so the objects must live as long.
 _log_callback = llama.llama_log_callback(_keep_log_line)
 _abort_callback = _AbortCallback(_stop_in_one_line)
 llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
@@ -126,15 +126,15 @@ llama.llama_backend_init()
 
 
 def clear_log() -> None:
-    """Forget the kept lines, so that a later `last_log_error` can only be about what follows."""
+    """Forget the kept lines, so that `last_log_error` tells of later failures only."""
     _log.clear()
 
 
 def last_log_error() -> str | None:
-    """Return why the library failed since `clear_log`, without its function's name; None if unknown.
+    """Return why the library failed since `clear_log`, without the C function's name; None if unknown.
 
-    That is the first error, else the newest warning: a failure begins with its cause and goes on
-    with a line from each caller that only repeats that it failed.
+    That is the first error, else the newest warning: the cause is logged first, then a line from each caller
+    that only repeats that it failed.
     """
     errors = [text for level, text in _log if level == _LEVEL_ERROR]
     warnings = [text for level, text in _log if level == _LEVEL_WARN]
@@ -143,12 +143,12 @@ def last_log_error() -> str | None:
 
 
 def failure_reason() -> str:
-    """Return the last error of the library, for a message."""
+    """Return why the library failed, for a message."""
     return last_log_error() or "the library gives no reason"
 
 
 def library_version() -> str:
-    """Return the llama.cpp build in use, as it names itself."""
+    """Return the version of the llama.cpp build in use."""
     return cast("bytes", llama.llama_version()).decode()
 
 
@@ -161,12 +161,11 @@ class Interruption:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Raise a KeyboardInterrupt that arrived inside a ctypes callback once the block ends.
+    """At the end of the block, raise a KeyboardInterrupt that arrived inside a ctypes callback.
 
-    ctypes cannot pass an exception through C: it reports it as unraisable and goes on, so Ctrl-C
-    while the library logs or reports progress would be printed and lost. Inside this block it is
-    noted instead; a callback that can stop the library looks at `Interruption.requested`.
-    Off the main thread, where Python delivers no signals, the block changes nothing.
+    ctypes cannot pass exceptions through C: a Ctrl-C while the library logs or reports progress would be
+    printed and lost. This block notes it; a callback that can stop the library checks
+    `Interruption.requested`. Outside the main thread, where Python delivers no signals, nothing changes.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -190,9 +189,9 @@ def interruptible() -> Iterator[Interruption]:
 
 
 def create(make: Callable[[Interruption], _T | None], free: Callable[[_T], object]) -> _T | None:
-    """Return what the library makes in `make`, None if it fails; on Ctrl-C free it and raise.
+    """Return the library's object that `make` makes, None if it fails; on Ctrl-C free it and raise.
 
-    The log is cleared before, so that `failure_reason` is about this.
+    Clears the log first, so that `failure_reason` is about this call.
     """
     clear_log()
     made: _T | None = None
@@ -218,8 +217,8 @@ def quantize(
     """Write `src` converted to `type_name` as `dst`; already quantized tensors are requantized.
 
     `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
-    processors. `on_progress` is told which tensor is next, and of how many; what it raises ends the work.
-    `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
+    processors. `on_progress` takes the number of the next tensor and their total; an exception from it ends
+    the work. `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
     Raises UsageError for an unknown type or `src == dst`, EdgespecError when the library fails.
     """
     if type_name not in QUANT_TYPES:
@@ -246,7 +245,7 @@ def quantize(
 
 
 class _Conversion(msgspec.Struct, frozen=True):
-    """What the child of `quantize` is to do."""
+    """The request to the child process of `quantize`."""
 
     src: bytes
     part: bytes
@@ -270,7 +269,7 @@ def _quantize_in_child(
 
 
 def _quantize_here() -> int:
-    """Convert in the child: return the exit code; the reason of a failure goes to stderr."""
+    """In the child: convert and return the exit code; the reason of a failure goes to stderr."""
     return answer(_Conversion, _convert)
 
 

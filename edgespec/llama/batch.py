@@ -1,4 +1,4 @@
-"""What llama.cpp is given to decode: tokens or their embeddings, a chain or a tree of them."""
+"""The input of llama.cpp's decode: a chain or a tree of tokens, or of their embeddings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy.typing as npt
 from edgespec.llama.backend import llama
 
 EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32]]
-"""Returns the input rows, shape (n, n_embd), of n tokens: as the first layer takes them, so scaled already
-where the architecture scales (Gemma)."""
+"""Returns the rows that the first layer takes for n tokens, shape (n, n_embd); already scaled if the
+architecture scales embeddings (Gemma)."""
 
 
 class Branches(NamedTuple):
-    """A tree of tokens as llama.cpp sees it: a sequence for each leaf, in the order of the nodes."""
+    """A tree of tokens as llama.cpp sees it: one sequence per leaf, in the order of the nodes."""
 
     depths: list[int]
-    """Of each node; 0 below the token before the tree."""
+    """Depth of each node; 0 directly below the token before the tree."""
     first_leaf: list[int]
-    """Of the leaves that a node is above of, or is."""
+    """Index of the first leaf at or below each node."""
     leaves: list[int]
-    """How many these are."""
+    """Number of leaves at or below each node."""
     n_leaves: int
 
 
@@ -55,16 +55,16 @@ def find_branches(parents: Sequence[int]) -> Branches:
 
 
 class Batch:
-    """A `llama_batch` with null positions: a chain that goes on where sequence 0 ends."""
+    """A `llama_batch` with null positions: a chain that continues sequence 0."""
 
     def __init__(self, tokens: object, **arrays: object) -> None:
-        """`tokens`: an array of c_int32; None where embeddings come in their place."""
+        """`tokens`: an array of c_int32; None if embeddings are given instead."""
         self.struct = llama.llama_batch(token=tokens, **arrays)
         self.embd = self._pointer("embd")
         self.logits = self._pointer("logits")
 
     def _pointer(self, name: str) -> ctypes.c_void_p:
-        field: Any = getattr(llama.llama_batch, name)  # at run time a ctypes field, not what it describes
+        field: Any = getattr(llama.llama_batch, name)  # at run time a ctypes field descriptor
         return ctypes.c_void_p.from_buffer(self.struct, field.offset)
 
 
@@ -83,7 +83,7 @@ class TreeBatch(Batch):
     def lay_out(self, branches: Branches, n_past: int, n_before: int) -> None:
         """Describe a pass of `n_before` tokens and then the tree, after `n_past` in the timeline.
 
-        The leaves below a node are neighbours, so a node's sequences are a piece of 0, 1, 2, ...
+        The leaves below a node have successive numbers, so its sequences are a slice of 0, 1, 2, ...
         """
         numbers = ctypes.addressof(self._numbers)
         n = n_before + len(branches.depths)
@@ -96,11 +96,11 @@ class TreeBatch(Batch):
 
 
 class PassInput:
-    """What the passes of a session read: tokens or their embeddings, and of which of them logits are wanted.
+    """The input of a session's passes: tokens or their embeddings, and which of them need logits.
 
-    One batch serves every pass but those with branches. Null `pos` and `seq_id` mean: the next positions of
-    sequence 0. `flags` is n_batch zeros, then ones: a batch of n tokens that wants logits of the last k
-    points its `logits` at n - k zeros before the first one, so nothing is ever written there.
+    One batch serves all passes without branches; its null `pos` and `seq_id` mean the next positions of
+    sequence 0. `_flags` is n_batch zeros, then n_batch ones, and is never written: for logits of the last k
+    of n tokens, `logits` points n - k zeros before the first one.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class PassInput:
 
     @cached_property
     def tree(self) -> TreeBatch:
-        """The batch of passes with branches, made when the first one comes."""
+        """The batch for passes with branches, made for the first of them."""
         return TreeBatch(self._tokens_in_use, self._n_batch, self._max_leaves)
 
     def fill(self, batch: Batch, tokens: Sequence[int], n_logits: int) -> None:
-        """Put `tokens` into one of the batches; logits are wanted of the last `n_logits`."""
+        """Put `tokens` into `batch`, and ask for logits of the last `n_logits`."""
         n = len(tokens)
         if self._embeddings is None:
             self._tokens[:n] = list(map(int, tokens))
         else:
-            # Kept, since the pass reads it in place.
+            # An attribute keeps the array alive: the pass reads it in place.
             self._rows = np.ascontiguousarray(self._embeddings(tokens), np.float32)
             if self._rows.shape != (n, self._n_embd):
                 raise ValueError(f"embeddings of shape {self._rows.shape}, not {(n, self._n_embd)}")

@@ -1,4 +1,4 @@
-"""Making a llama_context with the settings that edgespec's sessions count on."""
+"""Make a llama_context with the settings that edgespec's sessions need."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def create_context(
 ) -> llama.llama_context_p:
     """Return a context of `n_ctx` tokens for trees of up to `max_leaves` leaves; the caller frees it.
 
-    `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. Raises EdgespecError when the
-    library cannot make it.
+    `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. Raises EdgespecError if the library
+    fails.
     """
     params = llama.llama_context_default_params()
     params.n_ctx = n_ctx
-    # One physical batch for each logical one: rows then come in the order of the tokens.
+    # n_batch == n_ubatch keeps the rows of logits in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = n_logits_max
     params.n_seq_max = max_leaves
     params.kv_unified = max_leaves > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
-    # Only so does attention come to edgespec's kernels; llama.cpp's own is slower than its plain kernels.
+    # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without.
     params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED
     params.offload_kqv = False
     params.no_perf = True
-    params.swa_full = True  # a sliding window that forgot tokens could not be rewound
+    params.swa_full = True  # a sliding window that drops tokens cannot be rewound
     context: llama.llama_context_p | None = backend.create(
         lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
     )

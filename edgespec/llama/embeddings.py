@@ -1,11 +1,11 @@
-"""A draft whose output vocabulary was cut, as it is used: which tokens it knows, and how tokens enter.
+"""Use a draft with a cut vocabulary: it takes all tokens as input, but can predict only those kept.
 
-    NAME.gguf = an ordinary GGUF with `edgespec.draft.*` in its metadata, whose tokens and whose matrices
-                `token_embd` and `output` are those of the kept ids;
-                after its last tensor, where no GGUF parser looks: the source's whole `token_embd`
+    NAME.gguf = an ordinary GGUF with `edgespec.draft.*` in its metadata; its token list and its matrices
+                `token_embd` and `output` hold the kept ids only;
+                after the last tensor, where no GGUF parser looks: the source's whole `token_embd`
 
-So logits come for the kept tokens only, while any token of the full vocabulary can go in: as its row of
-the full matrix, which the library takes in place of a token. `cutting.cut` writes such files.
+A token goes in as its row of the whole `token_embd`, which the library accepts in place of the token.
+`cutting.cut` writes such files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OFFSET, SCALE = PREFIX + "embedding_offset", PREFIX + "embedding_scale"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutVocabulary:
-    """What a cut draft says of itself."""
+    """The metadata of a cut draft."""
 
     path: Path
     source_sha256: str
-    """Of the file that it was cut from."""
+    """SHA-256 of the file that it was cut from."""
     n_vocab: int
     """Tokens of the full vocabulary."""
     token_ids: npt.NDArray[np.int64]
@@ -45,13 +45,13 @@ class CutVocabulary:
     offset: int
     """Where they start in the file, bytes."""
     scale: float
-    """What the model's graph multiplies a token's embedding by, but not one that comes as a row."""
+    """Factor that the model's graph applies to the embedding of a token, but not to a row given instead."""
 
 
 def read_cut(header: GGUFHeader) -> CutVocabulary | None:
-    """Return what a model's file says of its cut vocabulary; None for an ordinary model.
+    """Return the cut vocabulary of a model's file; None for an ordinary model.
 
-    Raises EdgespecError where the file is not as `cutting.cut` made it.
+    Raises EdgespecError if the file is not as `cutting.cut` made it.
     """
     path, gguf = header.path, header.gguf
     if not any(key.startswith(PREFIX) for key in gguf.fields):
@@ -80,16 +80,16 @@ def read_cut(header: GGUFHeader) -> CutVocabulary | None:
 
 
 def check_target(header: GGUFHeader) -> None:
-    """Raise UsageError for a cut draft: it has not all tokens, so that it can only draft."""
+    """Raise UsageError for a cut draft: it lacks tokens, so that it cannot be a target."""
     if read_cut(header):
         raise UsageError(f"{header.path}: a draft with a cut vocabulary; it cannot be a target")
 
 
 class Embeddings:
-    """The rows of a cut draft's full embedding matrix as floats: what a Session takes for tokens.
+    """A cut draft's full embedding matrix: gives a Session the rows of tokens, as floats.
 
-    The matrix is mapped, so only pages with tokens that are used are in memory. The numbers are made by
-    the library's own function, and so are bit for bit those it would look up itself.
+    The matrix is mapped, so that only the pages of used tokens are in memory. The library's own function
+    converts the rows: they are bit for bit those it would look up.
     """
 
     def __init__(self, cut: CutVocabulary) -> None:
@@ -106,9 +106,9 @@ class Embeddings:
 
 
 class Scatter:
-    """Rows of a cut draft's logits as rows over the target's vocabulary: -inf for what was cut.
+    """Spreads a cut draft's logits over the target's vocabulary, with -inf for tokens that were cut.
 
-    One buffer, of which only the kept ids are ever written.
+    The buffer is reused: only the kept ids are ever written.
     """
 
     def __init__(self, token_ids: npt.NDArray[np.int64], n_vocab: int) -> None:
@@ -117,7 +117,7 @@ class Scatter:
         self._rows = np.full((1, n_vocab), -np.inf, np.float32)
 
     def __call__(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return `rows` spread; valid until the next call."""
+        """Return `rows` over the target's vocabulary; valid until the next call."""
         if len(rows) > len(self._rows):
             self._rows = np.full((len(rows), self._rows.shape[1]), -np.inf, np.float32)
         spread = self._rows[: len(rows)]

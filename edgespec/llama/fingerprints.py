@@ -1,4 +1,4 @@
-"""Which model file is it, and which tokenizer has it? Names for both, for what is kept about them."""
+"""Fingerprints of model files and of tokenizers: the keys of what edgespec stores about them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _UNUSED = 5  # enum llama_token_type
 
 
 def file_fingerprint(header: GGUFHeader) -> str:
-    """Return 64 hex digits that tell this model file from others.
+    """Return 64 hex digits that identify this model file.
 
     SHA-256 over the size, the first 256 KiB (header and most of the tokenizer) and 32 samples of 4 KiB,
     evenly spread to the last byte, of each part of the model. 384 KiB are read: under 1 ms from the page
-    cache, 33 seeks from a cold disk. A file changed elsewhere by hand keeps its fingerprint: this is
-    no checksum. Raises OSError when the file cannot be read.
+    cache, 33 seeks on a cold disk. This is no checksum: a change outside the samples goes unnoticed. Raises
+    OSError if the file cannot be read.
     """
     digest = hashlib.sha256()
     for path in (header.path, *header.other_parts):
@@ -42,11 +42,11 @@ def file_fingerprint(header: GGUFHeader) -> str:
 
 
 def tokenizer_fingerprint(source: Model | GGUFHeader) -> str:
-    """Return a name for what a model's token ids mean, such as "qwen2-0123456789abcdef".
+    """Return a name for the meaning of a model's token ids, such as "qwen2-0123456789abcdef".
 
-    The same for all sizes and quantizations of a family: a hash of the token list and the merges as
-    they lie in the file, without the padding at the list's end, and of how text is split for them.
-    Raises EdgespecError when the file has no token list, OSError when it cannot be read.
+    The same for all sizes and quantizations of a family: a hash of the file's token list, without the padding
+    at its end, of the merges and of the tokenizer's type. Raises EdgespecError if the file has no token list,
+    OSError if it cannot be read.
     """
     header = source if isinstance(source, GGUFHeader) else source.header
     gguf, pre = header.gguf, header.gguf.text("tokenizer.ggml.pre")
@@ -61,12 +61,12 @@ def tokenizer_fingerprint(source: Model | GGUFHeader) -> str:
 
 
 def _without_padding(gguf: GGUF) -> bytes:
-    """Return the token list as it lies in the file, up to the padding that converters write at its end."""
+    """Return the raw bytes of the token list, without the padding that converters add at its end."""
     raw, types = gguf.raw_texts(TOKENS), gguf.fields.get(TOKEN_TYPES)
     if types is None or (types.kind, types.n) != (INT32, gguf.n_texts(TOKENS)):
         return raw
     used = np.flatnonzero(gguf.numbers(TOKEN_TYPES) != _UNUSED)
     first = f"[PAD{used[-1] + 1 if used.size else 0}]".encode()
-    # Looked for, since walking 151,936 texts takes longer than all the rest.
+    # A search of the bytes: walking 151,936 texts would take longer than all the rest.
     found = raw.find(LONG.pack(len(first)) + first)
     return raw if found < 0 else raw[:found]

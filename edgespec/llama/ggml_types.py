@@ -1,4 +1,4 @@
-"""The element types of tensors, as ggml knows them: their names, the bytes of a row, rows as floats."""
+"""ggml's element types of tensors: their names, the bytes of a row, and conversion to floats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _traits = foreign_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctyp
 
 
 def is_type(kind: int) -> bool:
-    """Whether ggml has a type of the number `kind`: ask before anything else, it reads beyond its table."""
+    """Whether ggml has a type `kind`. Call it first: the others read beyond ggml's table if there is none."""
     return 0 <= kind < llama.GGML_TYPE_COUNT and _traits(kind).contents.size > 0
 
 

@@ -1,13 +1,13 @@
-"""The reader of GGUF files: which fields (keys with values) and tensors a file has, and where they lie.
+"""Read the metadata of GGUF files: their fields (keys with values) and tensors, and where these are.
 
     file     = "GGUF", version, number of tensors, number of fields, fields, tensor infos, padding, data
     field    = key, type, value
     text     = length, bytes                 array = type of the elements, their number, the elements
 
-All numbers are little-endian, lengths have 8 bytes. The file is not trusted: whatever its bytes, reading
-ends with a `GGUF` all of whose offsets are within the metadata, or with one line that says what is wrong.
-llama.cpp's own parser is not used here: it takes twice as long, and tells neither where a field lies nor what
-follows a zero byte in a text. It has its say when a model is loaded.
+All numbers are little-endian, lengths have 8 bytes. The file is not trusted: whatever its bytes, the result
+is a `GGUF` with all offsets inside the metadata, or one line that says what is wrong. llama.cpp's own parser
+checks the file later, when the model is loaded; it takes twice as long, and does not tell where a field is or
+what follows a zero byte in a text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCORES, MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
 
 ALIGNMENT_KEY = "general.alignment"
 ALIGNMENT = 32
-"""Of the tensors' data, in bytes, where the file does not say."""
+"""Default alignment of the tensors' data, in bytes."""
 
 HEAD = struct.Struct("<4sIQQ")
 """A file's first bytes: magic, version, number of tensors, number of fields."""
@@ -47,19 +47,19 @@ _MOST_DIMENSIONS, _LONGEST_NAME = 4, 63  # of a tensor, in ggml
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key and its value; where they lie is counted in bytes from the file's start."""
+    """One key and its value; offsets are in bytes from the file's start."""
 
     key: str
     kind: int
-    """`enum gguf_type` of the value; of an array, that of its elements."""
+    """`enum gguf_type` of the value, or of an array's elements."""
     value: int | float | str | None
-    """A number or a text, in which what is no UTF-8 is replaced; None: an array."""
+    """A number, or a text with invalid UTF-8 replaced; None for an array."""
     n: int
-    """Elements of an array, else 1."""
+    """Number of an array's elements, else 1."""
     start: int
-    """Where the key's length lies."""
+    """Offset of the key's length, where the field begins."""
     elements: int
-    """Where the value begins; of an array, its first element."""
+    """Offset of the value, or of an array's first element."""
     end: int
 
     @property
@@ -74,7 +74,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    """As ggml counts: the elements of a row first."""
+    """In ggml's order: the elements of a row first."""
     kind: int
     """`enum ggml_type`."""
     offset: int
@@ -97,25 +97,25 @@ class TensorInfo:
 
     @property
     def n_matrices(self) -> int:
-        """More than 1 for the experts of a layer, which lie in one tensor."""
+        """Number of matrices: more than 1 if the tensor holds the experts of a layer."""
         return math.prod(self.shape[2:])
 
     @property
     def bytes(self) -> int:
-        """Bytes of all its numbers."""
+        """Size of the data in bytes."""
         return ggml_types.row_bytes(self.kind, self.columns) * math.prod(self.shape[1:])
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix, not a norm's or a bias's vector."""
+        """Whether it is a matrix, not a vector of a norm or a bias."""
         return self.rows > 1
 
 
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """The metadata of one file. Arrays are read when they are asked for: a token list has megabytes.
+    """The metadata of one file. Arrays are read only on request: a token list has megabytes.
 
-    Those who ask for a field of another type than it has get an EdgespecError: the file is damaged.
+    If a field's type is not the one asked for, the file is damaged and an EdgespecError is raised.
     """
 
     path: Path
@@ -129,16 +129,16 @@ class GGUF:
 
     @property
     def expected_bytes(self) -> int:
-        """What the size of the whole file is at least: where its last tensor ends."""
+        """Least size of the complete file: the end of its last tensor."""
         return self.data_start + max((tensor.offset + tensor.bytes for tensor in self.tensors), default=0)
 
     @property
     def alignment(self) -> int:
-        """Of the tensors' data, in bytes."""
+        """Alignment of the tensors' data, in bytes."""
         return _alignment(self.fields)
 
     def text(self, key: str) -> str:
-        """Return a text; "" where there is no such field."""
+        """Return a text; "" if there is no such field."""
         field = self.fields.get(key)
         if field is None:
             return ""
@@ -147,14 +147,14 @@ class GGUF:
         return field.value
 
     def number(self, key: str) -> int | float:
-        """Return a number. Raises KeyError where there is no such field."""
+        """Return a number. Raises KeyError if there is no such field."""
         value = self.fields[key].value
         if value is None or isinstance(value, str):
             raise self._wrong_type(key)
         return value
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """Return a whole number, or an array of them; () where there is no such field."""
+        """Return an integer or an array of integers as a tuple; () if there is no such field."""
         field = self.fields.get(key)
         if field is None:
             return ()
@@ -165,7 +165,7 @@ class GGUF:
         return tuple(map(int, self.numbers(key)))
 
     def numbers(self, key: str) -> npt.NDArray[Any]:
-        """Return an array of numbers, shape (n,), in its own type; empty where there is no such field."""
+        """Return an array of numbers, shape (n,), in its own type; empty if there is no such field."""
         field = self.fields.get(key)
         if field is None:
             return np.empty(0, np.int32)
@@ -174,7 +174,7 @@ class GGUF:
         return np.frombuffer(self._read(field.elements, field.end), "<" + NUMBERS[field.kind])
 
     def n_texts(self, key: str) -> int:
-        """Return the length of an array of texts; 0 where there is no such field."""
+        """Return the length of an array of texts; 0 if there is no such field."""
         field = self.fields.get(key)
         if field is None:
             return 0
@@ -183,15 +183,15 @@ class GGUF:
         return field.n
 
     def raw_texts(self, key: str) -> bytes:
-        """Return the elements of an array of texts as they lie in the file, each after its length."""
+        """Return the raw bytes of an array of texts: each text after its length."""
         return self._read(self.fields[key].elements, self.fields[key].end) if self.n_texts(key) else b""
 
     def texts(self, key: str) -> list[bytes]:
-        """Return the elements of an array of texts; [] where there is no such field."""
+        """Return the elements of an array of texts; [] if there is no such field."""
         return split_texts(self.raw_texts(key), self.n_texts(key))
 
     def raw(self, field: Field) -> bytes:
-        """Return a whole field as it lies in the file."""
+        """Return the raw bytes of a whole field."""
         return self._read(field.start, field.end)
 
     def _read(self, start: int, end: int) -> bytes:
@@ -207,7 +207,7 @@ class GGUF:
 
 
 def skip_texts(data: bytes | mmap.mmap, at: int, n: int) -> int:
-    """Return the offset after the `n` texts that begin at `at`. Raises struct.error where `data` ends."""
+    """Return the offset after the `n` texts that begin at `at`. Raises struct.error if `data` ends before."""
     unpack, width = LONG.unpack_from, LONG.size
     for _ in range(n):
         at += width + unpack(data, at)[0]
@@ -215,7 +215,7 @@ def skip_texts(data: bytes | mmap.mmap, at: int, n: int) -> int:
 
 
 def split_texts(data: bytes, n: int) -> list[bytes]:
-    """Return the first `n` of the texts that lie in `data`, each after its length."""
+    """Return the first `n` texts in `data`, where each follows its length."""
     found, at, unpack, width = [], 0, LONG.unpack_from, LONG.size
     for _ in range(n):
         end = at + width + unpack(data, at)[0]
@@ -233,14 +233,14 @@ def aligned(offset: int, alignment: int = ALIGNMENT) -> int:
 
 
 class _DamagedError(Exception):
-    """The metadata is not what a GGUF has; `str(error)` says how."""
+    """The metadata is no valid GGUF; `str(error)` says why."""
 
 
 def read_gguf(path: Path) -> GGUF:
     """Read the metadata of the GGUF file `path`.
 
-    Raises UsageError when there is no such readable file, EdgespecError when it is no GGUF of a known
-    version, or its metadata is damaged or incomplete.
+    Raises UsageError if the file is missing or unreadable, EdgespecError if it is no GGUF of a known version
+    or its metadata is damaged or incomplete.
     """
     _check_magic(path, _first_bytes(path))
     n_bytes = path.stat().st_size
@@ -248,7 +248,7 @@ def read_gguf(path: Path) -> GGUF:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, data)
     except (_DamagedError, struct.error, OverflowError) as error:
-        # An offset beyond the end, or beyond all numbers of the machine: a length is wrong.
+        # An offset beyond the file's end, or too large for an integer: a length is wrong.
         reason = str(error) if isinstance(error, _DamagedError) else "it ends within its metadata"
         raise EdgespecError(
             f"{path}: damaged or incomplete ({n_bytes:,} bytes): {reason}; download it again"
@@ -341,7 +341,7 @@ def _read_field(data: mmap.mmap, start: int) -> Field:
 def _read_tensor_infos(
     data: mmap.mmap, at: int, n_tensors: int, alignment: int
 ) -> tuple[tuple[TensorInfo, ...], int]:
-    """Return the tensors' infos, which begin at `at`, and where they end; each follows the one before it."""
+    """Return the tensor infos, which begin at `at`, and where they end."""
     infos: dict[str, TensorInfo] = {}
     offset = 0
     for _ in range(n_tensors):

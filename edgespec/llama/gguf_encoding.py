@@ -1,4 +1,4 @@
-"""Fields and tensor infos as they lie in a GGUF file (gguf.py draws it), to write one."""
+"""Encode the fields and tensor infos of a GGUF file (gguf.py shows the format)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode_texts(key: str, values: Sequence[bytes]) -> bytes:
 
 
 def encode_tensor_info(info: TensorInfo) -> bytes:
-    """Return an info as it lies in a file."""
+    """Return a tensor info."""
     n = len(info.shape)
     return _text(info.name.encode()) + struct.pack(f"<I{n}QIQ", n, *info.shape, info.kind, info.offset)
 

@@ -1,7 +1,6 @@
-"""What a model's file says about itself, read before anything is loaded.
+"""Read the header of a model file, without loading the model.
 
-`check_model_file` answers what a user wants to know before: is it there, is it a GGUF, is it complete, and
-is it a model that writes text.
+`check_model_file` checks that the file exists, is a GGUF, is complete and holds a model that writes text.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _HELPERS = {"eagle3", "dflash", "gemma4-assistant"}  # draft heads: run only ins
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The facts of one model file, taken from its header.
+    """The header of one model file.
 
-    A number the file does not state is 0, a text it does not state is "".
+    A number that the file does not state is 0, a text "".
     """
 
     path: Path
@@ -36,7 +35,7 @@ class GGUFHeader:
     file_bytes: int
     """Size on disk; `check_model_file` counts all parts of a split model."""
     expected_bytes: int
-    """What the header says the file's size is at least; less on disk means a truncated file."""
+    """Least size of the complete file; less on disk means that it is truncated."""
     n_ctx_train: int
     n_layer: int
     n_embd: int
@@ -77,7 +76,7 @@ class GGUFHeader:
 
 
 def read_header(path: str | Path) -> GGUFHeader:
-    """Read the header of the GGUF file `path`. Says nothing about whether the model can be run.
+    """Read the header of the GGUF file `path`, without checking whether the model can be run.
 
     Raises UsageError and EdgespecError as `read_gguf`.
     """
@@ -135,9 +134,9 @@ def read_tensors(header: GGUFHeader) -> list[TensorInfo]:
 def check_model_file(path: str | Path) -> GGUFHeader:
     """Return the header of a complete GGUF file that holds a text-generating model.
 
-    Anything else raises with one line that says what it is and what to do: UsageError where the
-    path is wrong, EdgespecError where the file is. Of a split model the first part is expected;
-    the others are looked up beside it, and `file_bytes` is the sum of all.
+    For anything else, raises UsageError (wrong path) or EdgespecError (wrong file), with one line that says
+    what it is and what to do. For a split model give the first part; the others must be in the same folder,
+    and `file_bytes` is the sum of all.
     """
     header = read_header(path)
     parts = [read_header(part) for part in _other_parts(header)]
@@ -181,7 +180,7 @@ def _check_complete(header: GGUFHeader) -> None:
 
 
 def _check_kind(header: GGUFHeader) -> None:
-    """Refuse what is a valid GGUF but does not write text."""
+    """Refuse a valid GGUF that is no text-generating model."""
 
     def refuse(what: str) -> None:
         raise EdgespecError(f"{header.path}: {what}; choose a text-generating language model")

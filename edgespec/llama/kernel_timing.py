@@ -1,6 +1,6 @@
-"""The kernels alone, timed over weights that come from memory; and what limits them.
+"""Time the kernels alone, over weights that come from memory, and the hardware limits: reading, arithmetic.
 
-`Stream` is the plugin's C interface for it (csrc/kernels/timing.cpp). ggml is not needed, and not loaded.
+`Stream` is the plugin's C interface for this (csrc/kernels/timing.cpp). ggml is not loaded.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class CPrefetch(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """How weights are fetched ahead of their use; what they are multiplied to does not depend on it."""
+    """How weights are prefetched; results do not depend on it."""
 
     level: int = 1
-    """Into the first level of cache, past the others, or into the second."""
+    """Cache level to prefetch into: 1, past the others, or 2."""
     bytes: int = 8192
     """How far ahead."""
 
     def for_c(self) -> CPrefetch:
-        """Return it as the plugin takes it."""
+        """Return the plugin's C struct."""
         return CPrefetch(self.level, self.bytes)
 
 
@@ -50,21 +50,21 @@ class _Shape(ctypes.Structure):
 
 
 def beyond_caches() -> int:
-    """Return the size of a stream of which caches hold nothing when it is gone through again.
+    """Return the size of a stream so large that no cache holds any of it on the next round.
 
-    With four times the size of the caches the second level's hint seems up to 10 % faster than it is with a
-    model: what it fetches goes on to the last level, and some of that is found there the next time.
+    Four times the caches' size is too little: prefetching into level 2 then seems up to 10 % faster than with
+    a model, because the last level still holds some of it on the next round.
     """
     return max(128 << 20, 16 * cache_bytes())
 
 
 class Stream:
-    """Memory full of weights, which each timing walks on through; close it, or use it in a `with` block."""
+    """Memory full of weights; each timing continues where the last one ended. Close it, or use `with`."""
 
     def __init__(self, plugin: Path, isa: str, size: int) -> None:
         """Fill `size` bytes, much more than caches hold, for the kernels of `isa` in the library `plugin`.
 
-        Raises EdgespecError when that library has no such kernels, or there is no such memory.
+        Raises EdgespecError if that library has no such kernels, or there is not enough memory.
         """
         pointer, double, int64, size_t = ctypes.c_void_p, ctypes.c_double, ctypes.c_int64, ctypes.c_size_t
         try:
@@ -90,9 +90,9 @@ class Stream:
             raise EdgespecError(f"no memory for {size >> 20} MiB of weights")
 
     def products(self, shapes: Sequence[Shape], n: int, prefetch: Prefetch, n_threads: int) -> float:
-        """Return the seconds that `n` tokens' products with `shapes` take, one after another.
+        """Return the seconds of multiplying `n` tokens with matrices of `shapes`, one after another.
 
-        Raises ValueError when one of them cannot be packed, or is larger than the stream.
+        Raises ValueError if one of them cannot be packed, or is larger than the stream.
         """
         packed = (_Shape * len(shapes))(*(_Shape(*shape) for shape in shapes))
         return _valid(
@@ -100,19 +100,19 @@ class Stream:
         )
 
     def read(self, size: int, prefetch: Prefetch, n_threads: int) -> float:
-        """Return the seconds that reading `size` bytes takes, a multiple of 128 KiB."""
+        """Return the seconds of reading `size` bytes, a multiple of 128 KiB."""
         return _valid(self._read(self._stream, size, prefetch.for_c(), n_threads), size)
 
     def packed_bytes(self, shape: Shape) -> int:
-        """Return the bytes of a packed matrix; raises ValueError when it cannot be packed."""
+        """Return the bytes of a packed matrix. Raises ValueError if it cannot be packed."""
         return int(_valid(self._packed_bytes(_Shape(*shape)), shape))
 
     def peak(self, rounds: int, n_threads: int) -> float:
-        """Return the multiply-adds a second of the instruction set's dot product, from registers."""
+        """Return the multiply-adds per second of the instruction set's dot product, from registers."""
         return _valid(self._peak(rounds, n_threads), rounds)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._free(self._stream)
         self._stream = None
 

@@ -1,11 +1,11 @@
-"""The verify kernels: edgespec's own plugin for ggml, and the guards it passes before it is let in.
+"""The verify kernels: edgespec's own plugin for ggml, and the checks before it is loaded.
 
     EDGESPEC_KERNELS=off, no plugin, not for this processor, self-test not passed, refused by ggml
       -> stock kernels, and `Kernels.reason` says why in one line
     else
-      -> `ggml_backend_load`, once a process: models loaded from then on are packed for it
+      -> `ggml_backend_load`, once per process: models loaded from then on are packed for it
 
-The plugin's switch and its list of packed tensors are the process's, so `packing` lets one model load
+The plugin has one switch and one list of packed tensors per process, so `packing` lets only one model load
 at a time.
 """
 
@@ -26,7 +26,7 @@ from edgespec.llama.kernel_timing import CPrefetch, Prefetch
 from edgespec.llama.selftest import SelfTest, self_test
 
 STOCK = "stock"
-"""What llama.cpp's own kernels are called where the kernels in use are named."""
+"""Name of llama.cpp's own kernels, where edgespec names the kernels in use."""
 
 
 class _Packed(ctypes.Structure):
@@ -48,14 +48,14 @@ class PackedTensor:
     rows: int
     columns: int
     bytes: int
-    """Packed."""
+    """Packed size."""
 
 
 class Plugin:
     """The plugin's C interface (csrc/kernels/edgespec_kernels.h)."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path`; raises EdgespecError when it is no such library."""
+        """Open `path`. Raises EdgespecError if it is no such library."""
         self.path = path
         try:
             library = ctypes.CDLL(str(path))
@@ -77,7 +77,7 @@ class Plugin:
 
     @property
     def isa(self) -> str:
-        """The instruction set in use, "" when this processor has none of those it needs."""
+        """The instruction set in use; "" if the kernels support none of this processor's."""
         return _text(self._isa())
 
     def set_isa(self, name: str) -> bool:
@@ -85,11 +85,11 @@ class Plugin:
         return bool(self._set_isa(name.encode()) == 0)
 
     def set_prefetch(self, prefetch: Prefetch) -> bool:
-        """Choose how weights are fetched ahead, before the first model; False: there is no such way."""
+        """Choose how weights are prefetched, before the first model; False: invalid."""
         return bool(self._set_prefetch(prefetch.for_c()) == 0)
 
     def join_ggml(self) -> str:
-        """Make the plugin one of ggml's backends; return "" or why it was refused."""
+        """Register the plugin as a ggml backend; return "" or why ggml refused it."""
         backend.clear_log()
         load = backend.foreign_function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)
         if load(os.fsencode(self.path)):
@@ -118,14 +118,14 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What `load` found."""
+    """Which kernels this process uses."""
 
     reason: str
-    """Why the stock kernels are used, in one line; "" when edgespec's are."""
+    """Why the stock kernels are used, in one line; "" if edgespec's are."""
     plugin: Plugin | None = None
-    """The kernels in use, if they are."""
+    """edgespec's kernels, if they are used."""
     self_test: SelfTest | None = None
-    """The self-test's answer, if it came to that."""
+    """The self-test's result, if one was needed."""
     declined: bool = False
     """Whether the user said no (EDGESPEC_KERNELS=off)."""
 
@@ -145,17 +145,17 @@ _loaded: Kernels | None = None
 
 
 def plugin_path() -> Path:
-    """Return where the plugin is, or would be: beside the C core."""
+    """Return the path of the plugin, in the folder of the C core; it may not exist."""
     return Path(_core.__file__).with_name("edgespec_kernels.so")
 
 
 def load(*, retest: bool = False) -> Kernels:
-    """Let the kernels into this process, or find out why not; later calls return the same.
+    """Load the kernels into this process, or find out why not; later calls return the same.
 
-    EDGESPEC_KERNELS is auto or off; EDGESPEC_KERNELS_ISA chooses a lower instruction set. `retest`
-    runs the self-test although its answer is known. Raises UsageError for a bad value of either.
+    EDGESPEC_KERNELS is auto or off; EDGESPEC_KERNELS_ISA chooses a lower instruction set. Raises UsageError
+    for a bad value of either. `retest` runs the self-test even if its result is stored.
     """
-    global _loaded  # noqa: PLW0603 - the plugin is the process's, and so is this
+    global _loaded  # noqa: PLW0603 - the plugin is loaded once per process
     with _lock:
         if _loaded is None:
             _loaded = _load(retest)
@@ -182,7 +182,7 @@ def _load(retest: bool) -> Kernels:
     test = self_test(path, plugin.isa, retest=retest)
     if not test.passed:
         return Kernels(f"the self-test of edgespec's kernels {test.reason}", self_test=test)
-    plugin.set_prefetch(test.choice.prefetch)  # a damaged one is refused, and the default stays
+    plugin.set_prefetch(test.choice.prefetch)  # refuses an invalid one: the default stays
     if refusal := plugin.join_ggml():
         return Kernels(f"ggml and edgespec's kernels do not fit: {refusal}", self_test=test)
     return Kernels("", plugin, test)
@@ -199,7 +199,7 @@ def _open(path: Path, isa: str) -> Plugin:
 
 
 def load_untested(path: Path, isa: str) -> str:
-    """Let the kernels in without the guards, for the self-test itself; return "" or why ggml refused them."""
+    """Load the kernels without checks, for the self-test itself; return "" or why ggml refused them."""
     global _loaded  # noqa: PLW0603 - as in `load`
     plugin = _open(path, isa)
     refusal = plugin.join_ggml()
@@ -208,13 +208,13 @@ def load_untested(path: Path, isa: str) -> str:
 
 
 class Packing:
-    """What the kernels packed since a loading began; nothing where they are not in use."""
+    """The tensors packed while a model loads; none if the kernels are not in use."""
 
     def __init__(self, plugin: Plugin | None, on: bool) -> None:
         self._plugin = plugin
         self._start = plugin.n_packed() if plugin else 0
         self.on = on
-        """Whether what fits is packed."""
+        """Whether tensors that fit are packed."""
 
     def begun(self) -> bool:
         """Whether a tensor was packed."""
@@ -227,7 +227,7 @@ class Packing:
 
 @contextmanager
 def packing(wanted: bool) -> Iterator[Packing]:
-    """Load one model inside: packed if `wanted` and the kernels can be used, else exactly as stock."""
+    """Load one model inside the block: packed if `wanted` and the kernels can be used, else as stock."""
     with _lock:
         loaded = load() if wanted else _loaded
         plugin = loaded.plugin if loaded else None

@@ -1,4 +1,4 @@
-"""What a file is that people pass for a GGUF by mistake, told from how it begins."""
+"""Recognize files that are given as a GGUF by mistake, from their first bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAGICS = (
 
 
 def describe_file(start: bytes) -> str:
-    """Return what a file that begins with `start` seems to be, and where possible what to do."""
+    """Return what a file that begins with `start` seems to be and, if possible, what to do."""
     for magic, description in _MAGICS:
         if start.startswith(magic):
             return description

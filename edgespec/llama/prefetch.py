@@ -1,7 +1,8 @@
-"""How weights are best fetched ahead of their use on this machine: timed once, by a child (see selftest.py).
+"""Measure, once and in a child process, how this machine best prefetches weights (see selftest.py).
 
-A layer's products of one token and of eight are timed in turns with each candidate. The default stays unless
-another one is clearly faster, and where other programs were busy meanwhile: then it is tried again later.
+The matrix products of a layer, for one token and for eight, are timed in turns with each candidate. The
+default stays unless another one is clearly faster. If other programs were busy meanwhile, the default stays
+and the measurement is repeated later.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ CANDIDATES = (Prefetch(), Prefetch(1, 4096), Prefetch(2, 4096), Prefetch(2, 8192
 """The default comes first."""
 
 LEAST_GAIN = 1.03
-"""How much faster three quarters of the rounds must be for another one than the default."""
+"""How many times as fast as the default another candidate must be in three quarters of the rounds."""
 
 TIMEOUT_S = 15.0
 
 _Q4_K, _Q6_K = 12, 14
-_LAYER = (  # of Qwen2.5-1.5B in Q4_K_M: large matrices alone would hide what is lost where one ends
+_LAYER = (  # of Qwen2.5-1.5B in Q4_K_M: large matrices alone would hide the cost at a matrix's end
     *(Shape(_Q4_K, rows, 1536) for rows in (1536, 256)),
     Shape(_Q6_K, 256, 1536),
     *(Shape(_Q4_K, rows, 1536) for rows in (1536, 8960, 8960)),
@@ -48,40 +49,40 @@ _RETRY_S = 60 * 60.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A way to fetch weights ahead, and what it rests on."""
+    """The chosen way to prefetch weights, and how it was found."""
 
     prefetch: Prefetch = field(default_factory=Prefetch)
     gain: float = 1.0
-    """How many times as fast products are as with the default."""
+    """How many times as fast as with the default the products are."""
     reason: str = "not measured yet"
-    """Why nothing was measured; "" when it was."""
+    """Why nothing was measured; "" if it was."""
     when: float = 0.0
     """Seconds since 1970."""
 
     @property
     def outdated(self) -> bool:
-        """Whether to measure again: nothing was, and a while ago."""
+        """Whether to measure again: the last try failed and is an hour old."""
         return bool(self.reason) and not 0 <= time.time() - self.when < _RETRY_S
 
 
 def measure(plugin: Path, isa: str) -> Choice:
-    """Return what is best for the library `plugin` with instruction set `isa`; it takes two seconds."""
+    """Return the best choice for the library `plugin` with instruction set `isa`; takes two seconds."""
     ended = run_in_child("edgespec.llama.prefetch", "main", str(plugin), isa, timeout_s=TIMEOUT_S)
     if ended.code is None:
         return unmeasured(f"it did not end within {TIMEOUT_S:g} s")
     try:
         return msgspec.json.decode(ended.said, type=Choice)
-    except msgspec.DecodeError:  # it ended before it could say anything
+    except msgspec.DecodeError:  # the child ended before it wrote its result
         return unmeasured(ended.complaint or f"exit code {ended.code}")
 
 
 def unmeasured(reason: str) -> Choice:
-    """Return the default, chosen now because of `reason`."""
+    """Return the default as a choice made now, not measured because of `reason`."""
     return Choice(reason=reason, when=time.time())
 
 
 def choose(rounds: Sequence[Mapping[Prefetch, Sequence[float]]]) -> tuple[Prefetch, float]:
-    """Return the best candidate and its gain, from each round's seconds for the same products."""
+    """Return the best candidate and its gain. `rounds`: seconds for the same products in each round."""
     default, *others = CANDIDATES
     best, best_gain = default, 1.0
     for candidate in others:
@@ -97,7 +98,7 @@ def choose(rounds: Sequence[Mapping[Prefetch, Sequence[float]]]) -> tuple[Prefet
 
 
 def main(plugin: str, isa: str) -> None:
-    """Measure in the child, and write the Choice as JSON."""
+    """In the child: measure, and write the Choice to stdout as JSON."""
     try:
         choice = _measured(Path(plugin), isa)
     except EdgespecError as error:  # no memory

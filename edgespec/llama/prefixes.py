@@ -1,8 +1,8 @@
-"""Timelines that were read before: a prompt that begins like one of them is read from where they part.
+"""Keep copies of the caches of earlier prompts, so that a prompt with the same beginning is not read again.
 
-The session's own cache is one of them. What another prompt is about to overwrite there is copied beside, and
-copied back when its conversation goes on: a copy of 1,000 tokens of a 1.5B model is 28 MB and takes 10 ms, to
-read them again takes seconds. The oldest copies go when there are more bytes than allowed.
+A session holds the cache of one timeline. Before another prompt overwrites it, the cache is copied, and
+copied back when that conversation goes on: a copy of 1,000 tokens of a 1.5B model is 28 MB and takes 10 ms;
+reading them again takes seconds. Beyond the allowed bytes, the oldest copies are dropped.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from itertools import takewhile
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session, State
 
-_WORTH_KEEPING = (
-    32  # tokens: reading fewer again takes no longer than the copying and what it takes from others
-)
+_WORTH_KEEPING = 32  # tokens: reading fewer again costs no more than a copy, which may push out others
 
 
-_SHARE_OF_DRAFT = 0.25  # of the bytes: a token takes less of them in a smaller model
+_SHARE_OF_DRAFT = 0.25  # of the bytes: a token takes fewer in a smaller model
 
 
 def prefixes_of_pair(max_bytes: int | None) -> tuple[Prefixes | None, Prefixes | None]:
-    """Return what target and draft keep, up to `max_bytes` together. Raises UsageError."""
+    """Return the prefix caches of target and draft, up to `max_bytes` together. Raises UsageError."""
     if max_bytes is None:
         return None, None
     if max_bytes < 0:
@@ -33,10 +31,10 @@ def prefixes_of_pair(max_bytes: int | None) -> tuple[Prefixes | None, Prefixes |
 
 
 class Prefixes:
-    """Copies of what one session has read, up to `max_bytes`; the session may be replaced by another."""
+    """Copies of one session's earlier caches; the session may be replaced by another of its model."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Keep up to `max_bytes` beside the session; 0: only what is in the session itself."""
+        """Keep up to `max_bytes` of copies; 0: only what the session itself holds."""
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[int, ...], State] = OrderedDict()
         self._moving: tuple[list[int], State] | None = None
@@ -47,7 +45,7 @@ class Prefixes:
         return sum(state.nbytes for state in self._kept.values())
 
     def hold(self, session: Session) -> None:
-        """Take what `session` has read to the one that comes in its place."""
+        """Copy the cache of `session`, for the session that replaces it."""
         if session.n_past:
             self._moving = (session.timeline, session.state())
 
@@ -57,10 +55,10 @@ class Prefixes:
         self._moving = None
 
     def prepare(self, session: Session, tokens: Sequence[int]) -> int:
-        """Let `session` hold as much of the beginning of `tokens` as is known.
+        """Make `session` hold as much of the beginning of `tokens` as is known; return the number of tokens.
 
-        Return how many tokens that is, but for the last of `tokens`: its logits are wanted. What is beyond
-        them in the session is for the caller to cut.
+        At most len(tokens) - 1: the last one must be read for its logits. The caller must cut what the
+        session holds beyond these tokens.
         """
         if self._moving:
             timeline, state = self._moving
@@ -73,7 +71,7 @@ class Prefixes:
             n = n_common(other, tokens) if len(other) <= session.n_ctx else 0
             if n >= n_best:
                 best, n_best = other, n
-        known = None if best is None else self._kept.pop(best)  # makes room for what is kept next
+        known = None if best is None else self._kept.pop(best)  # makes room for the next copy
         if len(held) - n_known >= _WORTH_KEEPING:
             self._keep(session, held)
         if best is not None and known is not None:
@@ -89,10 +87,10 @@ class Prefixes:
             return
         for other in list(self._kept):
             n = n_common(other, held)
-            if n == len(held):  # it has all of it
+            if n == len(held):  # `other` includes all of `held`
                 self._kept.move_to_end(other)
                 return
-            if n == len(other):  # the beginning of what is kept now
+            if n == len(other):  # `held` includes all of `other`
                 del self._kept[other]
         self._kept[tuple(held)] = session.state()
         self._make_room()
@@ -103,5 +101,5 @@ class Prefixes:
 
 
 def n_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens two timelines have in common at their beginnings."""
+    """Return the number of tokens with which both timelines begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -1,12 +1,12 @@
-"""May the kernels be let in? A self-test in a child process answers, and its answer is kept.
+"""Decide whether the kernels may be used: a self-test in a child process, whose result is stored.
 
-    the answer is kept for these files, this processor  -> that
+    a result is stored for these files and this processor  -> use it
     else  a child loads the plugin and runs a tiny model (selftest_child.py)  -> passed, or why not
 
-A crash, a hang or a wrong result is then the child's; here it is one line. `selftest-KEY.json` in the
-cache directory holds the answer, KEY being all that it depends on: the plugin, llama.cpp's libraries
-and the test, byte for byte, the processor and the instruction set. With it is kept how this machine best
-fetches weights ahead (prefetch.py), measured when the kernels have passed.
+A crash, a hang or a wrong result stays in the child and becomes one line here. The result is stored in
+`selftest-KEY.json` in the cache directory; KEY is a hash of all it depends on: the bytes of the plugin, of
+llama.cpp's libraries and of the test, the processor and the instruction set. The same file stores how this
+machine best prefetches weights (prefetch.py), measured after the kernels have passed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from edgespec.platform.files import cache_root
 from edgespec.platform.kept_file import KeptFile, parse_struct
 
 TIMEOUT_S = 20.0
-"""The test takes about a second; a machine that is busy with other work may need some more."""
+"""The test takes about a second, and longer on a busy machine."""
 
 FAILED = 3
-"""The child's exit code when it ran to its end and the kernels are no good."""
+"""The child's exit code if the test ran to its end and the kernels failed it."""
 
 _CHILD_FILES = tuple(Path(__file__).with_name(name) for name in ("selftest_child.py", "prefetch.py"))
 _RETRY_S = 24 * 60 * 60.0
@@ -39,17 +39,17 @@ _RETRY_S = 24 * 60 * 60.0
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The answer of a self-test."""
+    """The result of a self-test."""
 
     reason: str
-    """Why the kernels stay out, to follow "the self-test of edgespec's kernels"; "" when it passed."""
+    """Why it failed, to follow the words "the self-test of edgespec's kernels"; "" if it passed."""
     certain: bool
-    """Whether the same test would end the same way again."""
+    """Whether the same test would give the same result again."""
     isa: str
     when: float
     """Seconds since 1970."""
     choice: Choice = field(default_factory=Choice)
-    """How weights are fetched ahead."""
+    """How weights are prefetched."""
 
     @property
     def passed(self) -> bool:
@@ -60,21 +60,22 @@ class SelfTest:
     def outdated(self) -> bool:
         """Whether to test again.
 
-        A crash or a hang may have been the machine's (no memory, too busy): it is tried again after
-        a day. A wrong result comes from the same files on the same processor every time.
+        A crash or a hang may be due to the machine (no memory, too busy), so the test is repeated after a
+        day. A wrong result would come again: same files, same processor.
         """
         return not self.certain and not 0 <= time.time() - self.when < _RETRY_S
 
 
 def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
-    """Return the answer for `plugin` with instruction set `isa`: the kept one, unless `retest`."""
+    """Return the result for `plugin` with instruction set `isa`; the stored one, unless `retest`."""
     kept = _kept(plugin, isa)
     answer = None if retest else _read(kept)
     if answer is None or answer.outdated:
         answer = _test(plugin, isa)
         _keep(kept, answer)
     if answer.passed and answer.choice.outdated:
-        # Not unless it can be kept: each start would take that second. And by one process at a time.
+        # Measure only if the choice can be stored, else each start would take the time again. Storing
+        # `begun` first keeps other processes from measuring at the same time.
         begun = replace(answer, choice=unmeasured("another process is measuring, or was stopped"))
         if _keep(kept, begun):
             answer = replace(answer, choice=measure(plugin, isa))
@@ -104,7 +105,7 @@ def _signal_name(number: int) -> str:
 
 
 def _kept(plugin: Path, isa: str) -> KeptFile[SelfTest] | None:
-    """Return the file for what the answer depends on; None where that, or the cache, cannot be found."""
+    """Return the file that stores the result; None if its key or the cache directory cannot be found."""
     cpu = read_cpu()
     digest = hashlib.sha256(f"{isa}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
     try:
@@ -118,7 +119,7 @@ def _kept(plugin: Path, isa: str) -> KeptFile[SelfTest] | None:
 
 
 def _read(kept: KeptFile[SelfTest] | None) -> SelfTest | None:
-    """Return the kept answer; None when there is none that can be read."""
+    """Return the stored result, or None."""
     try:
         return kept.read() if kept else None
     except OSError:
@@ -126,7 +127,7 @@ def _read(kept: KeptFile[SelfTest] | None) -> SelfTest | None:
 
 
 def _keep(kept: KeptFile[SelfTest] | None, answer: SelfTest) -> bool:
-    """Write `answer`, or return False: then it is only found again."""
+    """Store `answer`; return whether that worked. If not, the next process tests again."""
     if kept is None:
         return False
     try:
@@ -137,6 +138,6 @@ def _keep(kept: KeptFile[SelfTest] | None, answer: SelfTest) -> bool:
 
 
 def _mapped_libraries(maps: Iterable[str]) -> set[Path]:
-    """Return the files of llama.cpp that the lines of a /proc/PID/maps name."""
+    """Return llama.cpp's libraries among the files that the lines of /proc/PID/maps name."""
     paths = (Path(fields[5]) for line in maps if len(fields := line.split(maxsplit=5)) == 6)
     return {path for path in paths if path.name.startswith(("libggml", "libllama"))}

@@ -1,6 +1,6 @@
-"""The self-test of the kernels, as it runs in the child process (see selftest.py).
+"""The part of the kernels' self-test that runs in the child process (see selftest.py).
 
-A tiny random model with every kind of weight is run as stock and packed, over the same tokens:
+A tiny random model with every kind of weight runs over the same tokens, with stock kernels and packed:
 
     packed logits are finite and near stock's           the arithmetic is right
     batches of 1, 8 and N, on 1 and on 2 threads        bit for bit the same logits
@@ -30,11 +30,11 @@ from edgespec.llama.weights import Model
 N_TOKENS = 32
 N_VOCAB = N_EMBD = 512
 N_HEAD, N_HEAD_KV, HEAD_DIM = 8, 2, 64
-N_FF = 832  # a multiple of 64 and not of 256: the widths at which models fall back to the older types
+N_FF = 832  # a multiple of 64 but not of 256, a width at which models fall back to the older types
 SEED = 1
 
-# Rounding in other places moves a row of logits by up to 4 % (stock with itself, in batches of 1 and of
-# 8: 1.4 %). One wrong matrix, whichever it is, moves them by 77 % and more (tests/llama/test_selftest.py).
+# Rounding differently changes a row of logits by up to 4 % (stock against stock, batches of 1 against 8:
+# 1.4 %). Any one wrong matrix changes it by 77 % or more (tests/llama/test_selftest.py).
 TOLERANCE = 0.1
 
 # The numbers of types in GGUF files.
@@ -51,10 +51,10 @@ class Matrix(NamedTuple):
     columns: int
     type: str
     spread: float
-    """The standard deviation of what it makes of unit vectors."""
+    """The standard deviation of its products with unit vectors."""
 
 
-# Large queries and keys make attention choose, so that errors in them show.
+# Large queries and keys make attention sharp, so that errors in them show.
 _LAYER = {
     "attn_q": (N_HEAD * HEAD_DIM, N_EMBD, 2.0),
     "attn_k": (N_HEAD_KV * HEAD_DIM, N_EMBD, 2.0),
@@ -152,7 +152,7 @@ def write_model(path: Path, *, other: str = "") -> None:
 
 @contextmanager
 def _model_file() -> Iterator[Path]:
-    """A file in memory: nothing to clean up, whatever ends the test."""
+    """A file in memory: nothing is left behind, however the test ends."""
     handle = os.memfd_create("edgespec-selftest")
     try:
         path = Path(f"/proc/self/fd/{handle}")
@@ -166,14 +166,14 @@ def logits(model: Model, *, n_batch: int, n_threads: int) -> Rows:
     """Return the logits after each of the test's tokens, `n_batch` tokens a pass."""
     tokens = np.random.default_rng(SEED).integers(0, N_VOCAB, N_TOKENS).tolist()
     with Session(model, n_ctx=2 * N_TOKENS, n_threads=n_threads) as session:
-        session.eval(tokens, n_logits=0)  # as a draft reads its prompt: parts of that graph are empty
+        session.eval(tokens, n_logits=0)  # as a draft reads its prompt: parts of the graph are then empty
         session.clear()
         batches = [tokens[i : i + n_batch] for i in range(0, N_TOKENS, n_batch)]
         return np.concatenate([session.eval(batch, n_logits=len(batch)).copy() for batch in batches])
 
 
 def difference(rows: Rows, reference: Rows) -> float:
-    """Return the largest relative difference of a row: its length over the reference's."""
+    """Return the largest relative difference of a row: |row - reference| / |reference|."""
     norm = np.linalg.norm
     return float(np.max(norm(rows - reference, axis=1) / norm(reference, axis=1)))
 
@@ -184,7 +184,7 @@ def open_model(path: Path, *, use_kernels: bool) -> Model:
 
 
 def _compare() -> str:
-    """Return what is wrong with the kernels that are loaded, or ""."""
+    """Return what is wrong with the loaded kernels, or ""."""
     with _model_file() as path:
         with open_model(path, use_kernels=False) as stock:
             reference = logits(stock, n_batch=8, n_threads=1)
@@ -204,10 +204,10 @@ def _compare() -> str:
 
 
 def main(plugin: str, isa: str) -> int:
-    """Test `plugin` with instruction set `isa`; the exit code, and on stderr what is wrong."""
+    """Test `plugin` with instruction set `isa`; return the exit code, write what is wrong to stderr."""
     try:
         wrong = kernels.load_untested(Path(plugin), isa) or _compare()
-    except EdgespecError as error:  # of the machine, not of the kernels: no memory, for example
+    except EdgespecError as error:  # the machine's fault, not the kernels': no memory, for example
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     if wrong:

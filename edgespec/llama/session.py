@@ -1,7 +1,7 @@
-"""One timeline over a model: a llama_context with one sequence that grows, and can be cut back.
+"""Evaluate a model along one timeline: a llama_context whose sequence grows and can be cut back.
 
-The end of a pass may be a tree of tokens. llama.cpp sees a sequence for each leaf: the first is the
-timeline itself, the others share its cells of the cache and go on by themselves below the fork.
+The end of a pass may be a tree of tokens. llama.cpp gets one sequence per leaf: the first is the timeline
+itself; the others share its cache cells down to where they branch off.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctyp
 class Session(Closing):
     """A growing sequence of tokens and the model's cache of it. A context manager.
 
-    The library's own count of the cached tokens is the only one kept (`n_past`): there is no copy
-    to fall out of step when Ctrl-C lands between two lines. What the tokens are is written down before a
-    pass and read as far as they count (`timeline`). A failed or interrupted `eval` leaves
-    the timeline as it was before the call, or empty where the model cannot rewind.
+    `n_past` always asks the library for the number of cached tokens: a second count could become wrong when
+    Ctrl-C lands between two lines. The token ids are noted before a pass; `timeline` returns the first
+    `n_past` of them. A failed or interrupted `eval` leaves the timeline as it was before the call, or empty
+    if the model cannot rewind.
 
-    A session keeps its model alive. It is not for use by two threads at once.
+    A session keeps its model alive. Two threads must not use it at once.
     """
 
     def __init__(
@@ -64,11 +64,10 @@ class Session(Closing):
     ) -> None:
         """Open a timeline of up to `n_ctx` tokens.
 
-        `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns;
-        it sets the size of buffers. `embeddings`: returns the input rows of tokens, for a model whose
-        own table has not all of them. `interrupt` is asked during a pass whether to end it: then `eval`
-        raises KeyboardInterrupt. Raises EdgespecError when the context cannot be created or the model
-        cannot take embeddings.
+        `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns; it sets the
+        size of buffers. `embeddings`: returns the input rows of tokens, for a model whose own table lacks
+        some. `interrupt` can end a pass: then `eval` raises KeyboardInterrupt. Raises EdgespecError if the
+        context cannot be created or the model cannot take embeddings.
         """
         if n_ctx < 1 or n_threads < 1 or n_batch < 1 or n_logits_max < 1:
             raise ValueError("n_ctx, n_threads, n_batch and n_logits_max must be at least 1")
@@ -91,8 +90,8 @@ class Session(Closing):
             n_logits_max=self.n_logits_max,
             max_leaves=self.max_leaves,
         )
-        # The finalizer's reference keeps the model's weights until the context over them is freed,
-        # also when the collector finds both unreachable at once.
+        # The finalizer's reference keeps the weights until the context that uses them is freed, even if the
+        # garbage collector finds both unreachable at once.
         self._finalizer = weakref.finalize(self, _free, context, model)
         model.sessions.add(self)
         self._context = context
@@ -122,18 +121,17 @@ class Session(Closing):
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
         """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
 
-        With `parents` the last len(parents) tokens are a tree in depth-first pre-order: parents[i]
-        is the node that node i follows, -1 the token before the tree, which `tokens` must have;
-        n_logits must be len(parents) + 1: row 0 follows that token, row i + 1 follows node i.
-        Of the tree only its *trunk* stays in the timeline: the first nodes, with parents[i] == i - 1.
-        With edgespec's kernels a node's row is bit for bit that of the same tokens in a chain (where
-        attention has a sliding window, if that is longer than the tree is deep); with llama.cpp's it
-        may differ in the last bits, as it may between two sizes of a batch.
+        With `parents` the last len(parents) tokens are a tree in depth-first pre-order: node i follows node
+        parents[i]; -1 is the token before the tree, which must be in `tokens`. n_logits must then be
+        len(parents) + 1: row 0 follows that token, row i + 1 follows node i. Of the tree only its *trunk*
+        stays in the timeline: the first nodes with parents[i] == i - 1. With edgespec's kernels a node's row
+        is bit for bit that of the same tokens in a chain (a sliding window of attention must be longer than
+        the tree is deep); with llama.cpp's it may differ in the last bits, as between two batch sizes.
 
         The rows, shape (n_logits, n_vocab), are the library's own memory: valid until the next
-        `eval` or `close`. More than `n_batch` tokens take several passes. Raises EdgespecError when
-        the context is full (each node needs a place while it is computed), the model cannot have
-        branches or the library fails, KeyboardInterrupt when the abort callback stops it.
+        `eval` or `close`. More than `n_batch` tokens take several passes. Raises EdgespecError if the context
+        is full (each node needs a place while it is computed), the model cannot evaluate branches or the
+        library fails, KeyboardInterrupt if the abort callback stops it.
         """
         n_tokens = len(tokens)
         n_past = self.n_past
@@ -148,13 +146,13 @@ class Session(Closing):
         backend.clear_log()
         if self._has_branches:
             self._drop_branches()
-        self._written[n_past:] = tokens  # of a tree the trunk lies first, and the rest will not count
+        self._written[n_past:] = tokens  # a tree's trunk comes first; `timeline` drops the rest
         try:
             start = 0
             while start < n_tokens:
                 n = n_tokens - start
                 if n > self.n_batch:
-                    # Not the last pass; it must leave to it every token whose logits are wanted.
+                    # Leave all tokens whose logits are wanted to the last pass.
                     n = min(self.n_batch, n - n_logits)
                 part = tokens[start : start + n]
                 if start + n < n_tokens:
@@ -170,7 +168,7 @@ class Session(Closing):
         return self._view(n_logits)
 
     def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
-        """Return the tree, checked; None for a chain."""
+        """Check the tree and return it; None for a chain."""
         nodes = list(map(int, parents))
         if n_logits != len(nodes) + 1:
             raise ValueError(f"n_logits {n_logits} with a tree of {len(nodes)} nodes")
@@ -186,12 +184,12 @@ class Session(Closing):
         return branches
 
     def _decode_tree(self, tokens: Sequence[int], branches: Branches, n_past: int) -> None:
-        """Decode `tokens`, the last of which are a tree, and drop what is not its trunk."""
+        """Decode `tokens`, which end with a tree, and drop all of the tree but its trunk."""
         n_nodes = len(branches.depths)
         batch = self._input.tree
         batch.lay_out(branches, n_past, len(tokens) - n_nodes)
-        # A side sequence keeps what it shares with the timeline from tree to tree: sharing 2000 cells
-        # and letting them go takes 0.13 ms for each of them, only what is new since the last tree 5 us.
+        # A side sequence goes on sharing the timeline's cells between trees: sharing and dropping 2000 cells
+        # takes 0.13 ms per sequence; sharing only those new since the last tree takes 5 us.
         for sequence in range(1, branches.n_leaves):
             n_shared = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
             llama.llama_memory_seq_cp(self._memory, _SEQUENCE, sequence, n_shared, n_past)
@@ -223,7 +221,7 @@ class Session(Closing):
             return self._rows[:0]
         address = _get_logits(self._context)
         if address != self._rows_address:  # the buffer moves only when it grows
-            # Described at its largest; only the rows just asked for are ever touched.
+            # The view has the largest shape, but only the rows just asked for are ever read.
             shape = (self.n_logits_max, self.model.n_vocab)
             buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
             self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
@@ -238,19 +236,19 @@ class Session(Closing):
 
     def _cut(self, n_keep: int) -> bool:
         """Cut every sequence back to `n_keep` tokens; return whether the library could."""
-        which = _ALL_SEQUENCES if self.max_leaves > 1 else _SEQUENCE
-        return bool(llama.llama_memory_seq_rm(self._memory, which, n_keep, -1))
+        sequence = _ALL_SEQUENCES if self.max_leaves > 1 else _SEQUENCE
+        return bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep, -1))
 
     def _drop_branches(self) -> None:
-        """Remove what Ctrl-C, in the moment after a pass, has left of a tree."""
+        """Remove the side sequences that are left if Ctrl-C comes right after a tree's pass."""
         for sequence in range(1, self.max_leaves):
             llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._has_branches = False
 
     def rewind(self, n_keep: int) -> None:
-        """Cut the timeline back to its first `n_keep` tokens, as if the others had never been.
+        """Cut the timeline back to its first `n_keep` tokens, as if the others had never been read.
 
-        Raises EdgespecError when the model cannot (`Model.can_rewind`).
+        Raises EdgespecError if the model cannot rewind (`Model.can_rewind`).
         """
         n_past = self.n_past
         if not 0 <= n_keep <= n_past:
@@ -271,12 +269,12 @@ class Session(Closing):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that `state` returns now."""
+        """Size in bytes of what `state` would return now."""
         self._require_open()
         return int(llama.llama_state_seq_get_size(self._context, _SEQUENCE))
 
     def state(self) -> State:
-        """Return a copy of the cache of the timeline, for `restore`."""
+        """Return a copy of the timeline's cache, for `restore`."""
         size = self.state_bytes
         state: State = np.empty(size, np.uint8)
         n = llama.llama_state_seq_get_data(self._context, _bytes(state), size, _SEQUENCE)
@@ -285,10 +283,10 @@ class Session(Closing):
         return state
 
     def restore(self, state: State, timeline: Sequence[int]) -> None:
-        """Make `timeline` this session's, whose cache `state` was copied from this model.
+        """Set the timeline to `timeline` and its cache to `state`, copied from a session of this model.
 
-        The session may be another one, with a context of another size. Raises EdgespecError, and leaves the
-        timeline empty, where it does not fit.
+        That session may have had another context size. Raises EdgespecError, and leaves the timeline empty,
+        if the cache does not fit.
         """
         self.clear()
         self._written = list(timeline)

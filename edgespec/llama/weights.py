@@ -1,4 +1,4 @@
-"""A loaded model: its weights, its tokenizer and its chat template. No timeline: see session.py."""
+"""A loaded model: its weights, its tokenizer and its chat template. session.py evaluates it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.platform.memory import MappedPages
 
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _NO_TOKEN = -1
-_DROP_EVERY = 64 << 20  # bytes loaded: small beside a model, and few looks at the table of mappings
+_DROP_EVERY = 64 << 20  # bytes loaded: little beside a model, but /proc/self/maps is read rarely
 
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
 
@@ -27,7 +27,7 @@ _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"} 
 class Model(Closing):
     """The weights and the tokenizer of one GGUF file, on the CPU. A context manager.
 
-    `close` (or the garbage collector) frees it and, before it, the sessions still open on it.
+    `close` (or the garbage collector) frees first its open sessions, then the model.
     Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
     """
 
@@ -47,10 +47,10 @@ class Model(Closing):
         `use_mmap` maps the file instead of copying it. `repack` lets the library rearrange some
         quantized weights for its faster kernels: more memory and a longer load for faster decoding.
         `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
-        packs the weights for edgespec's kernels where they can be used (kernels.py); else, and without
-        it, the model runs exactly as llama.cpp does. `vocab_only` reads no weights: there is only a
-        tokenizer then. A `header` that `check_model_file` returned for this path spares a second look.
-        Raises what `check_model_file` raises, and EdgespecError when the library cannot load it.
+        packs the weights for edgespec's kernels if they can be used (kernels.py); otherwise the model runs
+        exactly as in llama.cpp. `vocab_only` loads the tokenizer but no weights. `header`: what
+        `check_model_file` returned for this path, to save a second check. Raises what `check_model_file`
+        raises, and EdgespecError if the library cannot load the file.
         """
         self.path = Path(path)
         self.header = header or check_model_file(path)
@@ -66,7 +66,7 @@ class Model(Closing):
             )
             self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
             self.packed: tuple[PackedTensor, ...] = packed.tensors()
-            """The weight matrices that edgespec's kernels work on."""
+            """The weight matrices that edgespec's kernels multiply."""
         self._model = model
         self._vocab = llama.llama_model_get_vocab(model)
 
@@ -92,12 +92,12 @@ class Model(Closing):
 
     @property
     def name(self) -> str:
-        """What the file calls itself, else the file's name."""
+        """The model's name in the file, else the file's name."""
         return self.header.name or self.path.stem
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether edgespec's kernels work on any of the weights."""
+        """Whether edgespec's kernels multiply any of the weights."""
         return bool(self.packed)
 
     @property
@@ -116,23 +116,22 @@ class Model(Closing):
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
 
     def is_control(self, token: int) -> bool:
-        """Return whether `token` steers the model and is not text."""
+        """Return whether `token` is a control token, not text."""
         self._require_open()
         return bool(llama.llama_vocab_is_control(self._vocab, token))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of `text`.
 
-        `add_special` adds BOS/EOS where the model wants them; `parse_special` reads the names of
-        control tokens in the text as these tokens. Raises UsageError for text that is not valid
-        Unicode (a lone surrogate).
+        `add_special` adds BOS/EOS if the model wants them; `parse_special` turns the names of control tokens
+        in the text into these tokens. Raises UsageError if the text is not valid Unicode (a lone surrogate).
         """
         self._require_open()
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"the text is not valid Unicode at character {error.start}") from error
-        capacity = len(data) + 8  # a token stands for at least a byte, but for BOS, EOS and a prefix space
+        capacity = len(data) + 8  # a byte or more per token, except BOS, EOS and a prefix space
         while True:
             tokens = (ctypes.c_int32 * capacity)()
             n = llama.llama_tokenize(
@@ -145,13 +144,13 @@ class Model(Closing):
             capacity = -n
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of `token`, maybe part of a character; control tokens only if `special`."""
+        """Return the bytes of `token`, maybe part of a character; b"" for control tokens unless `special`."""
         self._require_open()
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
         size = 256
         while True:
-            buffer = ctypes.create_string_buffer(size)  # its own: several threads may ask
+            buffer = ctypes.create_string_buffer(size)  # per call: several threads may call this
             n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
@@ -163,8 +162,8 @@ class Model(Closing):
         """Return the prompt that the model's own chat template makes of `messages`.
 
         Each message has "role" and "content"; the prompt ends where the answer begins. `tools` are functions
-        that the model may call, as in OpenAI's API: templates that know none leave them out. Raises
-        EdgespecError when the model has no template or the template fails.
+        that the model may call, as in OpenAI's API; templates without tools ignore them. Raises EdgespecError
+        if the model has no template or the template fails.
         """
         if self.chat_template is None:
             raise EdgespecError(f"{self.name} has no chat template; a raw prompt needs none")
@@ -182,11 +181,11 @@ class Model(Closing):
     def tokenize_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Return the tokens of `render_chat`, with one BOS also where the template writes it."""
+        """Return the tokens of `render_chat`, with one BOS even if the template also writes it."""
         return self.tokenize_rendered(self.render_chat(messages, tools))
 
     def tokenize_rendered(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt that `render_chat` made, with one BOS as in `tokenize_chat`."""
+        """Return the tokens of a prompt from `render_chat`, with one BOS as in `tokenize_chat`."""
         has_bos = self.bos is not None and prompt.startswith(self._text(self.bos))
         return self.tokenize(prompt, add_special=not has_bos, parse_special=True)
 
@@ -194,17 +193,17 @@ class Model(Closing):
         return "" if token is None else self.piece(token, special=True).decode(errors="replace")
 
     def close(self) -> None:
-        """Free the sessions still open on the model, then the model; a second call does nothing."""
+        """Free the model's open sessions, then the model; a second call does nothing."""
         for session in tuple(self.sessions):
             session.close()
         self._finalizer()
 
 
 def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[float], None]:
-    """Return what, told of the loading's progress, drops the mapped pages while weights are packed.
+    """Return a progress callback that drops the file's mapped pages while weights are packed.
 
-    Else the file, which the library makes resident as a whole, and the packed copy of it would both
-    be in memory. Pages of weights that were not packed go too and come back from the page cache.
+    Without it the whole file, which the library makes resident, and the packed copy would be in memory at
+    once. Pages of weights that were not packed are dropped too; they come back from the page cache.
     """
     pages = MappedPages((path, *header.other_parts))
     step = _DROP_EVERY / max(1, header.file_bytes)
@@ -238,7 +237,7 @@ def _load(
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
         def progressed(progress: float, _data: object) -> bool:
             on_progress(progress)
-            return not interruption.requested  # False stops: at the call after the one with Ctrl-C
+            return not interruption.requested  # False stops, one call after Ctrl-C came
 
         callback = llama.llama_progress_callback(progressed)
         params.progress_callback = callback

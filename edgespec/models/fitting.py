@@ -1,4 +1,4 @@
-"""Which pairs of models this machine can hold: told from the files that are here, else from models.toml."""
+"""Tell which pairs of models fit into this machine's memory, from their files or else from models.toml."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from edgespec.models.store import Store
 from edgespec.platform.memory import available_bytes, total_bytes
 
 BEST_SHARE = 0.6
-"""Share of the machine's memory that the best pair takes at most: the rest is for all other programs, and for
-the files that they read."""
+"""Largest share of the machine's memory for the best pair: other programs and their files need the rest."""
 
 ALIKE = 64 << 20
-"""Bytes by which pairs of about the same size differ."""
+"""Pairs that differ by fewer bytes than this count as equally large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,15 @@ class Fit:
     target: str
     draft: str
     needed: int | None
-    """Bytes of memory expected for both with the usual context; None: models.toml says too little of them."""
+    """Bytes of memory that both need with the usual context; None if models.toml says too little."""
     fits: bool | None
-    """Whether as much is available now; None: not known."""
+    """Whether so much is available now; None if unknown."""
 
 
 def fitting_pairs(registry: Registry, store: Store, root: Path = Path("/")) -> list[Fit]:
-    """Return all pairs by the memory they need, those of which it is not known last.
+    """Return all pairs, sorted by the memory they need, with unknown needs last.
 
-    `root`: where /proc is.
+    `root`: the folder with `proc`.
     """
     available = available_bytes(root)
     needs = {
@@ -59,7 +58,7 @@ def fitting_pairs(registry: Registry, store: Store, root: Path = Path("/")) -> l
 def best_pair(pairs: Sequence[Fit], registry: Registry, root: Path = Path("/")) -> str | None:
     """Return the largest pair that fits and leaves room for other programs; None if there is none.
 
-    Of those of about the same size it is the last in models.toml, where a user's own come after all others.
+    Of equally large pairs (ALIKE) it is the last in models.toml; the user's own come after the shipped ones.
     """
     total = total_bytes(root)
     if total is None:
@@ -73,12 +72,12 @@ def best_pair(pairs: Sequence[Fit], registry: Registry, root: Path = Path("/")) 
 
 
 def expected_bytes(entry: Entry, registry: Registry, store: Store) -> int | None:
-    """Return the memory that the model takes with the usual context; None if too little is known of it."""
+    """Return the memory that the model takes with the usual context; None if unknown."""
     if store.is_present(entry, registry):
         try:
             header = check_model_file(store.file(entry))
         except EdgespecError:
-            pass  # damaged: what it should be is known all the same
+            pass  # a damaged file: estimate from models.toml
         else:
             return required_bytes(header, min(header.n_ctx_train, USUAL_CTX))
     size, shape = _file_bytes(entry, registry), registry.shape(entry)
@@ -86,7 +85,7 @@ def expected_bytes(entry: Entry, registry: Registry, store: Store) -> int | None
 
 
 def _file_bytes(entry: Entry, registry: Registry) -> int | None:
-    """Return the size of the entry's file; of one that is to be made here about, from that of its source."""
+    """Return the size of the entry's file; for a derived entry, an estimate from its base's size."""
     if entry.size or not entry.derived:
         return entry.size
     source = registry.get(entry.derived.base)

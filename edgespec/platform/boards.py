@@ -25,7 +25,7 @@ _HWCAPS = {
     "i8mm": (_AT_HWCAP2, 13),
     "bf16": (_AT_HWCAP2, 14),
 }
-"""Features, as /proc/cpuinfo names them: the kernel's word of them and the bit in it."""
+"""Feature name in /proc/cpuinfo: its entry in the auxiliary vector, and its bit there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Board:
     """A kind of board, as far as its wheels depend on it."""
 
     name: str
-    """As in `make pi5` and `dist/pi5`. Its wheel of llama.cpp has the build tag "1" + name."""
+    """As in `make pi5` and `dist/pi5`. The llama.cpp wheel for it has the build tag "1" + name."""
     title: str
     models: tuple[str, ...]
-    """Beginnings of /proc/device-tree/model of the boards that these wheels are the best for."""
+    """How /proc/device-tree/model begins on the boards that these wheels suit best."""
     arch: str
-    """What GCC's -march is for llama.cpp's kernels, which are not chosen at run time."""
+    """GCC's -march for llama.cpp's kernels, which are not chosen at run time."""
     tune: str
     """GCC's -mtune."""
     hwcaps: tuple[str, ...]
-    """Features of /proc/cpuinfo that code for `arch` needs."""
+    """Features in /proc/cpuinfo that code for `arch` needs."""
     emulated: str
     """qemu's -cpu."""
 
@@ -67,11 +67,11 @@ BOARDS = (
         emulated="cortex-a76",
     ),
 )
-"""64-bit boards, the plainer first. All others whose processor has the features run these wheels too."""
+"""64-bit boards, fewest features first. Their wheels also run on other boards with these features."""
 
 
 def device_model(root: Path = Path("/")) -> str:
-    """Return what the device says it is, such as "Raspberry Pi 5 Model B Rev 1.0"; "" if it says nothing."""
+    """Return the device's model, such as "Raspberry Pi 5 Model B Rev 1.0"; "" if the kernel names none."""
     try:
         return (root / "proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
     except OSError:
@@ -79,7 +79,7 @@ def device_model(root: Path = Path("/")) -> str:
 
 
 def device_revision(root: Path = Path("/")) -> str:
-    """Return the code of a Raspberry Pi's revision, such as "c03114"; "" on other machines."""
+    """Return a Raspberry Pi's revision code, such as "c03114"; "" on other machines."""
     try:
         lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -89,13 +89,13 @@ def device_revision(root: Path = Path("/")) -> str:
 
 
 def board_of(model: str) -> Board | None:
-    """Return the board that a device is by its `device_model`; None for all others."""
+    """Return the board with this `device_model`, or None."""
     return next((board for board in BOARDS if model.startswith(board.models)), None)
 
 
 def auxval(kind: int) -> int:
-    """Return a word that the kernel gave this process, such as AT_HWCAP; 0 unless it is one of 64-bit ARM."""
-    if os.uname().machine != "aarch64" or sys.maxsize < 1 << 32:  # a 32-bit process has other bits
+    """Return an entry of the auxiliary vector, such as AT_HWCAP; 0 unless the process is 64-bit ARM."""
+    if os.uname().machine != "aarch64" or sys.maxsize < 1 << 32:  # the bits mean other features in 32-bit
         return 0
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
@@ -103,9 +103,9 @@ def auxval(kind: int) -> int:
 
 
 def hwcaps(source: Callable[[int], int] | None = None) -> frozenset[str]:
-    """Return the features of a 64-bit ARM processor that this process may use, by name; elsewhere none.
+    """Return the names of the processor features this process may use; empty unless 64-bit ARM.
 
-    /proc/cpuinfo says the same, but under qemu's user emulation it is that of the host. `source`: `auxval`.
+    Not from /proc/cpuinfo: under qemu's user emulation that describes the host. `source`: default `auxval`.
     """
     source = source or auxval
     words = {kind: source(kind) for kind in (_AT_HWCAP, _AT_HWCAP2)}
@@ -113,7 +113,7 @@ def hwcaps(source: Callable[[int], int] | None = None) -> frozenset[str]:
 
 
 def wheel_board() -> Board | None:
-    """Return the board that the installed wheel of llama-cpp-python was built for; None: for no one board."""
+    """Return the board that the installed llama-cpp-python wheel was built for; None if for none of them."""
     try:
         lines = (distribution("llama-cpp-python").read_text("WHEEL") or "").splitlines()
     except PackageNotFoundError:
@@ -123,10 +123,9 @@ def wheel_board() -> Board | None:
 
 
 def wheel_for_another_board(features: frozenset[str] | None = None) -> str:
-    """Return what is wrong, in one line, if the installed llama.cpp would die here of an illegal instruction.
+    """Return one line to the user if the installed llama.cpp would crash here on an illegal instruction.
 
-    "" where nothing is. `features`: of this processor, by default `hwcaps`; without any, as on x86, nothing
-    is read.
+    Else "". `features` of this processor: default `hwcaps`; if empty, as on x86, nothing is checked.
     """
     features = hwcaps() if features is None else features
     board = wheel_board() if features else None

@@ -1,4 +1,4 @@
-"""Work in a process of its own: there a crash, a hang or a stopped library is not the user's."""
+"""Run work in a child process, so that a crash or a hang there does not reach the user's process."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Ended:
     """How a child ended."""
 
     code: int | None
-    """Its exit code, -N when signal N ended it; None: it took too long and was killed."""
+    """Its exit code, -N if signal N ended it; None if it took too long and was killed."""
     complaint: str
     """The last line it wrote to stderr, or ""."""
     said: str = ""
-    """The last line it wrote to stdout, or ""; nothing where stdout was a Conversation's."""
+    """The last line it wrote to stdout, or ""; always "" from a Conversation."""
 
 
 def run_in_child(module: str, function: str, *arguments: str, timeout_s: float | None = None) -> Ended:
-    """Run `module.function(*arguments)` in a new Python; what it returns is the exit code.
+    """Run `module.function(*arguments)` in a new Python; its return value is the exit code.
 
-    The child ends with this process, and when an exception, as of Ctrl-C, ends the waiting.
+    The child is killed when this process ends, or when an exception such as Ctrl-C ends the wait.
     """
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complaints:
         child = _start(
@@ -68,10 +68,10 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
 
 
 class Conversation:
-    """Work in a process of its own that tells what it finds as it finds it. Iterate over it, once.
+    """Work in a child process that reports results as it finds them. Iterate over it, once.
 
-    `module.function()` runs in a new Python with `request` on its stdin (see `answer`), and each pair that it
-    says (see `say`) is yielded. The child ends with this process, and when the iteration is given up.
+    `module.function()` runs in a new Python with `request` on its stdin (see `answer`); each pair it sends
+    with `say` is yielded. The child is killed when this process or the iteration ends.
     """
 
     def __init__(self, module: str, function: str, request: object) -> None:
@@ -81,7 +81,7 @@ class Conversation:
         """How the child ended, after the last pair."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        # A file for the request: a child that ends early breaks no pipe, and none can be full.
+        # The request is a file, not a pipe: a child that ends early would break a pipe, or leave it full.
         with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaints:
             request.write(self._request)
             request.seek(0)
@@ -89,7 +89,7 @@ class Conversation:
             try:
                 assert child.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
                 for line in child.stdout:
-                    if line.endswith(b"\n"):  # else it ended in the middle of it
+                    if line.endswith(b"\n"):  # else the child died in the middle of the line
                         yield msgspec.json.decode(line, type=tuple[str, Any])
                 child.wait()
             finally:
@@ -100,11 +100,11 @@ class Conversation:
 
 
 def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
-    """Do `work` on the request that a Conversation sent, in its child; return the exit code.
+    """In the child: do `work` on the Conversation's request and return the exit code.
 
-    An EdgespecError is told in one line on stderr, with REFUSED as the code.
+    An EdgespecError is printed as one line to stderr; the exit code is then REFUSED.
     """
-    # What a library prints goes to stderr: only `say` speaks to the parent.
+    # Libraries that print to stdout would garble the pairs: send their output to stderr.
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -116,7 +116,7 @@ def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
 
 
 def say(kind: str, value: object) -> None:
-    """Tell the Conversation that this process is the child of."""
+    """In the child: send a pair to the Conversation."""
     sys.stdout.buffer.write(msgspec.json.encode((kind, value)) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -134,7 +134,7 @@ def _start(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        # Ctrl-C reaches a terminal's whole process group: the child would print a traceback of it.
+        # Ctrl-C goes to the terminal's whole process group: the child would print a traceback.
         start_new_session=True,
     )
 

@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""A base class for context managers that have a `close` method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held; a second call does nothing."""
+        """Release all resources; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

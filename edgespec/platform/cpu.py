@@ -43,14 +43,14 @@ class Cpu:
     """The processor's model name and the names of its features."""
 
     model: str
-    """On ARM the names of its kinds of core: "Cortex-A76", or "Cortex-A55 and Cortex-A76"."""
+    """On ARM the names of its core types: "Cortex-A76", or "Cortex-A55 and Cortex-A76"."""
     flags: frozenset[str]
     count: int = 0
-    """Logical processors; 0: the kernel does not say."""
+    """Logical processors; 0 if unknown."""
 
 
 def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
-    """Return the processor of this machine; of what the kernel does not say, the architecture or nothing."""
+    """Return this machine's processor; if the kernel gives no model, the model is the architecture."""
     try:
         processors = [_facts(block) for block in cpuinfo.read_text(errors="replace").split("\n\n")]
     except OSError:
@@ -76,14 +76,14 @@ def physical_cores() -> int:
 
 
 def cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the bytes of all caches of this machine; 0 where the kernel does not say."""
+    """Return the total size of this machine's processor caches; 0 if unknown."""
     sizes = {}
     for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
-            which = [(index / name).read_text() for name in ("level", "type", "shared_cpu_list")]
-            sizes[tuple(which)] = int((index / "size").read_text().strip().removesuffix("K")) << 10
+            cache = [(index / name).read_text() for name in ("level", "type", "shared_cpu_list")]
+            sizes[tuple(cache)] = int((index / "size").read_text().strip().removesuffix("K")) << 10
         except (OSError, ValueError):
-            continue  # not told of this one
+            continue
     return sum(sizes.values())
 
 
@@ -93,7 +93,7 @@ def _facts(block: str) -> dict[str, str]:
 
 
 def _core(processor: dict[str, str]) -> str:
-    """Return the name of an ARM core, which the kernel tells by numbers; "" for other processors."""
+    """Return the name of an ARM core, which the kernel gives as numbers; "" for other processors."""
     implementer, part = (processor.get(f"CPU {name}", "") for name in ("implementer", "part"))
     if not (implementer and part):
         return ""

@@ -1,4 +1,4 @@
-"""Where the user's files lie, and files written so that no reader ever sees half of one."""
+"""The user's directories, and files replaced atomically: no reader sees half of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.errors import UsageError
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write a file as `replacing` does, text as UTF-8. Its folder is made if need be. Raises OSError."""
+    """Write a file as `replacing` does, text as UTF-8; makes its folder if missing. Raises OSError."""
     file.resolve().parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
@@ -22,9 +22,9 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `file` when all is written; else the old one stays as it was.
+    """Open a temporary file that replaces `file` at the end of the block; on an error `file` is unchanged.
 
-    A symlink to a file kept elsewhere stays one, and the file's mode what it was. Raises OSError.
+    Symlinks are followed and the file's mode is kept. Raises OSError.
     """
     file = file.resolve()
     temporary = beside(file)
@@ -36,25 +36,25 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
         if file.is_file():
             temporary.chmod(stat.S_IMODE(file.stat().st_mode))
         temporary.replace(file)
-    except BaseException:  # Ctrl-C too: no half of a file stays behind
+    except BaseException:  # Ctrl-C too: leave no partial file behind
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
 
 
 def beside(file: Path) -> Path:
-    """Return a name in the same folder that no other file, process or thread has."""
-    # A file's own name may be as long as the system allows: this one is not made of it.
+    """Return a temporary path in the same folder, unique to this process and thread."""
+    # Not derived from the file's name, which may already be as long as the system allows.
     return file.with_name(f".edgespec-{os.getpid()}-{threading.get_ident()}.tmp")
 
 
 def cache_root() -> Path:
-    """Return the user's cache directory of edgespec."""
+    """Return edgespec's cache directory for this user."""
     return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "edgespec"
 
 
 def expand_user(path: str | Path) -> Path:
-    """Return `path` with a leading ~ replaced; UsageError where no home directory is known."""
+    """Return `path` with a leading ~ replaced. Raises UsageError if the home directory is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

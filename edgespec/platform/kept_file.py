@@ -1,11 +1,11 @@
 """Small files kept between runs, which any number of processes may read and write at once.
 
     NAME                        written whole or not at all, readable by the user only
-    NAME.set-aside (-2, -3 ..)  made no sense, and is kept for whoever wants to know why
+    NAME.set-aside (-2, -3 ..)  a damaged file, kept so that the user can look into it
     .lock                       held by the process that writes
 
-Nothing depends on such a file: one that makes no sense is set aside, one of a later edgespec is left as it
-is, and either way the next run begins anew, with one line for the user.
+edgespec works without these files: a damaged one is set aside, one of a later edgespec is left alone. Either
+way the user is told in one line, and the run goes on as if there were no file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class DamagedError(Exception):
-    """A file makes no sense; `str(error)` says how."""
+    """A file cannot be understood; `str(error)` says why."""
 
 
 class NewerError(EdgespecError):
@@ -41,7 +41,7 @@ class NewerError(EdgespecError):
 
 
 class KeptFile(Generic[T]):
-    """A file in which something of type T is kept. Holds nothing open between calls."""
+    """A file that stores a value of type T. It is not kept open between calls."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class KeptFile(Generic[T]):
         lock: str = ".lock",
         on_message: MessageFn = silent,
     ) -> None:
-        """Name the file; it is not touched.
+        """Name the file; it is not opened yet.
 
-        `parse` returns what the bytes mean, and raises DamagedError or NewerError. `lock`: the name of the
-        lock, beside the file; files may share one. `on_message` takes each line once.
+        `parse` turns the file's bytes into a T, and raises DamagedError or NewerError. `lock`: the name of
+        the lock file in the same folder; several files may share one. `on_message` gets each line once.
         """
         self.path = path
         self._parse = parse
@@ -63,7 +63,7 @@ class KeptFile(Generic[T]):
         self._said: set[str] = set()
 
     def peek(self) -> T | None:
-        """Return what the file holds, None where there is none; sets nothing aside.
+        """Return the file's value, None if there is no file; a damaged file stays where it is.
 
         Raises DamagedError, NewerError and OSError.
         """
@@ -74,7 +74,7 @@ class KeptFile(Generic[T]):
         return self._parse(data)
 
     def read(self) -> T | None:
-        """Return what the file holds; None where there is none, or none that can be used. Raises OSError."""
+        """Return the file's value; None if there is no file or it cannot be used. Raises OSError."""
         try:
             return self.peek()
         except NewerError as error:
@@ -82,30 +82,30 @@ class KeptFile(Generic[T]):
             return None
         except DamagedError as error:
             problem = str(error)
-        # Looked at again under the lock: perhaps another process was writing, or has put a good one there.
+        # Read again under the lock: another process may have replaced the damaged file by now.
         try:
             with self.locked():
                 return self.read_locked()
         except NewerError as error:
             self.say(str(error))
-        except OSError:  # it cannot be moved away
+        except OSError:  # the file cannot be set aside
             self.say(f"{self.path}: {problem}; it is not used")
         return None
 
     def update(self, change: Callable[[T | None], bytes]) -> None:
-        """Write what `change` makes of what the file holds (None: nothing that can be used).
+        """Replace the file's value, under the lock: `change` takes the old value and returns the new bytes.
 
-        Under the lock: what two processes write at a time is written one after the other. Raises NewerError,
-        and OSError where the file cannot be written; the file is then what it was.
+        The old value is None if there is none that can be used. Raises NewerError and OSError; the file is
+        then unchanged.
         """
         with self.locked():
             self.write_locked(change(self.read_locked()))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock; it goes with the process, however that ends. Makes the folder. Raises OSError."""
+        """Hold the lock, which is freed even if the process is killed. Makes the folder. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Never deleted: a process that waits for a deleted lock file would hold a lock nobody sees.
+        # Never deleted: a process waiting for a deleted lock file would then hold a lock that no other sees.
         lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,7 +114,7 @@ class KeptFile(Generic[T]):
             os.close(lock)
 
     def read_locked(self) -> T | None:
-        """Return what the file holds, having set aside one that makes no sense; the lock is held.
+        """Return the file's value, or set a damaged file aside and return None; call with the lock held.
 
         Raises NewerError and OSError.
         """
@@ -127,8 +127,8 @@ class KeptFile(Generic[T]):
             return None
 
     def write_locked(self, data: bytes) -> None:
-        """Replace the file, or leave it as it was; the lock is held. Raises OSError."""
-        # One name for all processes, since the lock is ours: what a killed one left is overwritten.
+        """Replace the file, or leave it unchanged; call with the lock held. Raises OSError."""
+        # All processes use the same temporary name: a killed one's leftover is overwritten.
         new = self.temporary
         try:
             file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -138,13 +138,13 @@ class KeptFile(Generic[T]):
             finally:
                 os.close(file)
             new.replace(self.path)
-        except BaseException:  # Ctrl-C too: no half of a file stays behind
+        except BaseException:  # Ctrl-C too: leave no partial file behind
             new.unlink(missing_ok=True)
             raise
 
     @property
     def temporary(self) -> Path:
-        """What the file is called while it is written."""
+        """The file's name while it is being written."""
         return self.path.with_name(f".{self.path.name}.new")
 
     def set_aside(self) -> list[Path]:
@@ -163,14 +163,14 @@ class KeptFile(Generic[T]):
         return aside
 
     def say(self, line: str) -> None:
-        """Tell the user a line, once."""
+        """Tell the user a line, unless it was told before."""
         if line not in self._said:
             self._said.add(line)
             self._on_message(line)
 
 
 def write_all(file: int, data: bytes, offset: int) -> None:
-    """Write all of `data`: one call, unless the disk is so full that a part fits and the next call fails."""
+    """Write all of `data` at `offset`. Raises OSError, perhaps with a part written, if the disk is full."""
     rest = memoryview(data)
     while rest:
         n = os.pwrite(file, rest, offset)
@@ -183,7 +183,7 @@ def write_all(file: int, data: bytes, offset: int) -> None:
 
 
 def parse_struct(data: bytes, type_: type[T]) -> T:
-    """Return the dataclass `type_` that the JSON `data` is. Raises DamagedError."""
+    """Parse the JSON `data` as the dataclass `type_`. Raises DamagedError."""
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -191,9 +191,9 @@ def parse_struct(data: bytes, type_: type[T]) -> T:
 
 
 def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str, Any]:
-    """Return the JSON object that `data` is: {"format": form, "version": version, ...}.
+    """Parse a JSON object {"format": form, "version": version, ...} whose numbers are all finite.
 
-    All its numbers are finite. Raises DamagedError and NewerError; `path` is for the latter's line.
+    Raises DamagedError and NewerError, which names `path`.
     """
     try:
         document = json.loads(data, parse_constant=_finite, parse_float=_finite)
@@ -210,7 +210,7 @@ def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str,
 
 
 def _finite(text: str) -> float:
-    """Return a number of a JSON text; Python would also read NaN and Infinity, and 1e999 as such."""
+    """Parse a number, but not NaN, Infinity or 1e999, all of which Python's JSON parser accepts."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(text)

@@ -1,4 +1,4 @@
-"""Memory: what the machine has left, what this process took, and pages of mapped files given back."""
+"""Memory: what the machine has left, what this process uses, and freeing pages of mapped files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _MAPPING = re.compile(
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory a new process can still take, or None where the kernel does not say.
+    """Return the memory a new process can still take, or None if unknown.
 
-    The lower of MemAvailable and what each cgroup (v2) above this process leaves; `root` holds
-    `proc` and `sys`, so that tests can bring their own.
+    The lowest of MemAvailable and what is left in each cgroup (v2) around this process. Tests pass a `root`
+    with their own `proc` and `sys`.
     """
     limits = [limit for limit in (_meminfo(root, "MemAvailable"), *_cgroup_limits(root)) if limit is not None]
     return min(limits, default=None)
 
 
 def total_bytes(root: Path = Path("/")) -> int | None:
-    """Return the machine's memory, or None where the kernel does not say; `root` as above."""
+    """Return the machine's memory, or None if unknown; `root` as above."""
     return _meminfo(root, "MemTotal")
 
 
 def peak_rss_bytes() -> int:
-    """Return the largest resident memory of this process so far, mapped model files included."""
+    """Return this process's peak resident memory so far, mapped model files included."""
     for line in _lines(Path("/proc/self/status")):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    # This one begins with what the parent held when it started this process.
+    # Second choice: ru_maxrss starts at what the parent held when it started this process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -58,7 +58,7 @@ def _cgroup_limits(root: Path) -> list[int]:
             break
         limit, used = _lines(directory / "memory.max"), _lines(directory / "memory.current")
         if limit and used and limit[0] != "max":
-            # Cached file pages count as used, but are dropped when memory is asked for.
+            # Cached file pages count as used, but the kernel drops them when memory is needed.
             stat = dict(line.split() for line in _lines(directory / "memory.stat"))
             cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
             limits.append(max(0, int(limit[0]) - int(used[0]) + cached))
@@ -73,10 +73,10 @@ def _lines(path: Path) -> list[str]:
 
 
 class MappedPages:
-    """The resident pages of files that are mapped, read-only, after this object was made.
+    """The resident pages of files that are mapped read-only after this object was made.
 
-    Earlier mappings are left alone: they are other models', which may be unmapped by another thread
-    at any time, and then something else could lie at their address.
+    Earlier mappings are left alone: they belong to other models, and another thread may unmap those at any
+    time; something else could then be at their address.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -84,9 +84,9 @@ class MappedPages:
         self._earlier = set(self._ranges())
 
     def drop(self) -> int:
-        """Take the pages out of resident memory and return the bytes of the mappings.
+        """Take the pages out of resident memory and return the size of the mappings in bytes.
 
-        What is still read comes back from the page cache. Nothing is lost: no page can be dirty.
+        Pages read later come back from the page cache. Nothing is lost: read-only pages are never dirty.
         """
         dropped = 0
         for start, end in self._ranges():

@@ -1,4 +1,4 @@
-"""Lines worth telling the user although the work goes on: who has some takes a function to call with each."""
+"""One-line messages for the user that do not end the work: callers pass a function that takes them."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ MessageFn = Callable[[str], None]
 
 
 def silent(_line: str) -> None:
-    """Take a line and tell nobody."""
+    """Drop the line."""

@@ -1,4 +1,4 @@
-"""Other programs' work, which makes what is measured beside it unreliable."""
+"""How busy other programs keep the machine: measurements beside them are unreliable."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from pathlib import Path
 from time import perf_counter
 
 MOST_OTHER_LOAD = 0.15
-"""Processors, beside half of those the measurement leaves idle, that other work may keep busy."""
+"""Processors that other work may keep busy, on top of half of those the measurement leaves idle."""
 
-_JUDGED_S = 1.0  # ticks of /proc/stat are 10 ms: less time says nothing of other work
+_SHORTEST_S = 1.0  # ticks of /proc/stat are 10 ms: a shorter time shows little of other work
 
 
 class OtherLoad:
-    """How many processors other programs keep busy, of those this process may use."""
+    """How many of the processors this process may use are kept busy by other programs."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        """Begin to watch; `stat` is the kernel's file, so that tests can bring their own."""
+        """Start watching; `stat` is a parameter for tests."""
         self._stat = stat
         self._began = self._now()
 
     def processors(self) -> float | None:
-        """Return their number since the beginning; None where the kernel does not say, or too early."""
+        """Return how many they kept busy on average since the start; None if unknown or within a second."""
         began, ended = self._began, self._now()
-        if began is None or ended is None or ended[0] - began[0] < _JUDGED_S:
+        if began is None or ended is None or ended[0] - began[0] < _SHORTEST_S:
             return None
         busy, own = ended[1] - began[1], ended[2] - began[2]
         return max(0.0, (busy - own) / (ended[0] - began[0]))
 
     def _now(self) -> tuple[float, float, float] | None:
-        """Return the seconds of the clock, of the processors when busy, and of this process.
+        """Return seconds: the clock, the busy time of all processors, the CPU time of this process.
 
-        Its children are its own work too; Linux adds their time when they have ended.
+        The last includes its children; Linux adds a child's time when it has ended.
         """
         usable = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
         try:
             lines = [line.split() for line in self._stat.read_text().splitlines()]
-            # user nice system idle iowait irq softirq steal: all but idle and waiting for a disk
+            # user nice system idle iowait irq softirq steal: busy is all but idle and iowait
             rows = [[int(ticks) for ticks in line[1:9]] for line in lines if line and line[0] in usable]
             busy = sum(sum(row) - row[3] - row[4] for row in rows)
         except (OSError, ValueError, IndexError):

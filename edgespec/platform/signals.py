@@ -1,4 +1,4 @@
-"""What ends a pass of the library that is under way: Ctrl-C, or another thread (see csrc/interrupt.h)."""
+"""Interrupting a running pass of the library, by Ctrl-C or from another thread (see csrc/interrupt.h)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Cancellation:
 
     def cancel(self) -> None:
         """End the pass under way, or the next one before a `drain`."""
-        with contextlib.suppress(BlockingIOError):  # full: it was called often enough
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier calls
             os.write(self._write_end, b"\0")
 
     def drain(self) -> None:
-        """Forget what came so far: what starts now is not to be ended by it."""
+        """Forget earlier calls of `cancel`, so that they do not end the next pass."""
         try:
             while os.read(self._read_end, 512):
                 pass
@@ -47,7 +47,7 @@ class Cancellation:
 class SignalPipe(Cancellation):
     """While entered, signals end the current pass too.
 
-    A context manager for the main thread: Python delivers signals nowhere else.
+    A context manager for the main thread, the only one that Python delivers signals to.
     """
 
     def __enter__(self) -> Self:

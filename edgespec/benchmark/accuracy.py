@@ -1,11 +1,11 @@
 """How quantization changes a model's answers: perplexity, KL divergence and top-1 agreement on a text.
 
     with Reference(folder) as reference:
-        best = score(model, tokens, reference=reference, ...)      writes the reference down
-        other = score(another, tokens, reference=reference, ...)   is compared with it
+        best = score(model, tokens, reference=reference, ...)      fills the reference
+        other = score(another, tokens, reference=reference, ...)   is compared with the reference
 
-One model is in memory at a time. The text is read in windows that each start from an empty context; the
-first token of each is not scored, since nothing stands before it.
+One model is in memory at a time. The text is read in windows, each from an empty context. A window's first
+token is not scored: there is no text before it to predict it from.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation
 
 WINDOW = 512
-"""Tokens of a window, by default: as llama.cpp's perplexity."""
+"""Tokens of a window by default, as in llama.cpp's perplexity program."""
 
-_AT_ONCE = 64  # tokens of a pass: their logits are 39 MB with 152k tokens, those of a window 311 MB
-_BYTES_OF_ROWS = 16 << 20  # float64, of one array: there are four at a time
+_AT_ONCE = 64  # tokens a pass: 39 MB of logits with a vocabulary of 152k; a whole window would be 311 MB
+_BYTES_OF_ROWS = 16 << 20  # of one float64 array; four exist at a time
 _FLOAT32 = 4  # bytes
 _CURE = "free some space, score fewer tokens, or choose a folder on another disk"
 
 ProgressFn = Callable[[int, int], None]
-"""Called with how many of the text's tokens are read, and how many there are."""
+"""Called with the number of tokens read so far and the number in the text."""
 
 _LogProbs = npt.NDArray[np.float64]
 
@@ -55,9 +55,9 @@ class Score:
     kl: float | None = None
     """Mean Kullback-Leibler divergence from the reference; None for the reference itself."""
     kl_error: float | None = None
-    """Its standard error, as if the tokens were independent."""
+    """Standard error of `kl`, as if the tokens were independent."""
     top1: float | None = None
-    """Share of tokens where both prefer the same one."""
+    """Share of places where the reference's likeliest token is also this model's."""
 
     @property
     def perplexity(self) -> float:
@@ -67,15 +67,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """What a model reads. Two models can be compared when it is the same for both."""
+    """What a model reads. Two models can be compared if they read the same."""
 
     windows: tuple[tuple[int, ...], ...]
-    """With BOS, where the model adds one."""
+    """Token ids, with BOS if the model adds one."""
     n_unscored: int
-    """At the beginning of each window."""
+    """Tokens at the beginning of each window that are not scored."""
     n_vocab: int
     vocabulary: bytes
-    """A hash of all tokens' texts: the same ids stand for the same words."""
+    """A hash of all tokens' texts. If it is equal, the same ids mean the same words."""
 
     @property
     def n_scored(self) -> int:
@@ -84,15 +84,15 @@ class _Text:
 
 
 class Reference(Closing):
-    """The logits of the best model, in a file without a name: gone with this process, however it ends.
+    """The logits of the best model, in a file without a name, which disappears when this process ends.
 
-    float32, as the model computed them, so that a model's divergence from itself is exactly 0. Half the
-    size, log-probabilities in float16, were too coarse for fine quantizations: the 2.9e-5 nats of a tiny
-    model's Q8_0 came out 5 % too low. 512 tokens of a vocabulary of 152k take 311 MB.
+    They are float32, as computed, so that a model's divergence from itself is exactly 0. Log-probabilities
+    in float16 would take half the space but were too coarse for fine quantizations: the 2.9e-5 nats of a
+    tiny model's Q8_0 came out 5 % too low. 512 tokens of a vocabulary of 152k take 311 MB.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Begin without a model: the first that is scored with it becomes the reference."""
+        """Begin empty: the first model scored with this object becomes the reference."""
         self._folder = Path(folder)
         self._file: FileIO | None = None
         self._text: _Text | None = None
@@ -105,7 +105,7 @@ class Reference(Closing):
 
     @contextlib.contextmanager
     def writing(self, text: _Text) -> Iterator[None]:
-        """Take the rows that are `put` within; without all of them there is no reference."""
+        """Accept rows from `put` inside the `with` block; after an exception there is no reference."""
         if self._closed:
             raise EdgespecError("the reference is closed")
         check_disk(self._folder, text.n_scored * text.n_vocab * _FLOAT32, "the reference's logits", _CURE)
@@ -121,7 +121,7 @@ class Reference(Closing):
     def put(self, rows: Rows) -> None:
         """Append rows."""
         assert self._file is not None  # noqa: S101 - for the type checker: within `writing`
-        # Plain writes, not a mapping: where the disk is full these say so, a mapping crashes.
+        # Plain writes: on a full disk they raise an error, while a memory mapping would crash the process.
         data = rows.data.cast("B")
         with self._disk_errors():
             while data:
@@ -129,7 +129,7 @@ class Reference(Closing):
 
     @contextlib.contextmanager
     def reading(self, model: Model, text: _Text) -> Iterator[None]:
-        """Give the rows that are taken within. Raises EdgespecError if `model` is to read something else."""
+        """Allow `take` inside the `with` block. Raises EdgespecError if `text` is not the reference's."""
         assert self._file is not None  # noqa: S101 - for the type checker: it is written
         assert self._text is not None  # noqa: S101
         if detail := _difference(self._text, text):
@@ -190,9 +190,9 @@ class _Sums:
     same_top: int = 0
 
     def compare(self, theirs: Rows, rows: Rows, log_probs: _LogProbs) -> None:
-        """Count rows beside the reference's; the log-probabilities are those of `rows`, and spoilt."""
+        """Add `rows`, whose log-probabilities are `log_probs` (overwritten), and the reference's `theirs`."""
         self.same_top += int((theirs.argmax(axis=1) == rows.argmax(axis=1)).sum())
-        # KL(P || Q) = sum over the vocabulary of p (log p - log q); in place, as these are large.
+        # KL(P || Q) = sum over the vocabulary of p (log p - log q). In place, because the arrays are large.
         p = _log_softmax(theirs)
         ratio = np.subtract(p, log_probs, out=log_probs)
         np.exp(p, out=p)
@@ -209,7 +209,7 @@ class _Sums:
 
 
 def text_tokens(model: Model, text: str, n_tokens: int) -> list[int]:
-    """Return the first `n_tokens` tokens of `text`, control tokens' names read as plain text."""
+    """Return the first `n_tokens` tokens of `text`. Names of control tokens in it are plain text."""
     return model.tokenize(text, add_special=False, parse_special=False)[:n_tokens]
 
 
@@ -223,13 +223,13 @@ def score(
     signals: Cancellation | None = None,
     on_progress: ProgressFn = lambda _done, _total: None,
 ) -> Score:
-    """Return how well `model` predicts `tokens`, compared with `reference` where one is given.
+    """Return how well `model` predicts `tokens`, compared with `reference` if one is given.
 
-    An empty reference is filled by this model. Windows are of `n_window` tokens, BOS included where the
-    model adds one, and the same for all models that are compared. `signals`: lets Ctrl-C end a pass
-    under way. Raises EdgespecError when the text is shorter than a window, the model was trained for shorter
-    ones or gives logits that are not finite, the tokens or the vocabulary are not the reference's, or
-    the disk has no room for it. A failure while it is written leaves no reference.
+    This model fills an empty reference; if that fails, the reference stays empty. Windows have `n_window`
+    tokens, BOS included if the model adds one, and are the same for all models compared. `signals` lets
+    Ctrl-C end a running pass. Raises EdgespecError if the text is shorter than a window, the model was
+    trained for shorter windows, a logit is not finite, the tokens or the vocabulary differ from the
+    reference's, or the disk is full.
     """
     text = _text(model, tokens, n_window)
     fits_in_memory([(model.header, n_window)], weights_loaded=True)
@@ -284,7 +284,7 @@ def _text(model: Model, tokens: Sequence[int], n_window: int) -> _Text:
 
 
 def _rows(session: Session, text: _Text, on_progress: ProgressFn) -> Iterator[tuple[Rows, Sequence[int]]]:
-    """Read the text; yield logits of scored tokens and these tokens, in their order, some at a time."""
+    """Read the text and yield, some at a time and in order, the scored tokens with their logits."""
     n_rows = max(1, _BYTES_OF_ROWS // (8 * text.n_vocab))
     done, total = 0, sum(map(len, text.windows))
     for window in text.windows:

@@ -1,13 +1,12 @@
-"""One pair on a suite of prompts: plain decoding and speculation in turns, as raw runs.
+"""Measures one pair on a suite of prompts, plain decoding and speculation in turns, and returns raw runs.
 
     round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
     round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
-    ...       until the interval of the speed-up is tight, or the budget of time is spent
+    ...       until the interval of the speed-up is tight, or the time is up
 
-Runs that follow each other are compared, and another way begins each time, so that a machine that becomes
-slower slows all ways alike. Before each generation the engine forgets the text of earlier ones and what it
-learnt from them: no answer is drafted from itself or from another way's, and each run begins with the same
-profile.
+Neighbouring runs are compared, and each prompt begins with a different way, so that a machine that becomes
+slower slows all ways alike. Before each generation the engine forgets earlier texts and what it learnt from
+them: no answer is drafted from an earlier answer, and each run begins with the same profile.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from edgespec.stream import Stream
 from edgespec.suites import Prompt
 
 BUDGET_S = 600.0
-"""Seconds that a benchmark may take by default, loading not included."""
+"""Seconds that a benchmark may take by default, without loading."""
 
 PRECISION = 0.03
-"""Width of the speed-up's interval over the rounds, as a share of it, that is tight enough by default."""
+"""Default for `Limits.precision`."""
 
 FEWEST_ROUNDS = 3
-"""With fewer there is no telling how tight the interval is."""
+"""With fewer rounds, the width of the interval means nothing."""
 
 _WARM_UP_TOKENS = 16
 
@@ -50,16 +49,16 @@ class Settings:
     """What all runs of a benchmark have in common."""
 
     ways: tuple[Way, ...]
-    """Beside plain decoding."""
+    """The ways measured beside plain decoding."""
     n_predict: int = 128
     temperature: float = 0.0
     seed: int = 0
-    """Of round 0; each round has its own, one higher."""
+    """Seed of round 0; each further round's is one higher."""
     rule: Rule | None = None
-    """None: match, with which the texts are plain decoding's own."""
+    """None: "match", which writes the same texts as plain decoding."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for values that no generation takes, before anything is loaded."""
+        """Raise UsageError for values that no generation accepts, before anything is loaded."""
         Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
 
     @property
@@ -68,7 +67,7 @@ class Settings:
         return SamplingParams(temperature=self.temperature)
 
     def facts(self) -> dict[str, str | int | float]:
-        """Return them as an outcome tells them."""
+        """Return the settings as an outcome stores them."""
         return {
             "ways": ", ".join(way.name for way in self.ways),
             "n_predict": self.n_predict,
@@ -83,7 +82,7 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Name in messages."""
         ...
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
@@ -92,7 +91,7 @@ class Peer(Protocol):
 
 
 def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
-    """Return by id the prompts that the target cannot answer in full, with the reason."""
+    """Return the ids of prompts that the target cannot answer in full, each with the reason."""
     found = {}
     for prompt in prompts:
         needed = len(engine.prompt_tokens(prompt.text)) + n_predict + 1
@@ -106,7 +105,7 @@ def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str
 
 @contextmanager
 def leaving_no_trace(engine: Engine) -> Iterator[None]:
-    """Forget at the end what was learnt within, so that the next benchmark does not profit from it."""
+    """Forget on leaving what the engine learnt inside, so that the next benchmark does not profit from it."""
     try:
         yield
     finally:
@@ -114,7 +113,7 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
 
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
-    """Begin the longest of `prompts` in every way: makes contexts large enough and reads the weights."""
+    """Begin to answer the longest prompt in every way: this enlarges the contexts and reads the weights."""
     longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
     for way in (PLAIN_WAY, *settings.ways):
         stream = _stream(engine, longest, way, settings)
@@ -124,7 +123,7 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> No
 
 
 def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_: int = 0) -> Stream:
-    """Begin to answer as a new process would, with the profile as it was when the engine was made."""
+    """Begin to answer as a new process would, with the profile that the engine was made with."""
     engine.forget(tables=True)
     return engine.stream(
         prompt.text,
@@ -140,7 +139,7 @@ def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_
 
 
 def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, round_: int = 0) -> Run:
-    """Answer one prompt in one way; then compare a text that is not exact with the target's distribution."""
+    """Answer one prompt in one way; compare the text of an inexact way with the target's distribution."""
     stream = _stream(engine, prompt, way, settings, round_)
     alone = [token.origin == "alone" for token in stream]
     run = run_of(stream.result, prompt, way.name, round_)
@@ -151,7 +150,7 @@ def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, ro
 
 
 def run_of(result: Result, prompt: Prompt, way: str, round_: int) -> Run:
-    """Return what is kept of a generation."""
+    """Return the record of a generation."""
     stats = result.stats
     return Run(
         prompt=prompt.id,
@@ -179,10 +178,10 @@ def run_of(result: Result, prompt: Prompt, way: str, round_: int) -> Run:
 def _beside(
     engine: Engine, stream: Stream, alone: Sequence[bool], *, greedy: bool
 ) -> tuple[float | None, float | None]:
-    """Return the share of the tokens that the target likes best, and the KL divergence of what wrote them.
+    """Return the share of tokens that are the target's likeliest, and the mean KL divergence of their writer.
 
-    Both models read the text; this is not timed. A token that the target wrote diverges by 0. The share is
-    None for random tokens, the divergence where acceptance was lenient.
+    Both models read the text again; this is not timed. The divergence of a token that the target wrote is 0.
+    The share is None at a temperature above 0, the divergence is None if acceptance was lenient.
     """
     n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
     small = engine.draft if any(alone) else None
@@ -207,7 +206,7 @@ def turns(
     round_: int,
     place: int,
 ) -> Iterator[Run]:
-    """Yield a run of every way over one prompt, the first way another one each time."""
+    """Yield a run of every way over one prompt; which way comes first depends on round and place."""
     for way in rotated((PLAIN_WAY, *settings.ways), round_ + place):
         yield generate(engine, prompt, way, settings, round_=round_)
 
@@ -219,34 +218,34 @@ class Progress:
     round: int
     prompt: Prompt
     place: int
-    """Of the prompt in its round, from 0."""
+    """Place of the prompt in its round, from 0."""
     n_prompts: int
     spent_s: float
     noise: float | None
-    """Width of the interval so far; None before it is known."""
+    """Width of the interval so far, as in `Limits.precision`; None before it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a benchmark ends: at the first of these."""
+    """A benchmark ends at the first of these limits."""
 
     budget_s: float = BUDGET_S
     precision: float = PRECISION
-    """Width of the speed-up's interval over the rounds, as a share of the speed-up."""
+    """Stop once the speed-up's interval over the rounds is this narrow, as a share of the speed-up."""
     rounds: int | None = None
-    """None: as many as the budget allows."""
+    """None: as many rounds as the budget allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What is called while a benchmark runs."""
+    """Callbacks of a running benchmark."""
 
     on_run: Callable[[Run], None]
-    """With each run as it comes, so that it is kept whatever happens."""
+    """Called with each run at once, so that it can be kept if a later one fails."""
     on_progress: Callable[[Progress], None] = lambda _progress: None
-    """Before each prompt."""
+    """Called before each prompt."""
     on_message: Callable[[str], None] = lambda _line: None
-    """With a line about a peer that is left out."""
+    """Called with a line about a peer that failed and is left out from then on."""
 
 
 def measure(
@@ -258,11 +257,11 @@ def measure(
     listener: Listener,
     peers: list[Peer],
 ) -> str:
-    """Measure rounds until a limit is reached, and return in words which it was.
+    """Measure rounds until a limit is reached, and return in words which limit it was.
 
-    The budget is kept except for the prompt under way, also when not all prompts had their turn: give
-    `prompts` in an order that covers the categories early. A peer that fails is removed from `peers`.
-    Raises what the engine raises.
+    When the budget is spent, only the current prompt is finished, even if others had no turn yet: order
+    `prompts` so that all categories come early. A peer that fails is removed from `peers`. Raises what the
+    engine raises.
     """
     with leaving_no_trace(engine):
         began = time.monotonic()

@@ -1,12 +1,12 @@
 """The matrix: targets x drafts x kernels on one suite of prompts, a process for each cell and round.
 
-    FOLDER/comparison.json      the plan: it goes on where it stopped, with more cells or rounds if wanted
-    FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0, written as they end
-    FOLDER/models/              quantizations that were made for it
+    FOLDER/comparison.json      the plan; a stopped comparison continues from it, with new cells or rounds too
+    FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0
+    FOLDER/models/              quantizations made for the comparison
 
-Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that drifts does
-so for all of them, and a comparison that was stopped after a round has a whole table. A cell's process loads
-its models alone: its peak memory is its own, and so is a crash.
+Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that becomes
+slower affects all cells alike, and a comparison stopped after a round has a whole table. Each cell runs in
+its own process, so that its peak memory is not another's and a crash ends only that cell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgespec.platform.memory import peak_rss_bytes
 from edgespec.suites import Prompt
 
 NO_DRAFT, SUFFIX = "none", "suffix"
-"""In the place of a draft model: none at all, or drafts from text seen before."""
+"""Used instead of a draft model's name: no drafts, or drafts from text seen before."""
 
 _PLAN = "comparison.json"
 
@@ -48,7 +48,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """As files and messages call it."""
+        """Name in files and messages."""
         return f"{self.target}+{self.draft}+kernels-{self.kernels}"
 
     @property
@@ -57,14 +57,14 @@ class Combination:
         return None if self.draft in (NO_DRAFT, SUFFIX) else self.draft
 
     def restrict(self, settings: Settings) -> Settings:
-        """Return `settings` with those ways, beside plain decoding, that this cell can be measured in."""
+        """Return `settings` with only those ways that this cell's draft allows."""
         ways = [way for way in settings.ways if self.draft_model or not way.needs_model]
         return replace(settings, ways=() if self.draft == NO_DRAFT else tuple(ways))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared: everything the runs depend on, except the profiles of the pairs."""
+    """Everything that the runs of a comparison depend on, except the profiles of the pairs."""
 
     models: dict[str, ModelFacts]
     combinations: tuple[Combination, ...]
@@ -77,7 +77,7 @@ class Plan:
     """The processor, the versions, and what counts energy."""
 
     def n_runs(self, combination: Combination) -> int:
-        """Return the runs of a cell in one round."""
+        """Return the number of runs of a cell in one round."""
         return len(self.prompts) * (1 + len(combination.restrict(self.settings).ways))
 
     def key(self, combination: Combination) -> str:
@@ -99,11 +99,11 @@ class _Measured:
     """A file of runs."""
 
     key: str
-    """The plan's, of the cell: with another one the file is another comparison's."""
+    """`Plan.key` of the cell; if it differs, the file belongs to another comparison."""
     round: int
     cell: Cell
     warnings: tuple[str, ...] = ()
-    """What disturbed the machine meanwhile, and what the engine had to say."""
+    """What disturbed the machine during the runs, and the engine's warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +114,18 @@ class Progress:
     round: int
     prompt: str
     done: int
-    """Runs, of skipped cells too."""
+    """Runs that are done, or skipped with their cell."""
     total: int
 
 
 class Comparison:
-    """A plan and the folder in which it is carried out."""
+    """Carries out a plan in a folder."""
 
     def __init__(self, plan: Plan, paths: Mapping[str, Path], folder: Path) -> None:
-        """Carry out `plan` in `folder`, which is made if it does not exist; `paths` are its models' files.
+        """Store `plan` in `folder`, which is created if missing; `paths` are the files of its models.
 
-        Cells that were measured there with the same plan are kept and used; rounds and cells can be added.
-        Raises UsageError for another plan, and when the folder cannot be written to.
+        Cells already measured there are used again if the plan only adds rounds or cells to the stored one.
+        Raises UsageError for any other plan, and if the folder cannot be written to.
         """
         self.plan = plan
         self._paths = paths
@@ -140,7 +140,7 @@ class Comparison:
                 )
                 raise UsageError(problem, field="out", value=folder)
             self._runs.mkdir(parents=True, exist_ok=True)
-            # Models that are left out this time are remembered: their cells are still here.
+            # Models that this plan leaves out stay in the file, since their cells stay in the folder.
             models = {**stored.models, **plan.models} if stored else plan.models
             write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
         except OSError as error:
@@ -148,9 +148,9 @@ class Comparison:
 
     @staticmethod
     def discard(folder: Path) -> None:
-        """Delete what was measured in `folder`, and nothing else. Raises UsageError when it cannot."""
+        """Delete only what a comparison measured in `folder`. Raises UsageError if that fails."""
         try:
-            if stored := _stored_plan(folder):  # else what is there is not ours
+            if stored := _stored_plan(folder):  # without a plan, the folder's contents are not ours
                 for name in map(glob.escape, stored.models):
                     kept = (  # here and in judge.py
                         f"runs/{name}+*+kernels-*.[0-9]*.json",
@@ -168,7 +168,7 @@ class Comparison:
         return self._runs / f"{combination.name}.{round_}.json"
 
     def _stored(self, combination: Combination, round_: int) -> _Measured | None:
-        """Return what was measured of a cell; None when it must be measured, as when its file is damaged."""
+        """Return what was measured of a cell; None if its file is missing, outdated or damaged."""
         try:
             file = self._file(combination, round_)
             found = from_json(_Measured, file.read_bytes(), str(file))
@@ -177,7 +177,7 @@ class Comparison:
         return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
 
     def run(self, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
-        """Measure what is missing. Raises OSError when a cell cannot be written; what was measured stays."""
+        """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
         plan = self.plan
         total = plan.rounds * sum(map(plan.n_runs, plan.combinations))
         done = 0
@@ -193,7 +193,7 @@ class Comparison:
                 on_progress(Progress(combination, round_, "", done, total))
 
     def _measure(self, combination: Combination, round_: int) -> Iterator[Run]:
-        """Yield the runs of a cell in one round, and write them when all are there."""
+        """Yield the runs of a cell in one round, and write them once all are complete."""
         plan = self.plan
         draft = combination.draft_model
         request = Request(
@@ -239,7 +239,7 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line for each cell that could not run in every round, and for what disturbed each."""
+        """Return a line for each cell that failed in some round, and one for each disturbance."""
         places = [(one, round_) for round_ in range(self.plan.rounds) for one in self.plan.combinations]
         stored = {place: found for place in places if (found := self._stored(*place))}
         partial = (
@@ -264,7 +264,7 @@ class Comparison:
         return (*partial, *mixed, *disturbed)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the cells as far as they are measured, in the plan's order; those that could not run too."""
+        """Return the cells measured so far, and those that could not run, in the plan's order."""
         found = []
         for combination in self.plan.combinations:
             rounds = [self._stored(combination, round_) for round_ in range(self.plan.rounds)]
@@ -283,7 +283,7 @@ class Comparison:
 
 
 def _stored_plan(folder: Path) -> Plan | None:
-    """Return the plan that is carried out in `folder`, None: none is. Raises UsageError for another file."""
+    """Return the plan stored in `folder`, None if there is none. Raises UsageError if its file is no plan."""
     file = folder / _PLAN
     if not file.exists():
         return None
@@ -302,7 +302,7 @@ def _draft(combination: Combination) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a cell's process is told, on its stdin."""
+    """What a cell's process reads from stdin."""
 
     target: str
     draft: str | None
@@ -319,7 +319,7 @@ def _in_child() -> int:
 
 
 def _measure(request: Request) -> None:
-    """Measure a cell for one round, and say what is found."""
+    """Measure a cell for one round and report the runs."""
     settings = request.settings
     with (
         EnergyMeter.choose(assume_watts=request.assume_watts) as meter,

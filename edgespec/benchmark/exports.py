@@ -1,6 +1,6 @@
-"""A benchmark's figures in files: CSV, JSON, and how any of them is written without losing what was there.
+"""Writes a benchmark's figures as CSV and JSON; a failed write leaves the old file as it was.
 
-A CSV has a row for each cell, category and way, and one for each cell that was skipped.
+A CSV has a row for each cell, category and way, and one for each skipped cell.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import beside, write_atomically
 
 Summaries = tuple[tuple[CategorySummary, ...], ...]
-"""What `summarise_cell` makes of each cell of an outcome, in their order."""
+"""The result of `summarise_cell` for each cell of an outcome, in their order."""
 
 ESTIMATED = "(estimated)"
-"""What the source of estimated joules ends in."""
+"""The end of `WaySummary.energy_source` if the joules are estimated."""
 
 _NOTHING = WaySummary(
     way="",
@@ -45,12 +45,12 @@ _NOTHING = WaySummary(
 
 
 def summarise(outcome: Outcome) -> Summaries:
-    """Return the summary of each cell. It takes a while: make it once and hand it to all that want it."""
+    """Return the summary of each cell. This is slow: call it once and pass the result on."""
     return tuple(summarise_cell(cell) for cell in outcome.cells)
 
 
 def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
-    """Return the outcome, raw runs and all, with its summaries in the order of its cells: a line of JSON."""
+    """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells."""
     found = summarise(outcome) if summaries is None else summaries
     return msgspec.json.encode({"outcome": outcome, "summary": found}) + b"\n"
 
@@ -59,9 +59,9 @@ def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
 
 
 def write_csv(outcome: Outcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
-    """Write a row for each cell, category and way. A figure that is unavailable is an empty field.
+    """Write a row for each cell, category and way. An unavailable figure is an empty field.
 
-    Raises EdgespecError in one line when the file cannot be written.
+    Raises EdgespecError in one line if the file cannot be written.
     """
     found = summarise(outcome) if summaries is None else summaries
     _write_rows(list(_csv_rows(outcome, found)), where)
@@ -163,7 +163,7 @@ def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
 
 
 def measures_target(way: WaySummary) -> bool:
-    """Whether the target's accuracy is the way's: its texts are the target's own, and by these kernels."""
+    """Whether the target's accuracy holds for this way: it is exact, and our process computed it."""
     return way.exact and not way.way.startswith(PEER)
 
 
@@ -188,9 +188,9 @@ def _accuracy_columns(accuracy: Accuracy | None) -> dict[str, Any]:
 
 
 def check_writable(path: Path, field: str) -> None:
-    """Return if a file can be written at `path`, the value of `field`; leave nothing behind.
+    """Check, before a long benchmark, that a file can be written at `path`; leave nothing behind.
 
-    Call it before a long benchmark. Raises UsageError: it cannot, and why.
+    Raises UsageError, which names `field` and the reason, if not.
     """
     try:
         file = _resolve(path)
@@ -206,9 +206,9 @@ def check_writable(path: Path, field: str) -> None:
 
 
 def write_file(path: Path, data: bytes, *, field: str) -> None:
-    """Write a file, the value of `field`: whatever happens, there is the old one or the new one.
+    """Write a file so that a complete file is there at any time, the old or the new one.
 
-    Raises EdgespecError in one line that names field and file: the old file is as it was then.
+    Raises EdgespecError in one line that names `field` and the file; the old file is unchanged then.
     """
     try:
         file = _resolve(path)
@@ -221,9 +221,9 @@ def write_file(path: Path, data: bytes, *, field: str) -> None:
 
 
 def _resolve(path: Path) -> Path:
-    """Return the file that is meant: a symlink to one kept elsewhere stays a symlink.
+    """Return the file to replace: the target of a symlink, so that the symlink stays.
 
-    Raises OSError when it must not be replaced.
+    Raises OSError if that file must not be replaced.
     """
     try:
         file = path.resolve()
@@ -239,7 +239,7 @@ def _resolve(path: Path) -> Path:
 
 
 def _is_special(file: Path) -> bool:
-    """Whether it is a pipe or a device, such as /dev/stdout: nothing to replace."""
+    """Whether `file` is a pipe or a device, such as /dev/stdout, which must not be replaced."""
     return file.exists() and not file.is_file()
 
 

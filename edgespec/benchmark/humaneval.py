@@ -1,4 +1,4 @@
-"""HumanEval: does the function that a model writes pass its tests? Answers are run in the sandbox.
+"""HumanEval: lets a model write functions and runs their tests in the sandbox.
 
     problem  -> instruction -> a model's answer -> extract_program -> with the tests -> run_sandboxed
 
@@ -26,17 +26,17 @@ from edgespec.sampling import SamplingParams
 from edgespec.suites import human_eval_file, numbered_lines, read_contents
 
 N_PREDICT = 512
-"""Tokens of an answer at most: the longest of HumanEval's own solutions has 240 of Qwen2.5's."""
+"""Most tokens of an answer; the longest of HumanEval's own solutions has 240 (Qwen2.5's tokenizer)."""
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.M | re.S)  # a language, code
 _PYTHON = ("", "python", "python3", "py")
-# A model without a chat template writes on after the function: what ends it there, as in Chen et al.
+# A model without a chat template goes on writing after the function. It is cut here, as in Chen et al.
 _ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A function to be written, and its tests."""
+    """A function that the model must write, and its tests."""
 
     task_id: str
     prompt: str
@@ -49,24 +49,24 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one problem."""
+    """Whether a model solved one problem."""
 
     task_id: str
     passed: bool
     reason: str
-    """Why it did not pass, in one line; "" where it did."""
+    """Why it did not pass, in one line; "" if it passed."""
     seconds: float
-    """Of writing the answer, and of its tests."""
+    """Time of writing the answer and running its tests."""
     tokens: int = 0
-    """Of the answer."""
+    """Tokens of the answer."""
     target_share: float = 1.0
-    """Of its tokens, those that the target wrote or judged."""
+    """Share of the answer's tokens that the target wrote or judged."""
 
 
 def load_problems(path: str | Path | None = None) -> list[Problem]:
-    """Return the problems of a HumanEval.jsonl or .jsonl.gz, None: of the installed package human-eval.
+    """Return the problems of a HumanEval.jsonl or .jsonl.gz; None: of the installed package human-eval.
 
-    The package's code is not run. Raises UsageError when the file is missing or holds something else.
+    The package's code is not run. Raises UsageError if the file is missing or holds something else.
     """
     file = human_eval_file() if path is None else Path(path)
     problems = []
@@ -92,11 +92,11 @@ def instruction(problem: Problem) -> str:
 
 
 def extract_program(problem: Problem, answer: str) -> str:
-    """Return the program that `answer` makes of the problem, without its tests.
+    """Return the program made of the problem's prompt and `answer`, without the tests.
 
-    The code is that of the first fenced block of Python that defines the function, else of the first, else
-    the whole answer. Where it defines the function, what the prompt has above it (imports, functions
-    it builds on) stays above; where it does not, it continues the prompt.
+    The code is the first fenced block of Python that defines the function, else the first block, else
+    the whole answer. If the code defines the function, it follows what the prompt has above that (imports,
+    other functions); if not, it continues the prompt.
     """
     head = re.compile(rf"^(?:async +)?def +{re.escape(problem.entry_point)}\b", re.M)
     blocks = [code for name, code in _BLOCK.findall(answer) if name.strip().lower() in _PYTHON]
@@ -110,7 +110,7 @@ def extract_program(problem: Problem, answer: str) -> str:
 
 
 def check(problem: Problem, answer: str, *, timeout_s: float = TIMEOUT_S) -> SandboxResult:
-    """Return whether the problem's tests pass with `answer`; see run_sandboxed."""
+    """Run the problem's tests on `answer`; see run_sandboxed."""
     program = f"{extract_program(problem, answer)}\n{problem.test}\ncheck({problem.entry_point})\n"
     return run_sandboxed(program, timeout_s=timeout_s)
 
@@ -125,11 +125,11 @@ def pass_at_1(
     cascade: Waking | None = None,
     lenience: float = 1.0,
 ) -> Iterator[Judged]:
-    """Write the greedy answer to each problem and judge it; yield in the order of `problems`.
+    """Write the greedy answer to each problem, test it, and yield the results in the order of `problems`.
 
-    A model with a chat template is asked for the function (`instruction`); another one continues the
-    prompt up to where the function ends. `drafter`, `cascade`, `lenience`: as for Engine.stream. Raises
-    EdgespecError before the first answer where programs cannot be run safely.
+    A model with a chat template is asked for the function (`instruction`); a model without one continues
+    the prompt until the function ends. `drafter`, `cascade`, `lenience`: as for Engine.stream. Raises
+    EdgespecError before the first answer if programs cannot be run safely here.
     """
     if not run_sandboxed("").passed:
         raise EdgespecError("programs cannot be run safely here: an empty one failed")

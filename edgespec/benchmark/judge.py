@@ -1,10 +1,10 @@
-"""The accuracy of a comparison's targets, each beside the best quantization of it, in processes of their own.
+"""Measures the accuracy of a comparison's targets, each against its best quantization, in other processes.
 
     FOLDER/accuracy-TARGET+KERNELS.json     perplexity, KL divergence, top-1 agreement on a text (accuracy.py)
     FOLDER/humaneval-TARGET+KERNELS.json    which of HumanEval's tests its answers pass (humaneval.py)
-    FOLDER/humaneval-TARGET+DRAFT+WAY+KERNELS.json      the same of a way that is not exact
+    FOLDER/humaneval-TARGET+DRAFT+WAY+KERNELS.json      the same for a way that is not exact
 
-Both are kept with what they depend on, and are not measured again while that is the same.
+A result is measured again only if something it depends on has changed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from edgespec.platform.files import write_atomically
 _T = TypeVar("_T")
 
 ProgressFn = Callable[[str, int, int], None]
-"""Told what is being done, and how much of how much is."""
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What the targets of a comparison are judged with."""
+    """Judges the targets of a comparison."""
 
     folder: Path
     files: Sequence[ModelFile]
@@ -52,17 +52,17 @@ class Judge:
     n_threads: int | None
     on_progress: ProgressFn
     on_message: Callable[[str], None]
-    """Told why a target could not be judged."""
+    """Called with the reason if a target cannot be judged."""
 
     def texts(self, text: str, n_tokens: int) -> dict[str, Accuracy]:
-        """Return by name what the targets make of `text`; those that cannot are left out."""
+        """Return each target's accuracy on `text` by name, without those that cannot be judged."""
         found: dict[str, Accuracy] = {}
         for group in groups(self.files, self.facts, self.on_message):
             found |= self._group(group, text, n_tokens)
         return found
 
     def _group(self, group: Sequence[ModelFile], text: str, n_tokens: int) -> dict[str, Accuracy]:
-        """Return the accuracy of quantizations of one model; the first that can be read is the reference."""
+        """Return the accuracy of the quantizations of one model; the first readable one is the reference."""
         hashes = [(file.name, self.facts[file.name].sha256) for file in group]
         key = _key(text, n_tokens, self.kernels, *hashes)
         kept = self.folder / f"accuracy-{group[0].name}+kernels-{self.kernels}.json"
@@ -103,9 +103,9 @@ class Judge:
     def human_eval(
         self, accuracy: Mapping[str, Accuracy], problems: Sequence[Problem], drafts: Mapping[str, ModelFile]
     ) -> dict[str, Accuracy]:
-        """Return `accuracy` with the problems each target solves.
+        """Return `accuracy` with the number of problems that each target solves.
 
-        `drafts`: a draft by the target's name, which makes it faster and changes no answer.
+        `drafts`: draft models by the target's name. They save time and change no answer.
         """
         found = dict(accuracy)
         for file in self.files:
@@ -125,9 +125,9 @@ class Judge:
         draft: ModelFile | None,
         way: Way | None = None,
     ) -> list[Judged] | None:
-        """Return what became of each problem; None when it could not be finished.
+        """Return whether each problem was solved; None if not all could be tried.
 
-        `way`: one that is not exact, whose answers depend on the draft; None: the target's own answers.
+        `way`: a way that is not exact, so its answers depend on the draft; None: the target's own answers.
         """
         key = _key(*problems, self.kernels, self.facts[file.name].sha256)
         name = file.name
@@ -151,7 +151,7 @@ class Judge:
         self.on_progress(what, len(judged), len(problems))
         for _, value in self._ask("_solve_in_child", request, what):
             judged.append(msgspec.convert(value, Judged))
-            _keep(kept, key, judged)  # all of them may take hours
+            _keep(kept, key, judged)  # after each problem: all of them may take hours
             self.on_progress(what, len(judged), len(problems))
         return judged if len(judged) == len(problems) else None
 
@@ -162,7 +162,7 @@ class Judge:
         ways: Sequence[Way],
         drafts: Sequence[ModelFile],
     ) -> list[Solved]:
-        """Return what each cell that ran with one of `drafts` solves in the ways, which are not exact."""
+        """Return how many problems each cell that ran with one of `drafts` solves in the inexact `ways`."""
         found = []
         by_name = {file.name: file for file in (*self.files, *drafts)}
         for cell in cells:
@@ -194,11 +194,11 @@ def groups(
     facts: Mapping[str, ModelFacts],
     on_message: Callable[[str], None] = lambda _line: None,
 ) -> list[list[ModelFile]]:
-    """Return the files by the model that they are quantizations of, the best of each first.
+    """Return the files grouped by the model that they are quantizations of, the best of each group first.
 
-    Which model it is say the name in its header, which quantizing keeps, and its shape: a fine-tuned one
-    has the same shape. The best is the largest of those that were not made from another. What is no model
-    is left out, and `on_message` told why.
+    Files belong together if the name in their headers, which quantizing keeps, and their shapes are equal;
+    the shape alone would not tell a fine-tuned model apart. The best is the largest file that was not made
+    from another. Files that are no models are left out, and `on_message` is called with the reason.
     """
     found: dict[tuple[str, str, int, int, int], list[ModelFile]] = {}
     for file in files:
@@ -223,7 +223,7 @@ def _key(*parts: object) -> str:
 
 
 def _read(file: Path, key: str, kind: type[_T]) -> _T | None:
-    """Return what was kept; None when it was of other things, or is not readable."""
+    """Return the stored value; None if it has another key, or is missing or damaged."""
     try:
         stored_key, value = msgspec.json.decode(file.read_bytes(), type=tuple[str, Any])
         return msgspec.convert(value, kind) if stored_key == key else None
@@ -267,7 +267,7 @@ def _score_all(request: _TextRequest) -> None:
         for at, path in enumerate(request.paths):
             try:
                 _score(request, at, Path(path), reference)
-            except EdgespecError as error:  # the others may do
+            except EdgespecError as error:  # the other files may work
                 say("failed", (at, str(error)))
 
 

@@ -1,10 +1,10 @@
-"""Facts of the machine that a benchmark runs on, and what disturbed it meanwhile.
+"""Facts about the machine that a benchmark runs on, and warnings about what disturbed it.
 
     watch = Watch()         before
-    watch.sample()          between the runs, while the processor is still as they left it
-    watch.warnings()        after: one line for each thing that is wrong, with its cure
+    watch.sample()          right after each run, before the processor cools down
+    watch.warnings()        at the end: one line for each disturbance, with its cure
 
-Where a machine lacks the file that would tell, there is no warning.
+A check whose file in /proc or /sys is missing gives no warning.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from edgespec.platform.memory import total_bytes
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 
 LEAST_SPEED = 0.6
-"""Share of the highest clock frequency below which the processor was held back. That one is of a single busy
-core: all at once are a quarter slower by nature."""
+"""Below this share of its highest clock frequency, the processor was held back. The highest frequency is that
+of a single busy core; with all cores busy, a quarter less is normal."""
 
 MOST_DEGREES = 85.0
-"""Degrees Celsius above which processors slow down, or are about to."""
+"""Degrees Celsius above which processors slow down, or soon will."""
 
 NEAR_TRIP = 5.0
-"""Degrees below the trip point at which a zone slows the processor down, or switches the machine off."""
+"""Warn this many degrees below a zone's trip point, where it slows or switches off the machine."""
 
 MOST_SWAPPED = 16 << 20
-"""Bytes to and from the swap; some pages of idle programs always go there."""
+"""Bytes to and from the swap that cause no warning: some pages of idle programs always go there."""
 
 Facts = dict[str, str | int | float]
 
 _CPUS = "sys/devices/system/cpu"
-_SLOWING_TRIPS = ("passive", "hot", "critical")  # not "active", where a fan begins to turn
-_TRIPS = range(50, 150)  # degrees; some zones have one at 0 or -273, which means none
-_UNDER_VOLTAGE, _CAPPED, _THROTTLED, _SOFT_LIMIT = 1, 2, 4, 8  # what the Raspberry Pi's firmware says
-_EVER = 16  # bits further: the same, since the machine was switched on
+_SLOWING_TRIPS = ("passive", "hot", "critical")  # not "active", which starts a fan
+_TRIPS = range(50, 150)  # degrees; a trip point at 0 or -273 means that there is none
+_UNDER_VOLTAGE, _CAPPED, _THROTTLED, _SOFT_LIMIT = 1, 2, 4, 8  # flags of the Raspberry Pi's firmware
+_EVER = 16  # shift to the flags of what has happened since the machine was switched on
 _FIRMWARE_WORDS = {
     _UNDER_VOLTAGE: "under-voltage",
     _CAPPED: "frequency capped",
@@ -55,7 +55,7 @@ _COOLING = "free its vents, give it a fan or a heat sink, and let it rest before
 
 
 def facts(root: Path = Path("/")) -> Facts:
-    """Return processor, memory, system and versions by name; what is not known is left out.
+    """Return processor, memory, system and versions by name, without what is unknown.
 
     `root`: where /proc and /sys are.
     """
@@ -78,17 +78,17 @@ def facts(root: Path = Path("/")) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The processor's clock: MHz, of unlike cores the least and the most; 0 where nothing says."""
+    """The processor's clock in MHz, least and most over all cores; 0: unknown."""
 
     governors: tuple[str, ...]
     least: float
     most: float
     now: float
-    """Of the fastest core."""
+    """Clock of the fastest core."""
 
 
 def processor_clock(root: Path = Path("/")) -> Clock | None:
-    """Return how the processor's clock is governed; None where the system does not say. `root`: as above."""
+    """Return the processor's clock and its governors; None if the system does not tell. `root`: as above."""
     names = ("cpuinfo_min_freq", "cpuinfo_max_freq", "scaling_cur_freq")
     least, most, now = ([int(kHz) / 1000 for kHz in _cpufreq(root, name) if kHz.isdigit()] for name in names)
     if not most:
@@ -100,20 +100,20 @@ def temperatures(root: Path = Path("/")) -> dict[str, float]:
     """Return the degrees Celsius of the thermal zones by name, the hottest last."""
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     found = sorted((_number(zone / "temp") / 1000, _text(zone / "type") or zone.name) for zone in zones)
-    hottest = {name: degrees for degrees, name in found if degrees}  # of those of one name
+    hottest = {name: degrees for degrees, name in found if degrees}  # among zones of one name
     return dict(sorted(hottest.items(), key=lambda zone: zone[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """What a Raspberry Pi's firmware says of voltage and speed, in words."""
+    """What a Raspberry Pi's firmware reports about voltage and speed, in words."""
 
     now: tuple[str, ...]
     since_start: tuple[str, ...]
 
 
 def throttling(root: Path = Path("/")) -> Throttling | None:
-    """Return what a Raspberry Pi's firmware says; None on other machines, and where it cannot be asked."""
+    """Return what a Raspberry Pi's firmware reports; None on other machines, and if it cannot be asked."""
     bits = _firmware(root)
     if bits is None:
         return None
@@ -125,24 +125,24 @@ def throttling(root: Path = Path("/")) -> Throttling | None:
 
 @dataclass
 class _Seen:
-    """What was seen so far."""
+    """What a watch has seen so far."""
 
     clocks: list[tuple[float, float]] = field(default_factory=list)
-    """Of each sample, the fastest core: its share of its highest frequency, and that one in GHz."""
+    """For the fastest core of each sample: the share of its highest frequency, and that frequency in GHz."""
     zones: dict[Path, float] = field(default_factory=dict)
-    """The most degrees of each thermal zone."""
+    """Highest temperature of each thermal zone, degrees Celsius."""
     discharging: bool = False
     firmware: int = 0
-    """The Raspberry Pi's bits, those since the beginning only."""
+    """The Raspberry Pi's flags, only those set since the watch began."""
 
 
 class Watch:
-    """Watches the machine from its making until `warnings`."""
+    """Watches the machine from the constructor until `warnings`."""
 
     def __init__(self, root: Path = Path("/"), *, n_threads: int | None = None) -> None:
         """Begin to watch. `root`: where /proc, /sys and /usr/bin/vcgencmd are.
 
-        `n_threads`: of the benchmark; the processors that it leaves idle may do other work. None: all.
+        `n_threads`: the benchmark's; processors that it leaves idle may do other work. None: it uses all.
         """
         self._root = root
         usable = len(os.sched_getaffinity(0))
@@ -154,13 +154,13 @@ class Watch:
         self._look()
 
     def sample(self) -> None:
-        """Look at the clock frequency and at what may not last. Call it right after each run."""
+        """Note the clock frequency and what may change again. Call it right after each run."""
         if clocks := _clocks(self._root):
-            self._seen.clocks.append(max(clocks))  # the other cores may rest already
+            self._seen.clocks.append(max(clocks))  # the other cores may be idle already
         self._look()
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a line for each thing that disturbed the machine since the beginning, with its cure."""
+        """Return a line for each disturbance since the watch began, with its cure."""
         self._look()
         return (
             *self._of_other_programs(),
@@ -172,7 +172,7 @@ class Watch:
         )
 
     def _look(self) -> None:
-        """Note what may not last: the battery's use, the firmware's flags, temperatures."""
+        """Note what may change again: use of the battery, the firmware's flags, temperatures."""
         seen = self._seen
         seen.discharging = seen.discharging or _discharging(self._root)
         bits = _firmware(self._root) or 0
@@ -246,7 +246,7 @@ def _text(file: Path) -> str:
 
 
 def _number(file: Path) -> int:
-    """Return the number in a file; 0 where there is none."""
+    """Return the number in a file; 0 if there is no file or no number."""
     try:
         return int(_text(file))
     except ValueError:
@@ -254,7 +254,7 @@ def _number(file: Path) -> int:
 
 
 def _cpufreq(root: Path, name: str) -> list[str]:
-    """Return what each processor's file of that name says, if anything."""
+    """Return the contents of each processor's cpufreq file of that name."""
     return list(filter(None, map(_text, (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
 
 
@@ -263,7 +263,7 @@ def _governors(root: Path) -> list[str]:
 
 
 def _clocks(root: Path) -> list[tuple[float, float]]:
-    """Return each processor's share of its highest frequency, and that one in GHz."""
+    """Return, for each processor, the share of its highest frequency, and that frequency in GHz."""
     found = []
     for folder in (root / _CPUS).glob("cpu[0-9]*/cpufreq"):
         now, highest = (_number(folder / name) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))  # kHz
@@ -273,13 +273,13 @@ def _clocks(root: Path) -> list[tuple[float, float]]:
 
 
 def _throttles(root: Path) -> dict[Path, int]:
-    """Return how often each processor, or its package, was slowed down for heat since the start."""
+    """Return how often heat slowed down each processor, or its package, since the machine started."""
     files = (root / _CPUS).glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
     return {file: _number(file) for file in files}
 
 
 def _limit(zone: Path) -> float:
-    """Return from which degrees on a thermal zone is worth a warning."""
+    """Return the temperature from which a thermal zone is worth a warning."""
     slowing = []
     for kind in zone.glob("trip_point_*_type"):
         degrees = _number(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
@@ -289,7 +289,7 @@ def _limit(zone: Path) -> float:
 
 
 def _discharging(root: Path) -> bool:
-    """Return whether the machine runs on a battery; those of mice and headphones are of scope Device."""
+    """Return whether the machine runs on its battery; those of mice and headphones have scope Device."""
     return any(
         _text(supply / "type") in {"Battery", "UPS"}
         and _text(supply / "scope") != "Device"
@@ -299,7 +299,7 @@ def _discharging(root: Path) -> bool:
 
 
 def _firmware(root: Path) -> int | None:
-    """Return the bits of a Raspberry Pi's firmware about voltage and throttling; None on other machines."""
+    """Return the Raspberry Pi firmware's flags for voltage and throttling; None on other machines."""
     program = root / "usr/bin/vcgencmd"
     if not program.exists():
         return None
@@ -313,7 +313,7 @@ def _firmware(root: Path) -> int | None:
 
 
 def _swapped(root: Path) -> int:
-    """Return the bytes that went to and from the swap since the start."""
+    """Return the bytes that went to and from the swap since the machine started."""
     pairs = (line.split() for line in _text(root / "proc/vmstat").splitlines())
     counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
     pages = sum(int(counts.get(name, 0)) for name in ("pswpin", "pswpout"))

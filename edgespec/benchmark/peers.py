@@ -1,15 +1,15 @@
-"""llama.cpp's own programs on the same prompts and files, each run in a process of its own.
+"""Runs llama.cpp's own programs on the same prompts and files.
 
     plain     llama-completion            the target alone
     drafted   llama-speculative-simple    the target, drafted by the draft model
 
-They run as their users run them, with llama.cpp's defaults. So flash attention is "auto",
-which is on wherever the processor's kernels have it. Times are the programs' own: reading the prompt, and
-decoding with the choice of tokens; loading is in neither.
+They run with llama.cpp's defaults, as users run them. So flash attention is "auto": on wherever the
+processor's kernels have it. Times are those that the programs print, for reading the prompt and for decoding
+with sampling; neither contains loading.
 
-llama-speculative-simple reads the last token of the prompt with its first draft, so that its time for the
-prompt ends before the first token. It also goes on until it has more tokens than it was asked for, by up to a
-draft: those count, since it tells the time of all.
+llama-speculative-simple reads the last token of the prompt together with its first draft, so its time for the
+prompt ends before the first token. It also writes up to a draft more tokens than asked for; these count,
+because its time includes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PLAIN_PROGRAM = "llama-completion"
 DRAFTED_PROGRAM = "llama-speculative-simple"
 
 _VERSION_TIMEOUT_S = 60.0
-_ATTEMPTS = 3  # a program may end before its log is written, llama.cpp's issue 22142
+_ATTEMPTS = 3  # a program may end before its log is written (llama.cpp's issue 22142)
 _MARGIN = 64  # tokens of context: for drafts beyond the end
 _LONGEST_LINE = 200  # characters of a program's last line that are shown
 _LEAST_BATCH = 2048  # llama.cpp's default
@@ -78,14 +78,14 @@ class LlamaCpp:
         self.directory, self.target, self.draft = directory, target, draft
         self.n_threads, self.n_ctx, self.timeout_s = n_threads, n_ctx, timeout_s
         self.flash_attention = flash_attention
-        """None: llama.cpp's default, which is what its users have."""
+        """None: llama.cpp's default."""
         self.version = self._read_version()
         """As llama-completion prints it."""
 
     def plain(self, prompt: Prompt, settings: Settings, round_: int = 0) -> Run:
         """Answer a prompt, whose text is as `rendered` returns it, without drafting.
 
-        The whole is the time of reading, of the passes and of choosing the tokens. Raises EdgespecError.
+        The total time is that of reading, passes and sampling. Raises EdgespecError.
         """
         program = self.directory / PLAIN_PROGRAM
         done, (read, passes, sampling) = self._run(
@@ -95,7 +95,7 @@ class LlamaCpp:
             *("-n", str(settings.n_predict), "--perf", "-no-cnv", "--no-display-prompt", "--simple-io"),
             *_sampling_options(settings.params, settings.seed + round_),
         )
-        # It never says 0 passes, but 1 in no time. The last token has none, nor one that ends the text.
+        # For 0 passes it prints 1 pass in 0 ms. The last token needs no pass, nor does an end-of-text token.
         n_passes = int(passes[2]) if float(passes[1]) > 0 else 0
         ended = done.stdout.rstrip().endswith(_END_OF_TEXT)
         prefill_s = float(read[1]) / 1e3
@@ -125,12 +125,12 @@ class LlamaCpp:
             (_ENCODED, _DECODED),
             *("-md", str(self.draft.absolute()), "-td", str(self.n_threads)),
             *("--spec-type", "draft-simple", "--spec-draft-n-max", str(gamma)),
-            *("-n", str(settings.n_predict - 1)),  # it goes on until it has more
-            *("-b", str(max(self.n_ctx, _LEAST_BATCH))),  # it refuses longer prompts
+            *("-n", str(settings.n_predict - 1)),  # it stops only after more than -n tokens
+            *("-b", str(max(self.n_ctx, _LEAST_BATCH))),  # it refuses prompts longer than a batch
             *_sampling_options(settings.params, settings.seed + round_),
         )
         n_decoded = int(decoded[1])
-        ended = n_decoded < settings.n_predict  # and then the end-of-generation token was counted
+        ended = n_decoded < settings.n_predict  # if so, it counted the end-of-generation token
         return Run(
             prompt=prompt.id,
             category=prompt.category,
@@ -146,19 +146,19 @@ class LlamaCpp:
     def _run(
         self, program: Path, text: str, figures: Sequence[re.Pattern[str]], *options: str
     ) -> tuple[subprocess.CompletedProcess[str], list[re.Match[str]]]:
-        """Return what the program wrote, and the figures as found in its log."""
+        """Return the program's output and the matches of `figures` in its log."""
         flash = {None: (), True: ("-fa", "on"), False: ("-fa", "off")}[self.flash_attention]
         command = [str(program), "-m", str(self.target.absolute()), "-t", str(self.n_threads)]
         command += ["-c", str(self.n_ctx), *flash, *options, "--no-escape"]
         for _ in range(_ATTEMPTS):
             try:
                 with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8", newline="") as file:
-                    file.write(f"{text}\n")  # the last newline of a file is taken away
+                    file.write(f"{text}\n")  # the program removes a file's last newline
                     file.flush()
                     done = run_program([*command, "-f", file.name], self.timeout_s)
             except OSError as error:
                 raise EdgespecError(describe_os_error(error)) from None
-            # Only of the log: stdout has the text of the model, which may say anything.
+            # Search only the log: the model's text on stdout may look like a figure.
             found = [match for figure in figures if (match := figure.search(done.stderr))]
             if len(found) == len(figures):
                 return done, found
@@ -180,13 +180,13 @@ class LlamaCppPeer:
 
     programs: LlamaCpp
     engine: Engine
-    """Whose target's chat template makes the prompts."""
+    """The chat template of its target makes the prompts."""
     settings: Settings
     gammas: Sequence[int] = ()
 
     @property
     def name(self) -> str:
-        """As messages call it, with the version it tells."""
+        """Name and version for messages."""
         return f"llama.cpp {self.programs.version}"
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
@@ -198,9 +198,9 @@ class LlamaCppPeer:
 
 
 def rendered(engine: Engine, prompt: str) -> str:
-    """Return the text of which llama.cpp's programs make the very tokens of `Engine.prompt_tokens`.
+    """Return the text that llama.cpp's programs tokenize to exactly `Engine.prompt_tokens`.
 
-    They put a BOS before it where the model wants one, also where the chat template has written it.
+    If the model wants a BOS, they add one even when the chat template has already written it.
     """
     target = engine.target
     if target.chat_template is None:
@@ -213,22 +213,22 @@ def rendered(engine: Engine, prompt: str) -> str:
 
 
 def context_for(n_prompt: int, n_predict: int) -> int:
-    """Return a context for `n_prompt` tokens and an answer of `n_predict`, a multiple of 256."""
+    """Return the context size for `n_prompt` tokens and an answer of `n_predict`, a multiple of 256."""
     return -(-(n_prompt + n_predict + _MARGIN) // 256) * 256
 
 
 def run_program(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return what it wrote; an exception, as of Ctrl-C, ends it too.
+    """Run a program to its end and return its output; an exception, such as Ctrl-C, ends the program too.
 
-    Raises EdgespecError, with the program's last line, when it fails or takes longer.
+    Raises EdgespecError with the program's last line if it fails or takes more than `timeout_s`.
     """
     name = Path(command[0]).name
     try:
-        with tempfile.TemporaryDirectory() as directory:  # some leave a log where they run
+        with tempfile.TemporaryDirectory() as directory:  # some write a log to the working directory
             done = subprocess.run(
                 [str(Path(command[0]).absolute()), *command[1:]],
                 cwd=directory,
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # else a debugger has the last line
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # otherwise a debugger prints the last line
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
@@ -249,10 +249,10 @@ def run_program(command: Sequence[str], timeout_s: float) -> subprocess.Complete
 def _sampling_options(params: SamplingParams, seed: int) -> list[str]:
     options = {
         "--temp": params.temperature,
-        "--top-k": 1 if params.greedy else params.top_k,  # the same token, sooner
+        "--top-k": 1 if params.greedy else params.top_k,  # the same token, but faster
         "--top-p": params.top_p,
         "--min-p": params.min_p,
-        "--seed": seed % 0xFFFFFFFF,  # that one means a random seed
+        "--seed": seed % 0xFFFFFFFF,  # 0xFFFFFFFF means a random seed
     }
     return [str(part) for option in options.items() for part in option]
 

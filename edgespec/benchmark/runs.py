@@ -1,10 +1,8 @@
-"""The records of a benchmark: raw runs, in cells, in one outcome. Every table is made from these.
+"""The records of a benchmark, from which every table is made, and their JSON.
 
-    Outcome                the machine, the versions, the settings, what was warned of
-      Cell  x n            a target, a draft (or none) and kernels; or why it could not run
-        Run x n            one generation: a prompt, a way to generate, a round
-
-They are written as JSON and read again: a comparison that was stopped goes on from its cells' files.
+Outcome                the machine, the versions, the settings, the warnings
+  Cell  x n            a target, a draft (or none) and kernels; or why it could not run
+    Run x n            one generation: a prompt, a way to generate, a round
 """
 
 from __future__ import annotations
@@ -23,59 +21,59 @@ PLAIN = "plain"
 """The way that every other is compared with: the target alone, with the cell's kernels."""
 
 PEER = "llama.cpp "
-"""The ways of another program begin with it: their kernels and memory are not edgespec's."""
+"""Prefix of another program's ways, whose kernels and memory are not edgespec's."""
 
 FORMAT = 1
-"""Of the JSON; another one is not read."""
+"""Version of the JSON format; files of other versions are not read."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation. Times in seconds; what a peer does not tell is None."""
+    """One generation. Times in seconds; None: a peer does not tell."""
 
     prompt: str
     """The prompt's id, unique in its suite."""
     category: str
     way: str
-    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" where the length was fixed; one that is not
-    exact ("cascade@0.4", "lenience-0.5"); or a peer."""
+    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" for a fixed draft length; a way that is not
+    exact ("cascade@0.4", "lenience-0.5"); or a peer's way."""
     round: int
     prompt_tokens: int
     tokens: int
-    """Emitted, without an end-of-generation token."""
+    """Emitted tokens, without an end-of-generation token."""
     total_s: float
-    """From the call to the last token; of a peer: reading the prompt and decoding, as it says itself."""
+    """From the call to the last token; a peer's: its own times for reading the prompt and decoding."""
     ttft_s: float | None
-    """To the first token."""
+    """From the call to the first token."""
     prefill_s: float | None
-    """The target reading the prompt."""
+    """Time in which the target reads the prompt."""
     draft_prefill_s: float | None = None
     draft_s: float | None = None
     verify_s: float | None = None
     rest_s: float | None = None
     n_emitted: int | None = None
-    """Emitted by the steps after the prompt's pass, end-of-generation tokens included: tau's numerator."""
+    """Tokens emitted by the steps after the prompt's pass, with end-of-generation tokens: tau's numerator."""
     histogram: tuple[tuple[int, int, int], ...] | None = None
     """(drafted, accepted, steps): the source of tau, alpha and the acceptance by position."""
     stop_reason: str = ""
     text_sha256: str | None = None
-    """Of the emitted token ids, as decimal numbers with spaces."""
+    """Hash of the emitted token ids, as decimal numbers separated by spaces."""
     energy: Measurement | None = None
-    """None where it was not asked for; a Measurement without joules where it could not be had."""
+    """None: not asked for. A Measurement without joules: could not be measured."""
     exact: bool = True
     """Whether the text is distributed as the target's own."""
     target_share: float = 1.0
-    """Of the tokens, the share that the target wrote or judged."""
+    """Share of the tokens that the target wrote or judged."""
     agreement: float | None = None
-    """Of the tokens, the share that the target likes best after those before; None: exact, or random."""
+    """Share of the tokens that are the target's likeliest at their place; None: exact way, or sampled."""
     kl: float | None = None
-    """Mean KL divergence of what wrote each token from the target, nats; None: exact, or lenient."""
+    """Mean KL divergence, in nats, of each token's writer from the target; None: exact way, or lenience."""
 
     @property
     def whole_tokens_per_s(self) -> float | None:
-        """Tokens over the whole generation, the prompt's reading included."""
+        """Tokens over the time of the whole generation, reading the prompt included."""
         return self.tokens / self.total_s if self.total_s > 0 and self.tokens else None
 
     @property
@@ -88,40 +86,40 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination that was measured, or `skipped` for a reason."""
+    """One combination of target, draft and kernels, measured or skipped."""
 
     target: str
     """The name of one of the outcome's models."""
     draft: str | None
-    """Another's; None: no draft model."""
+    """The name of another of the outcome's models; None: no draft model."""
     kernels: str
-    """The instruction set of edgespec's kernels, or "stock"; of a skipped cell, as was asked: auto or off."""
+    """The instruction set of edgespec's kernels, or "stock"; of a skipped cell "auto" or "off", as asked."""
     runs: tuple[Run, ...] = ()
     peak_rss_bytes: int | None = None
     """The largest resident memory of the process, mapped model files included."""
     skipped: str = ""
-    """Why it could not run, in one line; "" where it did."""
+    """Why it could not run, in one line; "" if it ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What a target's answers are worth beside those of the best quantization of it."""
+    """How well a target's answers compare with those of its best quantization."""
 
     target: str
     """The model, by name."""
     reference: str
     """The model it is compared with, by name; its own name for the reference itself."""
     kernels: str
-    """With which it was computed: the instruction set of edgespec's, or "stock"."""
+    """The kernels used: the instruction set of edgespec's, or "stock"."""
     n_tokens: int
     """Scored tokens of the text."""
     perplexity: float
     kl: float | None
     """Mean Kullback-Leibler divergence from the reference, in nats a token; None for the reference itself."""
     kl_error: float | None
-    """Its standard error."""
+    """Standard error of `kl`."""
     top1: float | None
-    """Share of tokens where both prefer the same one."""
+    """Share of places where both models prefer the same token."""
     passed: int | None = None
     """HumanEval problems whose tests the greedy answer passed; None: not asked for."""
     n_problems: int | None = None
@@ -129,7 +127,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What a way that is not exact solves of HumanEval."""
+    """How many HumanEval problems a way that is not exact solves."""
 
     target: str
     draft: str
@@ -138,15 +136,15 @@ class Solved:
     passed: int
     n_problems: int
     target_share: float
-    """Of the answers' tokens."""
+    """Share of the answers' tokens that the target wrote or judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All of a benchmark."""
+    """Everything recorded of a benchmark."""
 
     kind: str
-    """bench or compare."""
+    """"bench" or "compare"."""
     date: str
     """ISO 8601, to the second."""
     machine: Mapping[str, Any]
@@ -156,41 +154,41 @@ class Outcome:
     suite: Mapping[str, Any]
     """Name, file hash, prompts by category."""
     models: Mapping[str, ModelFacts]
-    """By name."""
+    """The models' facts, by name."""
     cells: tuple[Cell, ...]
     accuracy: tuple[Accuracy, ...] = ()
-    """Of each target with each of the kernels that were compared."""
+    """One for each target with each of the kernels compared."""
     warnings: tuple[str, ...] = ()
     solved: tuple[Solved, ...] = ()
-    """By ways that are not exact, where it was asked for."""
+    """Problems solved by ways that are not exact, if asked for."""
     format: int = FORMAT
 
     def accuracy_of(self, cell: Cell) -> Accuracy | None:
-        """Return the accuracy of a cell's target with its kernels; None where it was not measured."""
+        """Return the accuracy of a cell's target with its kernels; None if it was not measured."""
         wanted = cell.target, cell.kernels
         return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
 
     def solved_by(self, cell: Cell, way: str) -> Solved | None:
-        """Return what a way that is not exact solves; None where it was not asked for."""
+        """Return what a way that is not exact solves; None if that was not asked for."""
         wanted = cell.target, cell.draft, cell.kernels, way
         return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.way) == wanted), None)
 
 
 def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:
-    """Return `these` in their order, beginning `n` places later: each is first as often."""
+    """Return `these` rotated by `n` places, so that over all `n` each is first equally often."""
     first = n % len(these)
     return (*these[first:], *these[:first])
 
 
 def as_json(record: object) -> bytes:
-    """Return a record, one of those above or made of them, as one line of JSON."""
+    """Return a record, or a structure of records, as one line of JSON."""
     return msgspec.json.encode(record)
 
 
 def from_json(kind: type[_T], data: bytes | str, where: str) -> _T:
-    """Return the record of `kind` that `as_json` made `data` of; `where` names its file.
+    """Return the record of `kind` that `as_json` wrote as `data`; `where` names its file.
 
-    Raises EdgespecError in one line when it is no such record, or one of another format.
+    Raises EdgespecError in one line if `data` is no such record, or has another FORMAT.
     """
     try:
         found = msgspec.json.decode(data, type=kind)

@@ -2,8 +2,8 @@
 
     run_sandboxed(program)  ->  python -I -S -E sandbox_child.py  ->  locks itself in, runs the program
 
-Linux on x86-64 and aarch64 only: the lock is a seccomp filter (sandbox_child.py has the list of the
-system calls that stay). Where it cannot be put up nothing is run.
+Linux on x86-64 and aarch64 only: the process is locked in by a seccomp filter (sandbox_child.py lists the
+allowed system calls). If the filter cannot be installed, nothing is run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from edgespec.benchmark.sandbox_child import MACHINES, REQUEST, SECRET_SIZE
 from edgespec.errors import EdgespecError
 
 TIMEOUT_S = 10.0
-"""Of a program, by default."""
+"""Default time limit of a program, in seconds."""
 
 MEMORY_BYTES = 512 << 20
-"""Of address space, by default; Python itself takes some 20 MB of it."""
+"""Default limit of address space, in bytes; Python itself takes some 20 MB."""
 
 _CHILD_FILE = Path(__file__).with_name("sandbox_child.py")
 _MOST_ANSWER = 4096  # bytes
@@ -37,9 +37,9 @@ class SandboxResult:
     """How a program ended."""
 
     passed: bool
-    """It came to its end."""
+    """Whether its last line was run."""
     reason: str
-    """Why it did not pass, in one line; "" where it did."""
+    """Why it did not pass, in one line; "" if it passed."""
 
 
 def run_sandboxed(
@@ -47,19 +47,18 @@ def run_sandboxed(
 ) -> SandboxResult:
     """Run `program` in a process of its own, locked in, and return how it ended.
 
-    It passes when its last line has been run: neither an exception nor an earlier exit passes. It gets
-    `timeout_s` seconds, of the clock and of the processor, and `memory_bytes` of address space. It can
-    not write a file, open a connection, start a process or a thread, or send a signal: these calls
-    raise PermissionError in it. Its environment and stdin are empty, its output goes nowhere, its
-    directory is empty and temporary, and only the standard library can be imported. Where the kernel
-    has Landlock (Linux 5.13), no other files can be read; elsewhere those that this user may read.
+    It passes if its last line has been run: an exception or an earlier exit fails. It gets `timeout_s`
+    seconds of wall time and of processor time, and `memory_bytes` of address space. It cannot write a
+    file, open a connection, start a process or a thread, or send a signal: these calls raise
+    PermissionError. Its environment and stdin are empty, its output is discarded, its directory is
+    empty and temporary, and only the standard library can be imported. If the kernel has Landlock
+    (Linux 5.13), no other files can be read; otherwise all files that this user may read.
 
-    Not defended against: a program that sets out to deceive the test it is run with. It shares an
-    interpreter with it, so it may replace what the test uses or look for the file descriptors over
-    which the answer is given; a pass says that an answer is right, not that it is honest. Faults of the
-    kernel are beyond it too.
+    The sandbox does not stop a program that sets out to deceive its own test. Both run in one
+    interpreter, so the program may replace what the test uses or find the file descriptor on which the
+    answer is given: a pass does not prove that the answer is honest. Nor does it stop kernel bugs.
 
-    Raises EdgespecError where it cannot be run safely.
+    Raises EdgespecError if the program cannot be run safely.
     """
     _require_known_machine()
     data = program.encode("utf-8", "replace")
@@ -78,16 +77,16 @@ def run_sandboxed(
         )
         with process:
             code = _wait(process, request, timeout_s)
-            # Read only now: what does not fit into the pipe made the program wait, and it was ended.
+            # Reading only now is safe: a program that filled the pipe had to wait and was timed out.
             answer = os.read(process.stdout.fileno(), _MOST_ANSWER) if process.stdout else b""
     return _outcome(answer, secret, code, timeout_s)
 
 
 def _wait(process: subprocess.Popen[bytes], request: bytes, timeout_s: float) -> int | None:
-    """Return the exit code, None if it took too long; the process and its group are gone then."""
+    """Return the exit code, None after a timeout; either way the process and its group have ended."""
     try:
         if process.stdin:
-            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended: the code tells
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
                 process.stdin.write(request)
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:

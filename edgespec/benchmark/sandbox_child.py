@@ -1,11 +1,11 @@
-"""The other side of sandbox.py: locks this process in, then runs one program. Only the standard library.
+"""The process that sandbox.py starts: locks itself in, then runs one program. Only the standard library.
 
-stdin brings the limits, the program and, last, a secret; stdout takes the answer:
+It reads the limits, the program and a secret from stdin, and writes its answer to stdout:
 
-    refused REASON     the protection could not be put up; nothing was run
+    refused REASON     the protection could not be installed; nothing was run
     started            everything is locked ...
     failed REASON      ... and the program raised,
-    ended SECRET       or came to its end
+    ended SECRET       or ran to its end
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 REQUEST = struct.Struct("<QQQ")
-"""Before the program: its size in bytes, most bytes of memory, most seconds of processor time."""
+"""Header before the program: its size in bytes, most bytes of memory, most seconds of processor time."""
 
 SECRET_SIZE = 16
-"""Bytes, after the program."""
+"""Bytes of the secret, which follows the program."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _MOST_FILES = 64
 _MOST_REASON = 300  # characters
 
-# --- The system calls that stay: no other is answered but with EPERM. ---
+# --- The allowed system calls. All others fail with EPERM. ---
 
 
 class _Test(NamedTuple):
-    """Lets a call through only if a half of an argument, masked, is one of some values."""
+    """Lets a call through only if one half of an argument, masked, is one of `values`."""
 
     word: int
-    """Twice the argument's number, and one more for its upper 32 bits."""
+    """Twice the argument's number, plus 1 for its upper 32 bits."""
     mask: int
     values: tuple[int, ...]
 
@@ -53,14 +53,14 @@ _TESTS: dict[str, tuple[_Test, ...]] = {
     "openat": (_Test(4, _WRITING, (0,)),),
     "ioctl": (_Test(2, _ALL, _HARMLESS_IOCTLS),),
     "fcntl": (_Test(2, _ALL, _HARMLESS_FCNTLS),),
-    # Of this process, and only to read: no new limits.
+    # Only this process, and only reading its limits.
     "prlimit64": (_Test(0, _ALL, (0,)), _Test(4, _ALL, (0,)), _Test(5, _ALL, (0,))),
 }
 
 # fmt: off
 _CALLS: dict[str, tuple[int | None, int | None]] = {  # name -> number on x86-64, on aarch64
     "read": (0, 63), "readv": (19, 65), "pread64": (17, 67), "lseek": (8, 62),
-    "write": (1, 64), "writev": (20, 66),  # to what is open: nothing can be opened for writing
+    "write": (1, 64), "writev": (20, 66),  # only to open files: none can be opened for writing
     "open": (2, None), "openat": (257, 56), "close": (3, 57),
     "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
     "stat": (4, None), "lstat": (6, None), "fstat": (5, 80), "newfstatat": (262, 79), "statx": (332, 291),
@@ -87,21 +87,21 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {  # name -> number on x86-64
 
 class _Machine(NamedTuple):
     arch: int
-    """AUDIT_ARCH_..., as the kernel says for each call."""
+    """AUDIT_ARCH_..., which the kernel passes with each call."""
     column: int
-    """In _CALLS."""
+    """Column in _CALLS."""
     seccomp: int
-    """The system call's number."""
+    """Number of the system call seccomp."""
 
 
 MACHINES = {"x86_64": _Machine(0xC000003E, 0, 317), "aarch64": _Machine(0xC00000B7, 1, 277)}
-"""What a filter is known for, as uname calls it."""
+"""The supported machines, by their names in uname."""
 
 # --- The filter: classic BPF over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}. ---
 
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets
-_X32 = 0x40000000  # set in the numbers of another set of calls, of x86-64 only
+_X32 = 0x40000000  # set in the numbers of x86-64's second set of calls (x32)
 _ALLOW, _DENY, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # _DENY: with errno EPERM
 
 
@@ -120,7 +120,7 @@ def filter_program(machine: _Machine) -> bytes:
 
 
 def _check(test: _Test) -> bytes:
-    """Return code that goes on behind itself if the test holds, and else denies the call."""
+    """Return code that denies the call unless the test holds; if it holds, the next instruction follows."""
     code = _code(_LOAD, _ARGUMENTS + 4 * test.word) + _code(_AND, test.mask)
     for left, value in zip(range(len(test.values), 0, -1), test.values, strict=True):
         code += _code(_JUMP_EQUAL, value, then=left)
@@ -132,7 +132,7 @@ def _code(operation: int, value: int, *, then: int = 0, otherwise: int = 0) -> b
 
 
 def install(machine: _Machine, program: bytes) -> None:
-    """Put a filter over this process, for good. Raises OSError when the kernel has none."""
+    """Install a filter in this process, for good. Raises OSError if the kernel has no filters."""
     instructions = ctypes.create_string_buffer(program, len(program))
     pointed = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -144,7 +144,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _syscall(number: int, *arguments: int | bytes | None) -> int:
-    # Whole registers: ctypes would pass an int as 32 bits.
+    # c_long fills the whole register: ctypes would pass an int as 32 bits.
     passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *passed))
     if result < 0:
@@ -152,10 +152,10 @@ def _syscall(number: int, *arguments: int | bytes | None) -> int:
     return result
 
 
-# --- Landlock: of all files, only Python's library and what it links to can be opened. ---
+# --- Landlock: only Python's library and what it links to can be opened. ---
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
-_EVERY_ACCESS = (1 << 13) - 1  # to files, as of the first version
+_EVERY_ACCESS = (1 << 13) - 1  # to files, in Landlock's first version
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
 _READABLE = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"),
@@ -164,7 +164,7 @@ _READABLE = (
 
 
 def has_landlock() -> bool:
-    """Return whether the kernel can restrict which files are opened (Linux 5.13, where switched on)."""
+    """Return whether the kernel can restrict which files are opened (Linux 5.13, if switched on)."""
     try:
         return _syscall(_CREATE_RULESET, None, 0, 1) >= 1  # asks for the version
     except OSError:
@@ -205,7 +205,7 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
 def _receive(n: int) -> bytes:
     data = b""
     while len(data) < n:
-        part = os.read(0, n - len(data))  # not through sys.stdin: the secret is to stay in the pipe
+        part = os.read(0, n - len(data))  # not sys.stdin, whose buffer would hold the secret
         if not part:
             raise EOFError("the request is cut off")
         data += part
@@ -213,18 +213,18 @@ def _receive(n: int) -> bytes:
 
 
 def _run(program: str) -> str:
-    """Return why the program failed, in a line; "" when it came to its end."""
-    # Not "__main__": as where HumanEval was made, what stands under that name's `if` is not run.
+    """Return in a line why the program failed; "" if it ran to its end."""
+    # Not "__main__": as in HumanEval's own runner, code under `if __name__ == "__main__"` is not run.
     module = types.ModuleType("program")
     sys.modules["program"] = module
     try:
         exec(compile(program, "<program>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except SystemExit:
         return "it left before its end"
-    except BaseException as error:  # noqa: BLE001 - whatever a program may raise
+    except BaseException as error:  # noqa: BLE001 - a program may raise anything
         try:
             return f"{type(error).__name__}: {error}".removesuffix(": ")
-        except BaseException:  # noqa: BLE001 - the text of its exception may raise as well
+        except BaseException:  # noqa: BLE001 - str() of its exception may raise too
             return "an exception without a text"
     return ""
 
@@ -232,7 +232,7 @@ def _run(program: str) -> str:
 def main() -> None:
     """Lock this process in, run the program and answer; does not return."""
     verdict, secret = os.dup(1), os.dup(0)
-    # Bound now: the program may put something else in their places.
+    # Bound now, because the program may replace them.
     leave, read, write = os._exit, os.read, os.write
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -248,7 +248,7 @@ def main() -> None:
             _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             _restrict_files()
         install(machine, filter_program(machine))
-    except BaseException as error:  # noqa: BLE001 - all of it is told, and nothing run
+    except BaseException as error:  # noqa: BLE001 - any failure is reported, and nothing is run
         write(verdict, f"refused {type(error).__name__}: {error}".encode())
         leave(1)
     write(verdict, b"started\n")

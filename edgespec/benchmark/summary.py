@@ -1,4 +1,4 @@
-"""From raw runs to the numbers of the tables: paired ratios with their interval, speeds, acceptance, joules.
+"""Computes the tables' numbers from raw runs: paired ratios with intervals, speeds, acceptance, joules.
 
 Formulas and sources are in docs/measuring.md.
 """
@@ -21,17 +21,17 @@ from edgespec.suites import OVERALL
 
 _RESAMPLES = 2000
 _INTERVAL = (2.5, 97.5)  # percentiles of the resampled medians
-_DRAWN_AT_ONCE = 1 << 20  # ratios: 8 MiB an array, also for hundreds of prompts
+_DRAWN_AT_ONCE = 1 << 20  # ratios: arrays stay at 8 MiB even for hundreds of prompts
 _PARTS = get_args(Phase)
-_FEWEST_ROUNDS = 3  # of one prompt, below which its runs tell nothing of noise
-_FEWEST_RATIOS = 3  # the interval of two would be the two
+_FEWEST_ROUNDS = 3  # with fewer, a prompt's runs say nothing about noise
+_FEWEST_RATIOS = 3  # the interval of two ratios would end at these two
 
 _T = TypeVar("_T", float, None)
 
 _Places = dict[tuple[str, int], Run]
 """The runs of one way, by prompt and round."""
 _Ratio = Callable[[Run, Run], float | None]
-"""Of a way's run and plain's of the same place; None if one of them lacks the figure."""
+"""Compares a way's run with the plain run of the same prompt and round; None if either lacks the figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Interval:
 
     median: float
     low: float | None
-    """None where nothing was repeated."""
+    """None if nothing was repeated."""
     high: float | None
     n_ratios: int
     n_prompts: int
@@ -48,7 +48,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class WaySummary:
-    """The figures of one way in one category; medians over its runs. None: unavailable."""
+    """The figures of one way in one category, medians over its runs. None: unavailable."""
 
     way: str
     n_runs: int
@@ -59,24 +59,24 @@ class WaySummary:
     alpha: float | None
     acceptance_by_position: tuple[float, ...]
     time_shares: dict[str, float]
-    """prefill, draft (its reading of the prompt included), verify, rest; {} unavailable."""
+    """Shares of prefill, draft (its reading of the prompt included), verify, rest; {}: unavailable."""
     joules_per_token: float | None
     """Gross: all joules over all tokens."""
     net_joules_per_token: float | None
     joule_shares: dict[str, float]
-    """As time_shares, of the joules."""
+    """As time_shares, but of the joules."""
     joule_seconds: float | None
-    """Median time-energy product of a run, J s."""
+    """Median over runs of joules times seconds, in J s."""
     energy_source: str
-    """ "" when there is none; ends in "(estimated)" for an estimate."""
+    """ "" if there is none; ends in "(estimated)" for an estimate."""
     exact: bool = True
     """Whether its texts are distributed as the target's own."""
     target_share: float = 1.0
-    """Of all tokens, the share that the target wrote or judged."""
+    """Share of all tokens that the target wrote or judged."""
     agreement: float | None = None
-    """Of all tokens, the share that the target likes best; None: exact, or unavailable."""
+    """Share of all tokens that are the target's likeliest at their place; None: exact, or unavailable."""
     kl: float | None = None
-    """Mean divergence of what wrote a token from the target, nats a token; None as above."""
+    """Mean KL divergence of a token's writer from the target, nats a token; None: exact, or unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class Comparison:
 
     way: str
     speedup: Interval | None
-    """Of whole generations, a token: plain's seconds a token over the way's; above 1 is faster."""
+    """Plain's seconds a token over the way's, for whole generations; above 1 is faster."""
     decode_speedup: Interval | None
-    """Of decoding alone."""
+    """The same for decoding alone."""
     joules: Interval | None
     """The way's joules a token over plain's; below 1 is better."""
     n_identical: int
@@ -97,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CategorySummary:
-    """One category of a cell, or all of it (OVERALL)."""
+    """One category of a cell, or all categories together (OVERALL)."""
 
     category: str
     n_prompts: int
@@ -123,11 +123,11 @@ def compare(runs: Iterable[Run], way: str, base: str = PLAIN) -> Comparison:
 
 
 def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = True) -> Interval | None:
-    """Return the median of all ratios, element i holding those of prompt i, with its 95 % interval.
+    """Return the median of all ratios with its 95 % interval; element i holds the ratios of prompt i.
 
-    `over_prompts`: prompts are a sample, drawn anew in each resampling; else, and where there is only one
-    prompt, only the rounds are. None without ratios; low and high are None where nothing was repeated,
-    and of fewer than three ratios. The same ratios in any order give the same interval.
+    `over_prompts`: each resampling draws prompts and rounds; otherwise, and if there is only one prompt, it
+    draws rounds only. None without ratios; low and high are None if nothing was repeated, or with fewer
+    than three ratios. The order of the ratios does not matter.
 
     The percentile bootstrap of Efron and Tibshirani 1993 (chapter 13), hierarchical as in Davison and
     Hinkley 1997 (section 3.8): prompts are drawn with replacement, then rounds within each drawn prompt.
@@ -146,7 +146,7 @@ def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = T
 def noise(runs: Sequence[Run]) -> float | None:
     """Return the width of the overall speed-up's interval over rounds alone, as a share of its median.
 
-    Of the way where it is widest; None while no prompt was repeated three times.
+    The widest of all ways counts; None while no prompt was repeated three times.
     """
     ways = _by_way(runs)
     plain = ways.pop(PLAIN, {})
@@ -214,7 +214,7 @@ def _decode_speedup(run: Run, plain: Run) -> float | None:
 
 
 def _joules(run: Run, plain: Run) -> float | None:
-    """Return the ratio where one source measured both: of assumed watts it would be the times' again."""
+    """Return the ratio if one source measured both; from assumed watts it would only repeat the times'."""
     own, other = run.energy, plain.energy
     if own is None or other is None or own.estimated or other.estimated or own.source != other.source:
         return None
@@ -227,12 +227,12 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 
 def _resampled(groups: Sequence[Sequence[float]], *, over_prompts: bool) -> npt.NDArray[np.float64] | None:
-    """Return the medians of `_RESAMPLES` resamplings; None where each would be the original."""
+    """Return the medians of `_RESAMPLES` resamplings; None if each would equal the original."""
     counts = np.array([len(group) for group in groups])
     if counts.max() == 1 and not over_prompts:
         return None
     places = np.arange(counts.max())
-    # A row for each prompt, filled up with infinity: that is sorted to the end and never looked at.
+    # A row for each prompt, padded with infinity, which is sorted to the end and never used.
     table = np.full((len(groups), len(places)), np.inf)
     for row, group in zip(table, groups, strict=True):
         row[: len(group)] = group
@@ -291,7 +291,7 @@ def _way(way: str, runs: Sequence[Run]) -> WaySummary:
 
 
 def _by_token(figures: Iterable[float | None], runs: Sequence[Run], missing: _T) -> float | _T:
-    """Return the mean over all tokens of a run's figure a token; `missing` where no run has it."""
+    """Return the mean over all tokens of the runs' figures per token; `missing` if no run has one."""
     known = [(figure, run.tokens) for figure, run in zip(figures, runs, strict=True) if figure is not None]
     n_tokens = sum(tokens for _, tokens in known)
     return sum(figure * tokens for figure, tokens in known) / n_tokens if n_tokens else missing
@@ -303,7 +303,7 @@ def _median(figures: Iterable[float | None]) -> float | None:
 
 
 def _time_shares(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the shares of the parts that every run tells of; {} for a single one, of which it is all."""
+    """Return the shares of the parts that every run has times for; {} if that is only one part."""
     every = []
     for run in runs:
         drafting = None if run.draft_s is None else run.draft_s + (run.draft_prefill_s or 0.0)
@@ -314,18 +314,18 @@ def _time_shares(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _shares(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each part's share in the sum of all; {} where one of them tells nothing."""
+    """Return each part's share of the sum; {} if one element is empty."""
     sums: Counter[str] = Counter()
     for one in parts:
         if not one:
             return {}
-        sums.update(one)  # adds
+        sums.update(one)  # Counter.update adds
     total = sums.total()
     return {part: sums[part] / total for part in _PARTS if part in sums} if total > 0 else {}
 
 
 def _energies(runs: Sequence[Run]) -> list[Measurement]:
-    """Return the energy of every run; none where one has none, since joules and tokens must match."""
+    """Return the energy of every run; [] if one run has none, since joules and tokens must match."""
     energies = [run.energy for run in runs if run.energy is not None and run.energy.joules is not None]
     return energies if len(energies) == len(runs) else []
 
@@ -336,7 +336,7 @@ def _a_token(joules: Sequence[float | None], n_tokens: int) -> float | None:
 
 
 def _source(energies: Sequence[Measurement]) -> str:
-    """Return what counted the joules, in words."""
+    """Return in words what measured the joules."""
     sources = list(dict.fromkeys(energy.source for energy in energies))
     named = f"mixed: {', '.join(sources)}" if len(sources) > 1 else "".join(sources)
     return f"{named} (estimated)" if any(energy.estimated for energy in energies) else named

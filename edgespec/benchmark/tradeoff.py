@@ -1,10 +1,10 @@
-"""What a cascade's threshold costs and saves: by the target's own answers, or by HumanEval's tests.
+"""Measures what a cascade's threshold costs and saves, by the target's own answers or by HumanEval's tests.
 
     tokens    both models read the target's greedy answers (teacher.py): one pass gives every threshold
     pass@1    the cascade itself writes answers with some thresholds, and the sandbox runs them
 
-The first is quick, and counts tokens: the share of them that the small model writes and the target, after the
-same tokens, would not have. How the text goes on after such a token it cannot tell: docs/cascade.md.
+The first is quick. It counts the tokens that the small model writes and that the target, after the same
+tokens, would not have written. It cannot tell how the text continues after such a token: docs/cascade.md.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from edgespec.sampling import SamplingParams
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 
 WINDOWS = (1, 2, 4, 8)
-"""Tokens that a signal is averaged over: each is tried."""
+"""Numbers of tokens to average a signal over; each is tried."""
 
 NEVER: dict[Signal, float] = {"margin": 0.0, "entropy": 100.0}
 """Thresholds with which the target is never woken."""
 ALWAYS: dict[Signal, float] = {"margin": 1.0, "entropy": 0.0}
-"""Thresholds with which it writes all."""
+"""Thresholds with which the target writes everything."""
 
 SHARES = (0.1, 0.25, 0.5, 0.75)
-"""Of the target's tokens, at which HumanEval is asked: between the small model alone and the target alone."""
+"""The target's shares of the tokens at which HumanEval is run, between small model alone and target alone."""
 
 _N_THRESHOLDS = 32
 
@@ -55,7 +55,7 @@ def read_answers(
     signals: Cancellation | None = None,
     on_progress: ProgressFn = lambda _what, _done, _total: None,
 ) -> list[Marks]:
-    """Let the target answer `prompts` greedily, and both models read its answers. `engine` has a draft."""
+    """Let the target answer `prompts` greedily and both models read the answers. `engine` has a draft."""
     assert engine.draft is not None  # noqa: S101 - for the type checker
     texts = []
     for i, prompt in enumerate(prompts):
@@ -81,10 +81,10 @@ def read_answers(
 
 
 def simulate(marks: Marks, waking: Waking) -> tuple[int, int, float]:
-    """Return how many tokens the small model would write otherwise, the target would write, and the KL's sum.
+    """Return the tokens that the small model gets wrong, those that the target writes, and the sum of the KL.
 
-    The cascade is walked along the answer of `marks` with its own rule: a span of the target's takes as many
-    tokens as it writes, and what the small model writes is judged as if all before it were the target's.
+    The cascade's rule is applied along the target's answer in `marks`: while the target is awake it writes a
+    span of tokens, and each token of the small model is judged as if the target had written all before it.
     """
     values = marks.margin if waking.signal == "margin" else marks.entropy
     confidence = Confidence(waking)
@@ -104,7 +104,7 @@ def simulate(marks: Marks, waking: Waking) -> tuple[int, int, float]:
 
 
 def point(texts: Sequence[Marks], waking: Waking) -> Point:
-    """Return what a threshold makes of these texts."""
+    """Return the loss and the savings of a threshold on these texts."""
     found = [simulate(marks, waking) for marks in texts]
     wrong = [n_wrong for n_wrong, _, _ in found]
     lengths = [len(marks.agrees) for marks in texts]
@@ -121,10 +121,10 @@ def point(texts: Sequence[Marks], waking: Waking) -> Point:
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
-    """Return the standard error of sum(parts) / sum(wholes) when prompts, not tokens, are the sample.
+    """Return the standard error of sum(parts) / sum(wholes), with prompts, not tokens, as the sample.
 
-    The linearised variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3); 0 for one
-    prompt, which says nothing of others.
+    It is the linearised variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3). For
+    one prompt, where it cannot be estimated, it is 0.
     """
     n, total = len(parts), sum(wholes)
     if n < 2:
@@ -135,7 +135,7 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
 
 
 def curve(texts: Sequence[Marks], signal: Signal, span: Span, window: int) -> tuple[Point, ...]:
-    """Return points from the small model alone to the target alone, the target's share rising."""
+    """Return points from the small model alone to the target alone, in order of the target's share."""
     values = [value for marks in texts for value in _means(getattr(marks, signal), window)]
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
     thresholds = {NEVER[signal], ALWAYS[signal], *(float(f"{value:.3g}") for value in quantiles)}
@@ -148,15 +148,15 @@ def curve(texts: Sequence[Marks], signal: Signal, span: Span, window: int) -> tu
 
 
 def _means(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value and those before it, `window` at most."""
+    """Return for each value the mean of the last `window` values up to it."""
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(window, i + 1) for i in range(len(values))]
 
 
 def choose(points: Sequence[Point], loss: float, *, surely: bool = True) -> Point:
-    """Return the point with the fewest tokens of the target that loses no more than `loss`.
+    """Return the point with the fewest target tokens among those that lose no more than `loss`.
 
-    `surely`: its standard error counts as lost too, so that a lucky point is not chosen. The target alone
-    loses nothing, so if it is among `points`, there is always one.
+    `surely`: the standard error counts as lost too, so that no point is chosen by luck. `points` should
+    contain the target alone, which loses nothing, so that there is always such a point.
     """
     good = [one for one in points if one.loss + (one.error if surely else 0.0) <= loss]
     return min(good, key=lambda one: (one.target_share, one.loss, one.window))
@@ -180,7 +180,7 @@ def solved(
     waking: Waking | None,
     on_progress: Callable[[int], None] = lambda _done: None,
 ) -> list[Judged]:
-    """Return what became of the problems in a cascade; None: by the target alone."""
+    """Return which problems a cascade solves; with None, which the target alone solves."""
     found = []
     for judged in pass_at_1(engine, problems, cascade=waking):
         found.append(judged)
@@ -189,7 +189,7 @@ def solved(
 
 
 def problem_point(alone: Sequence[Judged], cascade: Sequence[Judged], waking: Waking) -> Point:
-    """Return what a threshold makes of HumanEval's problems, each beside the target alone."""
+    """Return the loss and the savings of a threshold on HumanEval, compared with the target alone."""
     lost = [float(own.passed) - float(other.passed) for own, other in zip(alone, cascade, strict=True)]
     n_tokens = sum(judged.tokens for judged in cascade)
     assert waking.threshold is not None  # noqa: S101 - for the type checker
@@ -203,7 +203,7 @@ def problem_point(alone: Sequence[Judged], cascade: Sequence[Judged], waking: Wa
 
 
 def candidates(points: Sequence[Point]) -> list[Point]:
-    """Return the ends of a curve of tokens, and between them the points nearest to `SHARES`."""
+    """Return the two ends of a curve of tokens, and between them the points nearest to `SHARES`."""
 
     def nearest(share: float) -> Point:
         return min(points, key=lambda one: abs(one.target_share - share))

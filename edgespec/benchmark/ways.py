@@ -1,4 +1,4 @@
-"""The ways of a benchmark to answer one prompt: how a generation drafts, and whether it is exact."""
+"""The ways in which a benchmark answers a prompt: how a generation drafts, and whether it is exact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Way:
 
     @property
     def needs_model(self) -> bool:
-        """Whether it cannot do without a draft model."""
+        """Whether this way needs a draft model."""
         return self.drafter in ("model", "staged") or self.cascade is not None
 
     @property
@@ -42,10 +42,10 @@ PLAIN_WAY = Way(PLAIN, "none")
 
 
 def parse_ways(text: str) -> tuple[Way, ...]:
-    """Return the ways named in `text`, with commas: a drafter each, with "-GAMMA" for a fixed length.
+    """Return the ways named in `text`, separated by commas: drafters, with "-GAMMA" for a fixed length.
 
-    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" where they are not the
-    defaults, and "lenience-L". Plain decoding is not among them: it is always measured. Raises UsageError.
+    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" for other values than the
+    defaults, and "lenience-L". Plain decoding, always measured, is not named. Raises UsageError.
     """
     ways: dict[str, Way] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
@@ -66,11 +66,11 @@ def _drafting(name: str) -> Way:
     gamma = int(found[2]) if found[2] else None
     if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
         raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="ways", value=name)
-    return Way(name, found[1], gamma)  # type: ignore[arg-type] # one of them, as just checked
+    return Way(name, found[1], gamma)  # type: ignore[arg-type] # checked above
 
 
 def _lossy(name: str) -> Way | None:
-    """Return the way that is not exact, if `name` is one's."""
+    """Return the way that is not exact named `name`; None if there is no such way."""
     try:
         if found := _CASCADE.fullmatch(name):
             signal: Signal = "entropy" if found[1] == "entropy" else "margin"

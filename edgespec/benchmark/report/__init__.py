@@ -1,11 +1,13 @@
-"""Pictures and pages of a benchmark: one HTML file that needs nothing else, and one PNG.
+"""Writes a benchmark's report: one HTML file that needs no other file, and one PNG.
 
-    rows.py     an outcome as numbered rows, and what is said of it in words
-    drawing.py  matplotlib's figures as SVG and PNG, and their colours
-    labels.py   texts beside points, away from each other
-    looks.py    colours and shapes of rows
-    charts.py   which charts there are; scatters.py: those of speed against something else
-    page.py     the page around them, made of elements.py
+    rows.py      an outcome as numbered rows, and sentences about it
+    drawing.py   matplotlib's figures as SVG and PNG, and their colours
+    labels.py    texts beside points that do not overlap
+    looks.py     colours and shapes of rows
+    charts.py    the charts
+    scatters.py  the charts of speed against something else
+    page.py      the page around the charts
+    elements.py  the page's elements
 
 matplotlib is optional (`edgespec[report]`) and is loaded only when something is drawn.
 """
@@ -24,7 +26,7 @@ __all__ = ["require_plotting", "write_png", "write_report"]
 
 
 def require_plotting(field: str = "report") -> None:
-    """Return if charts can be drawn. Raises EdgespecError: matplotlib is missing, which `field` needs."""
+    """Raise EdgespecError if matplotlib, which `field` needs, is missing."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError:
@@ -33,10 +35,10 @@ def require_plotting(field: str = "report") -> None:
 
 
 def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
-    """Write one HTML file with all tables and charts: no scripts, nothing loaded from elsewhere.
+    """Write one HTML file with all tables and charts, without scripts; nothing is loaded from elsewhere.
 
-    `summaries`: what `exports.summarise` made of the outcome, where it is there already.
-    Raises EdgespecError: matplotlib is missing, or the file cannot be written.
+    `summaries`: the result of `exports.summarise`, if it exists already.
+    Raises EdgespecError if matplotlib is missing or the file cannot be written.
     """
     require_plotting("report")
     from edgespec.benchmark.report.page import page
@@ -45,7 +47,7 @@ def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = Non
 
 
 def write_png(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
-    """Write all charts as one picture, on white. As `write_report` otherwise."""
+    """Write all charts as one PNG on white; otherwise as `write_report`."""
     require_plotting("png")
     from edgespec.benchmark.report.charts import charts
     from edgespec.benchmark.report.drawing import png

@@ -1,4 +1,4 @@
-"""The charts of a report. Points and lines bear the numbers of the rows of its table."""
+"""The charts of a report. Points and lines are labelled with the row numbers of its table."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgespec.benchmark.summary import Interval
 from edgespec.suites import OVERALL
 
 _PHASES = ("prefill", "draft", "verify", "rest")
-_FEW = 3  # ways whose categories still fit in one chart
+_FEW = 3  # for more ways, the categories do not fit in one chart
 
 
 def charts(reading: Reading) -> tuple[Chart, ...]:
-    """Return the charts of an outcome; those that it has no figures for say so instead."""
+    """Return the charts of an outcome; a chart without figures says so instead."""
     return (
         *scatters(reading),
         *_speedups(reading),
@@ -61,7 +61,7 @@ def _speedups(reading: Reading) -> list[Chart]:
 
 
 def _whiskers(key: str, title: str, whiskers: list[_Whisker], rows: list[Row], *, by_row: bool) -> Chart:
-    """Return dots with their intervals, one below the other: a line a row, or a block a category."""
+    """Return dots with their intervals, one below the other: a line per row, or a block per category."""
 
     def draw(palette: Palette) -> Figure:
         blocks = list(dict.fromkeys(category for category, _, _ in whiskers))
@@ -156,7 +156,7 @@ def _time_shares(reading: Reading) -> Chart:
 
 
 def _joule_shares(reading: Reading) -> list[Chart]:
-    # Samples of power are coarser than phases, and an assumption knows none: that would be the chart of time.
+    # Only RAPL can tell phases apart: power samples are too coarse, and assumed watts would repeat the times.
     rows = [row for row in reading.rows if row.way.energy_source.startswith("RAPL")]
     bars = [(row, row.way.joule_shares) for row in rows if row.way.joule_shares]
     if not bars:

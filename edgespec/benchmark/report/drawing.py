@@ -1,8 +1,8 @@
-"""matplotlib's figures as SVG for the page and as PNG, and their colours.
+"""Draws matplotlib's figures as SVG for the page and as PNG.
 
-Figures are drawn without pyplot, with colours of a Palette: real ones for the PNG; for the SVG ones that
-occur nowhere else, which are then replaced by the page's CSS variables: one drawing serves light and dark.
-What was drawn once is drawn the same again, byte by byte.
+Figures are drawn without pyplot, in the colours of a Palette. The PNG's colours are real. The SVG's are
+placeholders that occur nowhere else and are then replaced by the page's CSS variables, so that one drawing
+serves light and dark pages. Drawing the same figures again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 WIDTH = 4.0
-"""Inches of every figure: narrow, so that its text can be read on a phone."""
+"""Width of every figure in inches: narrow, so that its text can be read on a phone."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-"""As many as a palette has series: a shape for each colour."""
+"""A shape for each colour of `Palette.series`."""
 
-_DOTS = 150  # of the PNG, per inch
+_DOTS = 150  # per inch of the PNG
 _COLUMNS = 3
 
 
@@ -39,13 +39,13 @@ class Palette:
 
     ink: str
     soft: str
-    """Axes and tick labels."""
+    """Colour of axes and tick labels."""
     grid: str
     paper: str
     series: tuple[str, ...]
-    """Okabe and Ito 2008: told apart by colour-blind eyes."""
+    """Okabe and Ito 2008: colours that colour-blind people can tell apart."""
     phases: tuple[str, ...]
-    """Of prefill, draft, verify and rest: light enough for dark text."""
+    """Colours of prefill, draft, verify and rest: light enough for dark text."""
     on_phase: str
 
 
@@ -89,19 +89,19 @@ _Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of the report, or why there is none."""
+    """A chart of the report, or the reason why it is missing."""
 
     key: str
     """Unique in the report, usable in an id."""
     title: str
     caption: str
     draw: Draw | None
-    """None: it is left out, and `caption` says why."""
+    """None: the chart is left out, and `caption` says why."""
 
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Draw the same everywhere: no user's matplotlibrc, no formulas in names, no complaint about a glyph."""
+    """Draw the same everywhere: ignore the user's matplotlibrc, formulas in names and missing glyphs."""
     with warnings.catch_warnings(), mpl.rc_context():
         warnings.simplefilter("ignore")
         mpl.rcdefaults()
@@ -136,7 +136,7 @@ def new_figure(palette: Palette, height: float) -> tuple[Figure, Axes]:
 
 
 def add_legend(figure: Figure, palette: Palette, entries: Sequence[tuple[str, Any]]) -> None:
-    """Put a legend of labels and artists below the axes; the figure grows by what it takes."""
+    """Put a legend of labels and artists below the axes, and make the figure higher by as much."""
     labels = [_short(label) for label, _ in entries]
     longest = max(len(label) for label in labels)
     columns = max(1, min(len(labels), 46 // (longest + 4)))
@@ -144,7 +144,9 @@ def add_legend(figure: Figure, palette: Palette, entries: Sequence[tuple[str, An
     figure.set_figheight(figure.get_figheight() + 0.21 * lines + 0.1)
     figure.legend(
         [artist for _, artist in entries],
-        [f" {label}" if label.startswith("_") else label for label in labels],  # matplotlib drops those
+        [
+            f" {label}" if label.startswith("_") else label for label in labels
+        ],  # matplotlib drops labels with a leading _
         loc="outside lower left",
         ncols=columns,
         frameon=False,
@@ -157,7 +159,7 @@ def add_legend(figure: Figure, palette: Palette, entries: Sequence[tuple[str, An
 
 
 def _short(label: str) -> str:
-    """Return a label that a figure has room for: the middle gives way, names end in what tells them apart."""
+    """Return a label that fits in a figure, cut in the middle: names differ mostly at their ends."""
     return label if len(label) <= 38 else f"{label[:20]}…{label[-17:]}"
 
 
@@ -180,9 +182,9 @@ def marker(palette: Palette, series: int, *, hollow: bool = False, size: float =
 
 
 def svg(key: str, draw: Draw) -> str:
-    """Return a drawing as an SVG element to stand in a page, in the page's colours and font.
+    """Return a drawing as an SVG element for a page, in the page's colours and font.
 
-    `key` begins every id in it; the page has `key`-title and `key`-caption, which describe it.
+    Every id in it begins with `key`; the page's elements `key`-title and `key`-caption describe it.
     """
     stream = io.StringIO()
     with _settings():
@@ -192,9 +194,9 @@ def svg(key: str, draw: Draw) -> str:
     text = stream.getvalue()
     body = text[text.index(">", text.index("<svg")) + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
-    body = re.sub(r"<style.*?</style>", "", body, flags=re.S)  # it would hold for all of the page
+    body = re.sub(r"<style.*?</style>", "", body, flags=re.S)  # it would apply to the whole page
     body = re.sub(r"<!--.*?-->\n?", "", body, flags=re.S)
-    body = re.sub(r"<[^>]*>", lambda tag: _for_page(tag[0], key), body)  # texts stay as they are
+    body = re.sub(r"<[^>]*>", lambda tag: _for_page(tag[0], key), body)  # only in tags, not in texts
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" width="100%" role="img" '
         f'aria-labelledby="{key}-title {key}-caption">{body}'
@@ -211,7 +213,7 @@ def _for_page(tag: str, key: str) -> str:
 def png(title: str, date: str, all_charts: Sequence[Chart], rows: Sequence[str]) -> bytes:
     """Return all charts as one PNG on white, in columns, below a title.
 
-    Below them stand why others are left out, and `rows`: what the numbers in the charts mean.
+    Below the charts: why others are left out, and `rows`, which explain the numbers in the charts.
     """
     left_out = [f"{chart.title}: {chart.caption}" for chart in all_charts if not chart.draw]
     with _settings():
@@ -231,7 +233,7 @@ def png(title: str, date: str, all_charts: Sequence[Chart], rows: Sequence[str])
             whole[top : top + len(picture), left : left + picture.shape[1]] = picture
             top += len(picture) + gap
     stream = io.BytesIO()
-    imsave(stream, whole, format="png", metadata={"Software": "edgespec"})  # else matplotlib and its version
+    imsave(stream, whole, format="png", metadata={"Software": "edgespec"})  # by default matplotlib's version
     return stream.getvalue()
 
 
@@ -250,7 +252,7 @@ def _headline(title: str, date: str) -> _Pixels:
 
 
 def _footnotes(left_out: Sequence[str], rows: Sequence[str]) -> _Pixels:
-    """Return the rows in two columns, below the sentences."""
+    """Return a picture of the sentences, and below them the rows in two columns."""
     half = -(-len(rows) // 2)
     n_lines = len(left_out) + half + 1
     figure = Figure(figsize=(_COLUMNS * WIDTH, 0.2 * n_lines))

@@ -1,4 +1,4 @@
-"""The elements of the report's page. `escaped` escapes what comes from a user, a model file or a suite."""
+"""Builds the HTML elements of the report's page. Use `escaped` for text from users, model files or suites."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from edgespec.benchmark.report.rows import NOT_APPLICABLE, UNAVAILABLE
 
 Columns = Sequence[tuple[str, bool]]
-"""Headings, and whether figures stand below, which are set right."""
+"""Headings, and whether the column holds figures, which are aligned right."""
 
 
 def escaped(value: object) -> str:
-    """Return a value as the page's text; a figure and its percent sign stay on one line."""
+    """Return a value as escaped text; a figure and its percent sign stay on one line."""
     return html.escape(str(value)).replace(" %", "&nbsp;%")
 
 
 def section(heading: str, body: str) -> str:
-    """Return a section, or nothing where it would be empty."""
+    """Return a section, or "" if it would be empty."""
     return f"<section><h2>{escaped(heading)}</h2>\n{body}</section>" if body else ""
 
 
 def table(columns: Columns, rows: Iterable[Sequence[str]], label: str) -> str:
-    """Return a table of texts, which scrolls in itself where it is wider than the page."""
+    """Return a table of texts; if it is wider than the page, the table scrolls, not the page."""
     head = "".join(f"<th scope=col{_right(figures)}>{escaped(name)}</th>" for name, figures in columns)
     lines = []
     for first, *others in rows:
@@ -47,12 +47,12 @@ def _muted(text: str) -> str:
 
 
 def details(summary: str, body: str, *, opened: bool) -> str:
-    """Return what a reader folds and unfolds."""
+    """Return a part of the page that a reader can fold and unfold."""
     return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>\n{body}</details>\n"
 
 
 def card(heading: str, facts: Mapping[str, Any]) -> str:
-    """Return a card with names and values, or nothing where there are none."""
+    """Return a card with names and values, or "" if there are none."""
     if not facts:
         return ""
     lines = "".join(
@@ -63,7 +63,7 @@ def card(heading: str, facts: Mapping[str, Any]) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a fact as text; what is not known is unavailable."""
+    """Return a fact as text, which says if the value is unavailable."""
     if value is None or value == "":
         return UNAVAILABLE
     if isinstance(value, bool):

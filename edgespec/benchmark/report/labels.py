@@ -1,4 +1,4 @@
-"""Texts beside the points of a chart, away from each other."""
+"""Places texts beside the points of a chart so that they do not overlap."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def place_labels(
 ) -> None:
     """Write a short text beside each point, away from the other points and texts.
 
-    `right`: only to the right of it, for the ends of lines. Where no place near it is free, the text stands
-    farther off, with a thin line to its point.
+    `right`: only to the right of the point, for the ends of lines. If no place near a point is free, its
+    text stands farther off, with a thin line to the point.
     """
-    figure.draw_without_rendering()  # fixes where the axes are
+    figure.draw_without_rendering()  # computes the position of the axes
     scale = 72.0 / figure.dpi
     where = axes.transData.transform([(x, y) for x, y, _ in points]) * scale
     frame = np.asarray(axes.get_window_extent().extents) * scale
@@ -82,7 +82,7 @@ def _length(offset: tuple[float, float]) -> float:
 
 
 def _cost(box: _Box, taken: Sequence[_Box], frame: Sequence[float], *, right: bool) -> float:
-    """Return the area that a text shares with others, in square points; much for one outside of the axes."""
+    """Return the area that a text shares with others, in square points, plus a penalty outside the axes."""
     shared = sum(
         max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
         * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))

@@ -1,4 +1,4 @@
-"""How the rows of a table look in charts: their colours and shapes."""
+"""Chooses the colours and shapes of rows in charts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.benchmark.runs import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """Colour and shape by what tells the rows apart: targets, else drafts, else kernels, else ways."""
+    """Colour and shape by what differs between the rows: targets, else drafts, else kernels, else ways."""
 
     names: tuple[str, ...]
     key: Callable[[Row], str]
@@ -35,7 +35,7 @@ class Looks:
         return cls(names, key)
 
     def series(self, row: Row) -> int:
-        """Return which series of the palette a row is drawn in."""
+        """Return the index of a row's series in the palette."""
         return self.names.index(self.key(row))
 
     def legend(self, figure: Figure, palette: Palette, rows: Sequence[Row]) -> None:
@@ -48,5 +48,5 @@ class Looks:
         add_legend(figure, palette, entries)
 
     def hollow(self, rows: Sequence[Row]) -> bool:
-        """Whether plain decoding is drawn hollow: it is, unless it has a colour of its own."""
+        """Whether plain decoding is drawn hollow, as it has no colour of its own."""
         return PLAIN not in self.names and any(row.way.way == PLAIN for row in rows)

@@ -1,4 +1,4 @@
-"""An outcome as numbered rows, one for each cell and way, and what is said of it in words.
+"""An outcome as numbered rows, one for each cell and way, its figures as text, and sentences about it.
 
 Shared by the page, the charts and the terminal, so that a number means the same row everywhere.
 """
@@ -13,13 +13,13 @@ from edgespec.benchmark.runs import PEER, PLAIN, Accuracy, Cell, Outcome, Solved
 from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary
 
 UNAVAILABLE = "unavailable"
-"""What is written for a figure that could not be had; never 0, never nothing."""
+"""Written for a figure that could not be measured, never 0 or an empty text."""
 
 NOT_EXACT = "(not exact)"
-"""What marks a way whose texts are not the target's own."""
+"""Marks a way whose texts are not distributed as the target's own."""
 
 NOT_APPLICABLE = "-"
-"""What is written where there is nothing to know: plain decoding's speed-up over itself."""
+"""Written where no figure makes sense, such as plain decoding's speed-up over itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Row:
     comparison: Comparison | None
     """None for plain decoding."""
     categories: tuple[CategorySummary, ...]
-    """Of the cell, without the overall one."""
+    """The cell's categories, without OVERALL."""
     accuracy: Accuracy | None
-    """The target's; None too where the texts are not its own."""
+    """The target's accuracy; None too if the texts are not the target's own."""
     solved: Solved | None = None
-    """Of a way that is not exact, where it was asked for."""
+    """HumanEval problems solved by a way that is not exact, if asked for."""
 
     @property
     def name(self) -> str:
@@ -47,27 +47,27 @@ class Row:
 
     @property
     def way_name(self) -> str:
-        """The way, marked where it is not exact."""
+        """The way, marked if it is not exact."""
         return self.way.way if self.way.exact else f"{self.way.way} {NOT_EXACT}"
 
     @property
     def draft(self) -> str:
-        """What drafts in it, if anything does."""
+        """The draft model, or NOT_APPLICABLE."""
         plain = self.way.way in (PLAIN, PEER + PLAIN)
         return NOT_APPLICABLE if plain or not self.cell.draft else self.cell.draft
 
     @property
     def kernels(self) -> str:
-        """Whose kernels did the work: a peer brings its own."""
+        """The kernels used; a peer has its own."""
         return PEER.strip() if self.way.way.startswith(PEER) else self.cell.kernels
 
     @property
     def peak_rss_bytes(self) -> int | None:
-        """The process's memory; that of a peer's is not known."""
+        """Peak memory of the cell's process; a peer's is unknown."""
         return None if self.way.way.startswith(PEER) else self.cell.peak_rss_bytes
 
     def of_category(self, category: str) -> tuple[WaySummary, Comparison | None] | None:
-        """Return this way in a category; None where the cell has no such runs of it."""
+        """Return this way's figures in a category; None if the cell has no such runs."""
         for summary in self.categories:
             if summary.category == category:
                 return _pick(summary, self.way.way)
@@ -76,11 +76,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class EnergyColumn:
-    """Which joules a token are shown where there is room for one figure: net where all know it."""
+    """Which joules per token are shown if there is room for one figure: net if all rows have it."""
 
     net: bool
     estimated: bool
-    """Whether any of it is an estimate."""
+    """Whether any row's figure is an estimate."""
 
     @property
     def label(self) -> str:
@@ -88,25 +88,25 @@ class EnergyColumn:
         return f"J/token, {'net' if self.net else 'gross'}" + (f" {ESTIMATED}" if self.estimated else "")
 
     def of(self, way: WaySummary) -> float | None:
-        """Return the joules a token of a way; None: unavailable."""
+        """Return a way's joules per token; None: unavailable."""
         return way.net_joules_per_token if self.net else way.joules_per_token
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An outcome, read: what every output is made from."""
+    """An outcome prepared for output."""
 
     outcome: Outcome
     rows: tuple[Row, ...]
     cells: tuple[tuple[Cell, tuple[CategorySummary, ...]], ...]
-    """Those that ran."""
+    """The cells that ran."""
     skipped: tuple[Cell, ...]
     energy: EnergyColumn | None
     """None: no row has joules."""
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The categories of all cells, the overall one not among them."""
+        """The categories of all cells, without OVERALL."""
         names = (summary.category for row in self.rows for summary in row.categories)
         return tuple(dict.fromkeys(names))
 
@@ -119,7 +119,7 @@ def _pick(summary: CategorySummary, way: str) -> tuple[WaySummary, Comparison | 
 
 
 def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Reading:
-    """Return the outcome's rows; `summaries` is what `summarise` made of it, if that is there already."""
+    """Prepare an outcome for output; `summaries`: the result of `summarise`, if it exists already."""
     found = summarise(outcome) if summaries is None else summaries
     ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
     rows: list[Row] = []
@@ -146,7 +146,7 @@ def _energy_column(rows: list[Row]) -> EnergyColumn | None:
 
 
 def is_estimated(way: WaySummary) -> bool:
-    """Whether the way's joules are an assumption."""
+    """Whether the way's joules are estimated from assumed watts."""
     return way.energy_source.endswith(ESTIMATED)
 
 
@@ -154,12 +154,12 @@ def is_estimated(way: WaySummary) -> bool:
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """Return a figure with so many digits after the point, or that it is unavailable."""
+    """Return a figure with `digits` digits after the point, or UNAVAILABLE."""
     return UNAVAILABLE if value is None else f"{value:.{digits}f}"
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return a figure with so many digits that count, never as a power of ten."""
+    """Return a figure with `digits` significant digits, never as a power of ten."""
     if value is None:
         return UNAVAILABLE
     if value == 0 or not math.isfinite(value):
@@ -168,7 +168,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def rate(way: WaySummary, value: float | None) -> str:
-    """Return tau or alpha: "-" in plain decoding, and where nothing was drafted."""
+    """Return tau or alpha as text: "-" for plain decoding and if nothing was drafted."""
     drafts = way.way != PLAIN and not (value is None and way.tau is not None)
     return fixed(value, 2) if drafts else NOT_APPLICABLE
 
@@ -179,7 +179,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def with_interval(interval: Interval | None) -> str:
-    """Return a ratio as "1.62 [1.55 - 1.70]"; "1.62 [too few]" where there is no interval."""
+    """Return a ratio as "1.62 [1.55 - 1.70]"; "1.62 [too few]" if there is no interval."""
     if interval is None:
         return UNAVAILABLE
     if interval.low is None or interval.high is None:
@@ -188,7 +188,7 @@ def with_interval(interval: Interval | None) -> str:
 
 
 def identical(comparison: Comparison | None) -> str:
-    """Return how many of the texts compared were plain decoding's own, as "12/12"."""
+    """Return how many of the compared texts equal plain decoding's, as "12/12"."""
     if comparison is None:
         return NOT_APPLICABLE
     if not comparison.n_compared:
@@ -197,7 +197,7 @@ def identical(comparison: Comparison | None) -> str:
 
 
 def joules(value: float | None, way: WaySummary) -> str:
-    """Return joules, marked where they are estimated."""
+    """Return joules as text, marked if estimated."""
     text = significant(value)
     return f"{text} {ESTIMATED}" if value is not None and is_estimated(way) else text
 
@@ -221,7 +221,7 @@ def with_error(accuracy: Accuracy) -> str:
         return UNAVAILABLE
     if not accuracy.kl_error:
         return f"{accuracy.kl:.4f}"
-    digits = max(0, 1 - math.floor(math.log10(accuracy.kl_error)))  # two of the error's count
+    digits = max(0, 1 - math.floor(math.log10(accuracy.kl_error)))  # two significant digits of the error
     return f"{accuracy.kl:.{digits}f} ± {accuracy.kl_error:.{digits}f}"
 
 
@@ -229,7 +229,7 @@ def with_error(accuracy: Accuracy) -> str:
 
 
 def title(outcome: Outcome) -> str:
-    """Return what was measured: the pair, or how many combinations."""
+    """Return a title: the pair measured, or the number of combinations."""
     if len(outcome.cells) == 1:
         (cell,) = outcome.cells
         return f"{cell.target}, drafted by {cell.draft}" if cell.draft else cell.target
@@ -241,9 +241,9 @@ def title(outcome: Outcome) -> str:
 
 
 def best_row(reading: Reading) -> Row | None:
-    """Return the row to speak of first: of one cell the first way that drafts, else the fastest row.
+    """Return the row for the headline: of a single cell the first way that drafts, else the fastest row.
 
-    One that is not exact only where there is no other: it is not what was asked of the target.
+    A row that is not exact is chosen only if there is no other, because its texts are not the target's.
     """
     exact = [row for row in reading.rows if row.way.exact]
     if len(reading.cells) == 1:
@@ -279,7 +279,7 @@ def _speedup(reading: Reading, row: Row) -> str:
 
 
 def identical_line(reading: Reading) -> str:
-    """Return in a sentence how many texts of exact ways were those of plain decoding."""
+    """Return in a sentence how many texts of exact ways equal plain decoding's."""
     compared = [row.comparison for row in reading.rows if row.comparison and row.way.exact]
     n = sum(comparison.n_compared for comparison in compared)
     same = sum(comparison.n_identical for comparison in compared)
@@ -291,7 +291,7 @@ def identical_line(reading: Reading) -> str:
 
 
 def lossy_lines(reading: Reading) -> list[str]:
-    """Return a sentence for each row that is not exact: what the target saw, and what that costs."""
+    """Return a sentence for each row that is not exact: the target's share of the tokens, and the loss."""
     lines = []
     several = len(reading.cells) > 1
     for row in reading.rows:
@@ -310,7 +310,7 @@ def lossy_lines(reading: Reading) -> list[str]:
 
 
 def energy_line(reading: Reading) -> str:
-    """Return in a sentence what was spent, or why that is unavailable."""
+    """Return in a sentence the energy spent, or why it is unavailable."""
     column = reading.energy
     if column is None:
         return f"Energy: {UNAVAILABLE}: {energy_reason(reading)}"
@@ -329,7 +329,7 @@ def energy_line(reading: Reading) -> str:
 
 
 def _without_joules(reading: Reading) -> str:
-    """Return how many runs lack joules that others have, and why the first does; "" where all have them."""
+    """Return how many runs lack joules that others have, and why the first does; "" if none does."""
     runs = [run for cell, _ in reading.cells for run in cell.runs if not run.way.startswith(PEER)]
     without = [run.energy for run in runs if run.energy and run.energy.joules is None]
     return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""

@@ -1,4 +1,4 @@
-"""Charts of speed against something else: energy, accuracy, what is lost, memory."""
+"""Charts of speed against energy, accuracy, loss and memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgespec.benchmark.runs import PLAIN
 
 
 def scatters(reading: Reading) -> list[Chart]:
-    """Return the charts of speed against something; energy and accuracy say why if they are left out."""
+    """Return the charts; those of energy and accuracy say why if they have no figures."""
     return [_energy(reading), _accuracy(reading), *_tradeoff(reading), *_memory(reading)]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Return the points that no other beats, by index: x as small and y as large as can be, x rising.
+    """Return the indices of the points that no other beats (small x, large y are good), in order of x.
 
-    Of points that are equal in both, the first.
+    Of equal points, only the first is returned.
     """
     front: list[int] = []
     best = -math.inf
@@ -36,23 +36,23 @@ def pareto(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Abscissa:
-    """What speed is drawn against: a figure that is better when smaller."""
+    """The figure that speed is drawn against; smaller is better."""
 
     key: str
-    """Of the chart."""
+    """`Chart.key`."""
     title: str
     label: str
     note: str
     of: Callable[[Row], float | None]
     lossy: bool = False
-    """Whether rows that are not exact are there too."""
+    """Whether rows that are not exact are drawn too."""
 
 
 _Point = tuple[Row, float, float]
 
 
 def _scatter(reading: Reading, abscissa: _Abscissa) -> Chart | None:
-    """Return a chart of tokens/s; None where no row has both figures."""
+    """Return a chart of tokens/s; None if no row has both figures."""
     points: list[_Point] = []
     for row in reading.rows:
         if row.way.exact or abscissa.lossy:
@@ -145,7 +145,7 @@ def _accuracy(reading: Reading) -> Chart:
 
 
 def _tradeoff(reading: Reading) -> list[Chart]:
-    """Return speed over what ways lose that are not exact, beside those that lose nothing."""
+    """Return the chart of speed over loss: inexact ways beside exact ones, which lose nothing."""
     lossy = [row for row in reading.rows if not row.way.exact]
     if not lossy:
         return []

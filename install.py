@@ -1,11 +1,11 @@
-"""Installs edgespec for the Python that runs it, and shows how far that is; `make` calls it.
+"""Install edgespec for the Python that runs this, and show the progress; `make` calls it.
 
     .venv/bin/python install.py [PAIR]
 
     pip install --editable '.[report]'   compiles llama.cpp and edgespec's core; its output: build/install.log
-    the files of PAIR                    are pulled meanwhile; what cannot be is left to the run that needs it
+    the files of PAIR                    are pulled meanwhile; if that fails, the run that needs them does it
 
-Of edgespec it imports only what runs before llama.cpp is there; of packages, rich and huggingface-hub.
+Imports only the parts of edgespec that need no llama.cpp, and of packages only rich and huggingface-hub.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ PIP += ["--editable", ".[report]"]
 
 _NAMES = {"llama-cpp-python": "llama.cpp for this CPU", "edgespec": "edgespec's own core"}
 _BUILD = re.compile(r" *Building (?:wheel|editable) for (\S+) \(pyproject\.toml\)(.*)")
-_STEP = re.compile(r" *\[ *(\d+)(?:/(\d+)|%)\] ")  # of ninja, or of make, which counts in percent
+_STEP = re.compile(r" *\[ *(\d+)(?:/(\d+)|%)\] ")  # ninja counts steps, make percent
 _SIGN = re.compile(r"(?:^|\s)(?:fatal )?error: |FAILED: |CMake Error|^ *ERROR: ")
 _CAUSES = {
     "No space left on device": "the disk is full",
     "Killed signal terminated program": "not enough memory; close other programs, or add swap",
 }
 _SHOWN = 12  # lines of the log
-_WIDTH = 300  # characters of one; a longer one is a compiler's command, which says little
+_WIDTH = 300  # most characters of a line to show; longer ones are compiler commands
 _PATIENCE_S = 5.0
 
 
 def _environment() -> dict[str, str]:
-    """Return pip's environment: llama.cpp is compiled as far as edgespec needs it, and that wheel kept apart.
+    """Return pip's environment: compile only what edgespec needs of llama.cpp, and cache wheels separately.
 
-    In pip's own cache another project of the user would get it, who may want pictures and sound.
+    From pip's own cache, other projects would get that wheel, which lacks images and audio.
     """
     part = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'llama_cpp.cmake'}"
     return (
@@ -68,10 +68,10 @@ def _environment() -> dict[str, str]:
 
 
 class Installation:
-    """pip at work, and what its output tells of that."""
+    """Runs pip and shows the progress that its output tells."""
 
     def __init__(self, display: PullDisplay) -> None:
-        """Start it; `run` follows it."""
+        """Start pip; `run` follows it."""
         self._display = display
         self._building = ""
         self._begun_s = 0.0
@@ -86,11 +86,11 @@ class Installation:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # so that `stop` reaches the compilers, and they nobody else
+            start_new_session=True,  # so that `stop` ends the compilers too, and only them
         )
 
     def run(self) -> None:
-        """Show what it does until it has ended. Raises EdgespecError if that was a failure."""
+        """Show the progress until pip has ended. Raises EdgespecError if it failed."""
         assert self._pip.stdout  # noqa: S101 - for the type checker: it is a pipe
         self._display.show("installing", "packages", 0, None)
         with LOG.open("w", encoding="utf-8") as log:
@@ -102,7 +102,7 @@ class Installation:
         self._display.hide("packages")
 
     def _follow(self, line: str) -> None:
-        """Show what a line of pip's output says of the compiling."""
+        """Show the progress of compiling that a line of pip's output tells."""
         if build := _BUILD.match(line):
             package, rest = build.groups()
             if not self._building:
@@ -126,7 +126,7 @@ class Installation:
         raise EdgespecError(f"{what}{cause}; all that pip and the compilers said is in {LOG}")
 
     def stop(self) -> None:
-        """End pip and all that it started; it is given time to delete its temporary files."""
+        """End pip and all that it started; first give it time to delete its temporary files."""
         self._stopped.set()
         for how in (signal.SIGINT, signal.SIGKILL):
             with suppress(ProcessLookupError):
@@ -141,25 +141,25 @@ def _format_time(seconds: float) -> str:
 
 
 def telling_lines(output: str) -> list[str]:
-    """Return the lines of pip's output from the first that tells of a failure; none if it tells of none."""
+    """Return the lines of pip's output from the first one with an error; none if there is no error."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip() and len(line) <= _WIDTH]
     first = next((number for number, line in enumerate(lines) if _SIGN.search(line)), len(lines))
     return lines[first : first + _SHOWN]
 
 
 class Pull:
-    """The files of a pair or model, as far as they can be had without llama.cpp."""
+    """Pulls the files of a pair or model that can be had without llama.cpp."""
 
     def __init__(self, name: str) -> None:
-        """Look what is missing. Raises EdgespecError: no such name, or no room on the disk."""
+        """Find out what is missing. Raises EdgespecError: no such name, or no room on the disk."""
         self._stopped = Event()
         self._puller = Puller()
         self._entries = self._puller.expand(name)
         self.sizes = [entry.size for entry in self._puller.plan(self._entries) if not entry.derived]
-        """Bytes of each file to come."""
+        """Bytes of each file to pull."""
 
     def run(self, display: PullDisplay) -> None:
-        """Pull them; a failure is told in a line."""
+        """Pull the files; a failure becomes one message."""
 
         def on_progress(progress: Progress) -> None:
             if self._stopped.is_set():
@@ -173,12 +173,12 @@ class Pull:
             display.on_message(f"edgespec: {error}")
 
     def stop(self) -> None:
-        """End it; it can go on later."""
+        """End the pull; a later one can continue it."""
         self._stopped.set()
 
 
 def install(name: str | None = None) -> None:
-    """Install edgespec, and pull what `name` stands for; raises EdgespecError if the first fails."""
+    """Install edgespec, and pull the pair or model `name`. Raises EdgespecError if the installation fails."""
     pull = None
     try:
         pull = Pull(name) if name else None
@@ -199,7 +199,7 @@ def _stop(pull: Pull, installation: Installation) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 0, 1 failure, 130 interrupted."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: pip and the compilers are to end too
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: end pip and the compilers too
         signal.signal(ending, signal.default_int_handler)
     try:
         install(*arguments)

@@ -1,8 +1,8 @@
-"""A conversation with a model: what was said, what of it goes into the next prompt, and its file.
+"""A conversation with a model: its messages, the prompt for the next turn, and its file.
 
-The prompt is what the model's chat template makes of the messages. An answer stands in it as the very
-tokens that the model wrote, not as its text tokenised anew, which may be other tokens: so the prompt of a
-turn begins with the timeline of the turn before, and only what is new has to be read.
+The model's chat template makes the prompt from the messages. An answer stands in it as the very tokens that
+the model wrote: its text, tokenised again, might give others. So each prompt begins with the timeline of the
+turn before, and only the new part has to be read.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from edgespec.records import Result
 
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context
-_ANSWER_SHARE = 8  # an eighth of the context is kept for an answer of no stated length
-_KEPT_SHARE = 0.75  # of what fits, once exchanges are left out: else each turn would read it all anew
+_ANSWER_SHARE = 8  # keep 1/8 of the context for an answer of no stated length
+_KEPT_SHARE = 0.75  # of what fits: leave out more than needed, else each later turn would read all again
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said to one question."""
+    """The model's answer to one question."""
 
     text: str
     cut: bool = False
-    """Whether it ended before the model ended it."""
+    """Whether it was ended before the model was done."""
     token_ids: tuple[int, ...] | None = None
     """The tokens it was written in; None if they are not known, or contain more than the text."""
 
@@ -66,12 +66,12 @@ class Conversation:
         self.exchanges.append(exchange)
 
     def undo(self) -> Exchange:
-        """Take back the last exchange and return it. Raises UsageError where there is none."""
+        """Remove the last exchange and return it. Raises UsageError if there is none."""
         if not self.exchanges:
             raise UsageError("nothing was said yet")
         last = self.exchanges.pop()
         if self.n_left_out >= len(self.exchanges):
-            self.n_left_out = 0  # what is left may fit
+            self.n_left_out = 0  # the remaining ones may fit
         return last
 
     def prompt(self, question: str, model: Model, *, n_ctx: int, n_predict: int | None) -> list[int]:
@@ -118,7 +118,7 @@ class Conversation:
         for token_ids, following in others:
             rest = model.tokenize(following, add_special=False, parse_special=True)
             if not rest or not (model.is_control(rest[0]) or model.is_eog(rest[0])):
-                # Only at a control token is the text before tokenised without a look at the text after.
+                # Unless a control token begins it, this text could change how the text before is tokenised.
                 return model.tokenize_rendered(text)
             tokens += [*token_ids, *rest]
         return tokens
@@ -133,10 +133,9 @@ class Conversation:
         return [*messages, {"role": "user", "content": question}]
 
     def save(self, file: Path) -> None:
-        """Write the conversation, also what is left out of the prompt, as JSON.
+        """Write the whole conversation as JSON, exchanges left out of the prompt included.
 
-        Raises UsageError for a file that is there and no conversation, EdgespecError where the system
-        refuses.
+        Raises UsageError if the file exists but is no conversation, EdgespecError if it cannot be written.
         """
         messages = []
         if self.system is not None:
@@ -158,9 +157,9 @@ class Conversation:
 
     @classmethod
     def load(cls, file: Path) -> Conversation:
-        """Return the conversation of a file that `save` wrote, or of another with such messages.
+        """Return the conversation in a file that `save` wrote, or in another file of this form.
 
-        Raises UsageError in one line for what cannot be read or is no conversation.
+        Raises UsageError, in one line, if the file cannot be read or is no conversation.
         """
         try:
             if not file.is_file():
@@ -208,8 +207,8 @@ def _split(marked: str, marks: Sequence[str]) -> list[str]:
 def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tuple[tuple[int, ...], str]]:
     """Cut `text` into parts: the tokens of an answer (none in the first part), and the text after them.
 
-    Together they are all of `text`. An answer stays text if the template changed it (trimmed it, left its
-    thoughts out) or its tokens are not known; so does everything after an answer that is not found.
+    Together the parts are all of `text`. An answer stays text if the template changed it (trimmed it, left
+    out its thoughts) or its tokens are unknown; so does everything after an answer that is not found.
     """
     parts: list[tuple[tuple[int, ...], str]] = []
     before: tuple[int, ...] = ()
@@ -230,15 +229,15 @@ def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tu
 
 
 class Figures:
-    """Sums over the answers of one chat, those taken back included."""
+    """Sums over the answers of one chat, undone ones included."""
 
     def __init__(self) -> None:
         self.n_answers = self.n_tokens = self.n_drafted = self.n_accepted = 0
         self.n_prompt = self.n_cached = 0
         self.longest_read = 0
-        """Most prompt tokens read in one go."""
+        """Most prompt tokens read in one turn."""
         self.read_tokens_per_s: float | None = None
-        """How fast that was."""
+        """The speed of that longest read."""
         self._n_timed = 0
         self._timed_s = 0.0
 
@@ -266,7 +265,7 @@ class Figures:
     def saved_s(self, n_cached: int) -> float | None:
         """Return an estimate of the seconds that reading `n_cached` tokens would have taken.
 
-        Reckoned with the speed of the longest read of this chat: short reads are slower, and would promise
-        more than was saved.
+        Uses the speed of this chat's longest read: short reads are slower, so that the estimate would be too
+        high.
         """
         return n_cached / self.read_tokens_per_s if self.read_tokens_per_s else None

@@ -1,4 +1,4 @@
-"""The public engine: text from a pair of models, and what is kept from one generation to the next."""
+"""The public engine: generates text with a pair of models, and keeps what later generations can use."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _LEADING = 32  # tokens of a text
 
 
 class Engine(Closing):
-    """Text from `target`, helped by `draft`, distributed exactly as `target`'s alone.
+    """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
-    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. What is not given comes from the
-    registry's pairs: the default pair, or the draft that goes with the target.
-    A context manager; `close` frees everything. Not for use by two threads at once.
+    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. Models not given come from the registry's
+    pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Two threads
+    must not use it at once.
 
         with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
             print(engine.generate("Write a quicksort").text)
@@ -65,16 +65,15 @@ class Engine(Closing):
         """Load the models; missing ones are pulled.
 
         `drafter` says what may draft (choices.py); with "suffix" and "none" no draft model is loaded.
-        `n_ctx`: context in tokens, by default as much as a generation needs. `n_threads`: by default one a
-        physical core. `kernels`: "auto" uses edgespec's own where they can be used, "off" llama.cpp's.
-        `objective`: what drafting saves, time or joules. `profile`: begin with what is stored of this pair
-        on this machine, and store what was learnt when closed. `history`: draft from earlier prompts and
-        answers on disk, and add those of this engine (docs/cache.md). `meter`: counts the joules of each
-        generation. `signals`: lets Ctrl-C, or another thread, end a pass under way. `prefix_cache`: 0 keeps
-        the last timeline, and reads of a prompt that goes on like it only what is new; more keeps others
-        beside it, in so many bytes at most; None reads every prompt from its beginning. `on_message` takes
-        lines that the user should know. Raises UsageError or EdgespecError: a model cannot be had, is not
-        usable, or does not fit in memory.
+        `n_ctx`: context in tokens, by default as much as a generation needs. `n_threads`: by default one per
+        physical core. `kernels`: "auto" uses edgespec's own if possible, "off" llama.cpp's. `objective`: what
+        drafting should save, time or joules. `profile`: start with what is stored about this pair on this
+        machine, and store what was learnt when closed. `history`: draft from earlier prompts and answers on
+        disk, and add those of this engine (docs/cache.md). `meter`: measures the joules of each generation.
+        `signals`: lets Ctrl-C, or another thread, end a running pass. `prefix_cache`: None reads every prompt
+        from its beginning; 0 reads only the part of a prompt that is new after the last timeline; more keeps
+        earlier timelines too, in at most so many bytes. `on_message` takes lines that the user should know.
+        Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """
         check_choice("objective", objective, Objective)
         if objective == "energy" and not profile:
@@ -85,7 +84,7 @@ class Engine(Closing):
             drafter, n_ctx, n_threads, kernels=kernels, prefix_cache=prefix_cache, signals=signals
         )
         self.meter = meter
-        """Counts the joules of each generation from the next on; None: nothing does."""
+        """Measures the joules of each generation, from the next one on; None for no measurement."""
         self._on_message = on_message
         self._signals = signals
         self._pair = Pair(target, draft, options)
@@ -113,17 +112,17 @@ class Engine(Closing):
 
     @property
     def draft(self) -> Model | None:
-        """The model that drafts; None where none does."""
+        """The draft model, or None."""
         return self._pair.draft
 
     @property
     def target_name(self) -> str:
-        """The target as it was given, or by its name in the registry."""
+        """The target as it was given, or its name in the registry."""
         return self._pair.target_name
 
     @property
     def draft_name(self) -> str | None:
-        """The draft as it was given, or by its name in the registry; None where none drafts."""
+        """The draft as it was given, or its name in the registry; None without a draft model."""
         return self._pair.draft_name
 
     @property
@@ -133,11 +132,11 @@ class Engine(Closing):
 
     @property
     def n_threads(self) -> int:
-        """Threads that compute."""
+        """Number of threads that compute."""
         return self._pair.n_threads
 
     def forget(self, *, tables: bool = False) -> None:
-        """Forget the text of earlier generations and of the history; with `tables` also what was learnt."""
+        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
         self._end_stream(keep=False)
         self._earlier_texts.ready().forget()
         self._pair.forget()
@@ -145,10 +144,10 @@ class Engine(Closing):
             self._knowledge.forget()
 
     def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
-        """Return the tokens of `prompt`, in the model's chat template where it has one.
+        """Return the tokens of `prompt`, in the model's chat template if it has one.
 
-        `chat` True or False forces or forbids the template; `system` is a system message and needs
-        it. Raises UsageError for an impossible combination.
+        `chat` True or False forces or forbids the template; `system` is a system message, which needs the
+        template. Raises UsageError for an impossible combination.
         """
         if chat is None:
             chat = self.target.chat_template is not None
@@ -174,10 +173,9 @@ class Engine(Closing):
     ) -> Stream:
         """Continue `prompt` (text, or token ids), a Token at a time.
 
-        What is asked for is an `Options`, or its fields as keywords, which go before those of `options`.
-        `system` and `chat`: as for `prompt_tokens`. `on_step` is told of every step of a drafter. An earlier
-        stream of this engine is closed. Raises UsageError for bad values, EdgespecError for a prompt longer
-        than the context.
+        `keywords` are fields of `Options` and override those of `options`. `system` and `chat`: as for
+        `prompt_tokens`. `on_step` is called after every step of a drafter. An earlier stream of this engine
+        is closed. Raises UsageError for bad values, EdgespecError if the prompt is longer than the context.
         """
         called = time.perf_counter()
         if self._closed:
@@ -196,7 +194,7 @@ class Engine(Closing):
             began = time.perf_counter()
             window = self.meter.begin()
             loop.mark = window.mark
-            called += time.perf_counter() - began  # its own time is not the generation's
+            called += time.perf_counter() - began  # the meter's time is not the generation's
         if self._signals:
             self._signals.drain()
         self._stream = Stream(
@@ -218,7 +216,7 @@ class Engine(Closing):
     def _loop(
         self, plan: Plan, tokens: list[int], on_step: Callable[[DraftStep], None] | None
     ) -> Generation | Cascade:
-        """Return what writes the text, over sessions that are large enough for it."""
+        """Return the loop that generates the text, over sessions that are large enough for it."""
         n_predict = plan.options.n_predict
         n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
         target = self._pair.target_session(n_ctx)
@@ -252,11 +250,11 @@ class Engine(Closing):
         )
 
     def check_cascade(self) -> Model:
-        """Return the draft model if it can write in a cascade. Raises UsageError where it cannot."""
+        """Return the draft model if it can write in a cascade, else raise UsageError."""
         return self._pair.check_cascade()
 
     def _end_stream(self, *, keep: bool = True) -> None:
-        """End the generation under way; keep what it wrote, unless it was kept before."""
+        """End the running generation; with `keep`, remember its text for drafting."""
         stream, self._stream = self._stream, None
         if stream is None:
             return
@@ -266,7 +264,7 @@ class Engine(Closing):
             unfinished = result.stop_reason == "length"
             self._knowledge.answered(self._prompt, len(result.token_ids), unfinished=unfinished)
         if keep:
-            # Of a conversation that goes on, what came before is kept already: but for what leads to the new.
+            # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
             self._earlier_texts.keep(stream.timeline[max(0, result.n_cached - _LEADING) :])
 
     def generate(
@@ -286,7 +284,7 @@ class Engine(Closing):
         return stream.result
 
     def close(self) -> None:
-        """Keep what was learnt and free models and sessions; a second call does nothing."""
+        """Store what was learnt and free models and sessions; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._end_stream()

@@ -1,4 +1,4 @@
-"""What a generation is asked for, beside its prompt: `Options`, which checks itself."""
+"""The options of a generation: `Options`, which checks its values."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from edgespec.grammar.grammar import Grammar
 from edgespec.sampling import SamplingParams
 
 MAX_GAMMA = 32
-"""Most tokens drafted in a step."""
+"""Most tokens drafted per step."""
 
 MAX_LOGPROBS = 20
-"""Most of the likeliest tokens told of one position."""
+"""Most likeliest tokens that can be asked for per position."""
 
 Span = int | Literal["rest"]
-"""Tokens that the target writes when it is woken, or all that are left."""
+"""Number of tokens that the target writes when it is woken, or the rest of the text."""
 
 SPAN = 16
-"""Tokens of a span by default."""
+"""Default span in tokens."""
 
 WINDOW = 1
-"""Tokens that a signal is averaged over, where no calibration says better."""
+"""Tokens that a signal is averaged over, without a calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waking:
-    """When a cascade's target is woken, and for how long. Raises UsageError for what cannot be."""
+    """When a cascade's target is woken, and for how long. Raises UsageError for invalid values."""
 
     signal: Signal = "margin"
     threshold: float | None = None
-    """Woken where the mean margin is no more, or the mean entropy no less; None: the calibrated one.
-    A margin of 0 or an entropy of infinity never wakes it, a margin of 1 or an entropy of 0 always."""
+    """Wake the target if the mean margin is at most this, or the mean entropy at least this; None: as
+    calibrated. A margin of 0 or an entropy of infinity never wakes it; a margin of 1 or an entropy of 0
+    always does."""
     window: int = WINDOW
-    """Tokens that the mean is taken over; fewer where fewer were written since the target gave back."""
+    """Tokens that the mean is taken over, but only those written since the target last wrote."""
     span: Span = SPAN
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class Waking:
             raise UsageError(problem, field="threshold", value=f"{self.threshold:g}")
 
     def __str__(self) -> str:
-        """Say it in words, such as "margin at most 0.4 over 2 tokens"."""
+        """Return it in words, such as "margin at most 0.4 over 2 tokens"."""
         if self.threshold is None:
             return f"{self.signal} as calibrated"
         limit = "at most" if self.signal == "margin" else "at least"
@@ -64,37 +65,37 @@ class Waking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a generation is asked for.
+    """The options of a generation.
 
-    Two modes are lossy: with `cascade` the draft model writes, and wakes the target where it is unsure; with
+    Two modes are lossy: with `cascade` the draft model writes, and wakes the target when it is unsure; with
     `lenience` below 1 the target accepts more than its distribution allows (docs/cascade.md).
 
     Raises:
-        UsageError: a value is outside its range, or two contradict each other; it names the field.
+        UsageError: a value is out of range, or two contradict each other; the error names the field.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
-    """Of the random numbers; None: one that nobody chose."""
+    """Seed of the random numbers; None: a random one."""
     n_predict: int | None = 256
     """Most tokens; None: as many as the context holds."""
     drafter: DrafterName | None = None
-    """Another one than the engine's, of the models it loaded."""
+    """Overrides the engine's drafter, for the models it loaded."""
     gamma: int | None = None
-    """Tokens drafted a step, 0 for none; None: as many as pay."""
+    """Tokens drafted per step, 0 for none; None: as many as pay."""
     rule: Rule | None = None
-    """None: "match" when a seed is given or nothing is random, which makes the text a function of the seed;
-    else "block"."""
+    """None: "match" if a seed is given or nothing is random, so that the seed decides the text; else mostly
+    "block"."""
     stop: Sequence[str] = ()
-    """Strings that end the text and are not part of it; a single one may stand alone."""
+    """Strings that end the text and are not part of it, or one such string."""
     cascade: Waking | None = None
     lenience: float = 1.0
     """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
     grammar: Grammar | None = None
     """What the text must match (docs/structured.md)."""
     n_logprobs: int | None = None
-    """Tokens come with the logarithm of the probability that the target alone gives them, unfiltered, and
-    with so many of its likeliest ones; None: without."""
+    """Give each token the logarithm of its unfiltered probability under the target, and those of so many
+    likeliest tokens; None: no logarithms."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -102,7 +103,7 @@ class Options:
         self._check_modes()
 
     def changed(self, **keywords: Unpack[OptionKeywords]) -> Options:
-        """Return these options with other values; None for `params` stands for its defaults."""
+        """Return a copy with other values; `params=None` means the default params."""
         if "params" in keywords and keywords["params"] is None:
             keywords["params"] = SamplingParams()
         return replace(self, **keywords)  # type: ignore[arg-type] # no None is left

@@ -32,27 +32,27 @@ from edgespec.platform.cpu import physical_cores
 from edgespec.platform.signals import Cancellation
 
 MAX_DRAFT_CTX = 2048
-"""Tokens a draft looks back on at most: with more its prompt takes longer and is accepted little more."""
+"""Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 
-_UNLIMITED = 4096  # tokens that a context has room for where an answer has no limit
+_UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """How a pair is loaded and run. Raises UsageError for what cannot be."""
+    """How a pair is loaded and run. Raises UsageError for invalid values."""
 
     drafter: DrafterName = "auto"
     """With "suffix" and "none" no draft model is loaded."""
     n_ctx: int | None = None
     """Context in tokens; None: as much as a generation needs."""
     n_threads: int | None = None
-    """None: one a physical core."""
+    """None: one per physical core."""
     kernels: KernelsChoice = "auto"
     prefix_cache: int | None = None
-    """Bytes of timelines kept beside the last one, for prompts that begin like them; None: each prompt is
-    read from its beginning."""
+    """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
+    is read from its beginning."""
     signals: Cancellation | None = None
-    """Lets Ctrl-C, or another thread, end a pass under way."""
+    """Lets Ctrl-C, or another thread, end a running pass."""
 
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)
@@ -63,9 +63,9 @@ class PairOptions:
 
 
 class Pair(Closing):
-    """A target and, where one is wanted, a draft model: first chosen and checked, then loaded.
+    """A target and perhaps a draft model: chosen and checked when made, loaded by `load`.
 
-    Sessions are kept from one generation to the next; one that is too small is replaced by a larger one.
+    Sessions are kept between generations; one that is too small is replaced by a larger one.
     """
 
     target: Model
@@ -73,14 +73,14 @@ class Pair(Closing):
     kernels: str = STOCK
     """The name of the kernels that the models run on."""
     cut: CutVocabulary | None = None
-    """Of a draft that `edgespec draft make` made."""
+    """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     draft_is_stuck = False
-    """Whether there was a draft that cannot be used since one of the two cannot take tokens back."""
+    """Whether the draft is not used because it or the target cannot take tokens back."""
 
     def __init__(self, target: str | Path | None, draft: str | Path | None, options: PairOptions) -> None:
-        """Choose the models as `choose_models`, pull what is missing, and check that they fit in memory.
+        """Choose the models with `choose_models`, pull missing ones, and check that they fit in memory.
 
-        Raises UsageError or EdgespecError: a model cannot be had, or is not usable.
+        Raises UsageError or EdgespecError if a model cannot be had, cannot be used or does not fit.
         """
         self.options = options
         self.n_threads = options.n_threads or default_threads()
@@ -102,7 +102,7 @@ class Pair(Closing):
 
     @property
     def target_header(self) -> GGUFHeader:
-        """What the target's file says of itself; known before it is loaded."""
+        """The header of the target's file, known before the model is loaded."""
         return self._headers[0]
 
     def load(self, on_message: Callable[[str], None]) -> None:
@@ -153,7 +153,7 @@ class Pair(Closing):
             on_message(f"{self.draft_name} drafts in another vocabulary: {overlap.summary}")
 
     def check_cascade(self) -> Model:
-        """Return the draft model if it can write in a cascade. Raises UsageError where it cannot."""
+        """Return the draft model if it can write in a cascade, else raise UsageError."""
         if self.draft is None:
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
         if self.cut:
@@ -169,7 +169,10 @@ class Pair(Closing):
         return self.draft
 
     def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
-        """Return the context of a generation: as asked for, else as much as it needs."""
+        """Return the context for a generation: `options.n_ctx`, else as much as it needs.
+
+        Raises EdgespecError if the prompt does not fit.
+        """
         asked = self.options.n_ctx
         n_ctx = asked or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
         if n_prompt < n_ctx:
@@ -180,17 +183,17 @@ class Pair(Closing):
         raise EdgespecError(f"{problem}, what {self.target_name} was trained for; shorten it")
 
     def prepare(self, session: Session, tokens: Sequence[int]) -> int:
-        """Let the target's `session` hold what is known of the beginning of `tokens`; return its length."""
+        """Make the target's `session` hold the known beginning of `tokens`; return its length."""
         return self._prefixes.prepare(session, tokens) if self._prefixes and self.target.can_rewind else 0
 
     def target_session(self, n_ctx: int) -> Session:
-        """Return the target's session, of at least `n_ctx` tokens."""
+        """Return the target's session, with a context of at least `n_ctx` tokens."""
         return self._target_session.at_least(n_ctx, lambda: self._open(self.target, n_ctx))
 
     def draft_model(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
-        """Return the draft model for a generation; None where there is none.
+        """Return the draft model for a generation, or None.
 
-        Its context holds what the generation needs, and only the recent part where that is much.
+        Its context holds what the generation needs, or only the recent part of a long one.
         """
         draft = self.draft
         if draft is None:
@@ -248,7 +251,7 @@ class Pair(Closing):
 
 
 class _Opened(Protocol):
-    """A session, or what works with one."""
+    """A session, or an object that works with one."""
 
     @property
     def n_ctx(self) -> int: ...
@@ -259,15 +262,15 @@ _T = TypeVar("_T", bound=_Opened)
 
 
 class _Slot(Generic[_T]):
-    """What is open over one model, replaced when more context is needed."""
+    """A model's open session, replaced when more context is needed."""
 
     def __init__(self, hold: Callable[[_T], None] = lambda _opened: None) -> None:
-        """`hold` takes over what can be kept of one that is closed."""
+        """`hold` takes the old session before it is closed, to keep its cache for the new one."""
         self._hold = hold
         self._opened: _T | None = None
 
     def at_least(self, n_ctx: int, open_: Callable[[], _T]) -> _T:
-        """Return what is open if it has `n_ctx` tokens of context, else what `open_` returns."""
+        """Return the open session if it has `n_ctx` tokens of context, else replace it by `open_()`."""
         if self._opened is None or self._opened.n_ctx < n_ctx:
             smaller, self._opened = self._opened, None
             if smaller:
@@ -282,7 +285,7 @@ def choose_models(
 ) -> tuple[str, str | None]:
     """Return the names of target and draft (None: no drafting), as given or from the registry's pairs.
 
-    Raises UsageError when a draft is wanted but no pair names one for this target.
+    Raises UsageError if a draft is wanted but no pair names one for this target.
     """
     chosen, partner = load_registry().complete(
         None if target is None else str(target), None if draft is None else str(draft)
@@ -290,17 +293,17 @@ def choose_models(
     if drafter in ("none", "suffix"):
         return chosen, None
     if partner is None and drafter != "auto":
-        locate(chosen)  # a mistyped name is the likelier mistake
+        locate(chosen)  # complain about a mistyped target first
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner
 
 
 def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
-    """Return the smallest context that holds a generation; room for 4,096 tokens if it has no limit."""
+    """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
     n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
     return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
 
 
 def default_threads() -> int:
-    """Return the number of threads that decoding gains from: one for each physical core it may use."""
+    """Return the best number of threads: one for each physical core that this process may use."""
     return physical_cores()

@@ -1,4 +1,4 @@
-"""What is decided of a generation before it begins, where its options leave it open."""
+"""Decide, before a generation begins, what its options leave open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgespec.records import Mode
 from edgespec.sampling import Coins
 
 _POLICIES: dict[DrafterName, Policy] = {
-    # Sampled siblings are accepted too rarely for what they cost: docs/measurements/scheduler.md.
+    # Sampled siblings are accepted too rarely to be worth their cost: docs/measurements/scheduler.md.
     "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
     "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),
@@ -33,7 +33,7 @@ class Plan(Task):
     """A loop's task, and what may be drafted for it."""
 
     policy: Policy | None
-    """None: decode plainly."""
+    """None to decode plainly."""
 
     @property
     def mode(self) -> Mode:
@@ -42,20 +42,21 @@ class Plan(Task):
 
     @property
     def uses_model(self) -> bool:
-        """Whether the draft model takes part."""
+        """Whether the draft model is used."""
         return self.options.cascade is not None or (self.policy is not None and self.policy.model)
 
     @property
     def is_reproducible(self) -> bool:
         """Whether the seed alone decides the text.
 
-        With the other rules it depends on what was drafted, and that on timing and on what was learnt before.
+        Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
+        timing and on what was learnt before.
         """
         return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
 
 
 def make_plan(pair: Pair, options: Options) -> Plan:
-    """Decide what `options` leave open. Raises UsageError for what this pair cannot do."""
+    """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
     if options.cascade:
         options = replace(options, cascade=_resolved(pair, options.cascade))
     constraint = None
@@ -75,7 +76,7 @@ def make_plan(pair: Pair, options: Options) -> Plan:
 
 
 def _resolved(pair: Pair, cascade: Waking) -> Waking:
-    """Return `cascade` with a threshold: its own, or the calibrated one of this pair."""
+    """Return `cascade` with a threshold: its own, or the one calibrated for this pair."""
     draft = pair.check_cascade()
     return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)
 
@@ -93,18 +94,18 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
             raise UsageError("no draft model was loaded", field="drafter", value=name)
         policy = replace(policy, model=False, staged=False)
     if options.cascade and options.cascade.span != "rest":
-        # A store would take up the text anew for each span.
+        # No suffix store: it would have to read the text again for each span.
         policy = replace(policy, suffix=False, model=True, staged=False)
     return policy
 
 
 def _rule(options: Options, constraint: Constraint | None, *, drafts: bool) -> Rule:
-    """Return the rule that was asked for, or the one that suits best."""
+    """Return the rule that the options give, or the best one."""
     if options.lenience < 1.0:
         return "match" if options.params.greedy else "chain"
     if options.rule:
         return options.rule
     if options.cascade or options.seed is not None or options.params.greedy or not drafts:
         return "match"
-    # By the match rule a grammar judges only the rows of what is emitted.
+    # With the match rule, a grammar judges only the rows of emitted tokens.
     return "match" if constraint and needs_all(options.params) else "block"

@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: see `edgespec.cli.app.main`."""
-    if os.environ.get("_EDGESPEC_COMPLETE"):  # a shell asks while someone types a line: no error is for it
+    if os.environ.get("_EDGESPEC_COMPLETE"):  # a shell asks while someone types: print no errors
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         from edgespec.cli import app

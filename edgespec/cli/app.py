@@ -55,13 +55,17 @@ class _Root(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         known = self.list_commands(ctx)
-        for name in [cmd_name] if cmd_name in known else known:  # a wrong one: what is like it is suggested
+        for name in (
+            [cmd_name] if cmd_name in known else known
+        ):  # for a wrong name typer suggests similar ones
             if name not in self.commands:
                 self.add_command(_load(name), name)
         return super().get_command(ctx, cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        for name in self.list_commands(ctx):  # one that cannot be loaded fails before a line is printed
+        for name in self.list_commands(
+            ctx
+        ):  # a command that cannot be loaded fails before anything is printed
             self.get_command(ctx, name)
         super().format_help(ctx, formatter)
 
@@ -125,10 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        # By its name, however it was started: shells ask for completions by a variable of that name.
+        # A fixed name, however we were started: shells' completion variable is named after it.
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises what is no user's mistake
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises our own bugs again
         line, code = _explain(error.__cause__ or error if isinstance(error, _Carried) else error)
         if line:
             print_error(line)

@@ -1,4 +1,4 @@
-"""What `edgespec bench` does with a loaded pair: it measures, and writes what was measured."""
+"""The work of `edgespec bench` with a loaded pair: measures, and writes the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Bench:
         """Leave out prompts that do not fit. Raises EdgespecError if none is left."""
         self._engine, self._suite, self._settings = engine, suite, settings
         self._limits, self._peers = limits, peers
-        self._peer_names = ", ".join(peer.name for peer in peers)  # one that fails leaves the list
+        self._peer_names = ", ".join(
+            peer.name for peer in peers
+        )  # kept here: a peer that fails is removed from the list
         too_long = unfit(engine, suite.prompts, settings.n_predict)
         self._warnings = list(too_long.values())
         self._prompts = [prompt for prompt in suite.interleaved() if prompt.id not in too_long]
@@ -42,7 +44,7 @@ class Bench:
         self._watch = Watch(n_threads=engine.n_threads)
 
     def run(self, outputs: Outputs) -> int:
-        """Measure, and write what was measured, also when Ctrl-C or a failure ends it early.
+        """Measure, and write the results, even if Ctrl-C or a failure ends it early.
 
         Returns the exit code; raises the failure.
         """
@@ -64,7 +66,7 @@ class Bench:
         return code
 
     def _measure(self) -> str:
-        """Measure until a limit is reached; return which."""
+        """Measure until a limit is reached; return in words which limit."""
         limits = self._limits
         with WorkDisplay() as display:
 
@@ -124,7 +126,7 @@ class Bench:
 
 
 def _models(engine: Engine) -> list[ModelFacts]:
-    """Return which files target and draft are, under two names also where the files are called the same."""
+    """Return the facts of the target and draft files, under different names even if the files' are equal."""
     names = [name for name in (engine.target_name, engine.draft_name) if name is not None]
     with err.status("hashing the models"):
         models = [model_file(name).facts() for name in names]

@@ -1,4 +1,4 @@
-"""What `edgespec cache import` does: it reads texts, makes tokens of them, and stores these in a history."""
+"""The work of `edgespec cache import`: reads texts, tokenizes them, and stores the tokens in a history."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from edgespec.models.sources import format_size
 from edgespec.pair import choose_models
 
 _LARGEST = 1_000_000  # bytes of a text file
-_BATCH = 32_768  # tokens written at once: small beside a history, large beside looking through it
-_LINE_EVERY = 5.0  # seconds, where lines are printed instead of a bar
+_BATCH = 32_768  # tokens written at once: few beside a history, many beside the cost of searching it
+_LINE_EVERY = 5.0  # seconds, if lines are printed instead of a bar
 
 _Tokenize = Callable[[bytes], npt.NDArray[np.int32]]
 
@@ -43,7 +43,7 @@ _Tokenize = Callable[[bytes], npt.NDArray[np.int32]]
 def import_files(paths: Sequence[Path], target: str | None) -> None:
     """Store the texts of files and directories with the tokenizer of `target`, or of the default one.
 
-    Raises EdgespecError where none was a text.
+    Raises EdgespecError if none of the files is a text.
     """
     skipped: Counter[str] = Counter()
     found = [file for path in paths for file in (_walk(path, skipped) if path.is_dir() else [path])]
@@ -76,11 +76,11 @@ class _Import:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was stored, and nothing had been stored before."""
+        """Whether nothing is stored, now or from before."""
         return self._stored.documents + self._stored.duplicates == 0
 
     def add(self, file: Path, tokenize: _Tokenize) -> None:
-        """Read a file and store it with the next batch, or count the reason why not."""
+        """Read a file into the next batch, or count why it is skipped."""
         data = _read(file, self._skipped)
         if data is None:
             return
@@ -153,7 +153,7 @@ def _read(file: Path, skipped: Counter[str]) -> bytes | None:
 
 def _read_text(file: Path) -> tuple[bytes, str]:
     if not stat.S_ISREG(file.stat().st_mode):
-        return b"", "not regular files"  # a pipe would be waited for
+        return b"", "not regular files"  # reading a pipe would wait
     with file.open("rb") as opened:
         data = opened.read(_LARGEST + 1)
     if len(data) > _LARGEST:
@@ -205,7 +205,7 @@ def _tokenizer(path: Path) -> Iterator[_Tokenize]:
     vocabulary = llama.llama_model_get_vocab(model)
 
     def tokenize(data: bytes) -> npt.NDArray[np.int32]:
-        capacity = len(data) + 8  # a token stands for at least a byte, but for a prefix space
+        capacity = len(data) + 8  # each token is at least a byte, except a prefix space
         tokens = (ctypes.c_int32 * capacity)()
         n = llama.llama_tokenize(vocabulary, data, len(data), tokens, capacity, False, False)
         if n < 0:

@@ -1,4 +1,4 @@
-"""`edgespec calibrate`: which confidence of the small model is worth what, for `run --mode cascade`."""
+"""`edgespec calibrate`: chooses the confidence threshold of `run --mode cascade`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def calibrate_command(
         WorkDisplay() as display,
     ):
         headers = engine.target.header, engine.check_cascade().header
-        calibration_path(*headers)  # raises now rather than in the end
+        calibration_path(*headers)  # raises now, not after the work
         texts = read_answers(
             engine,
             questions.prompts,

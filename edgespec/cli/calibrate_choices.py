@@ -1,4 +1,4 @@
-"""What `edgespec calibrate` chooses, and prints."""
+"""Chooses the thresholds of `edgespec calibrate`, and prints them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _MOST_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the target answers."""
+    """The questions that the target answers."""
 
     suite: str
     """Where the prompts are from."""
     prompts: list[str]
     n_predict: int
     problems: list[Problem]
-    """Of HumanEval, where the prompts are those: the loss is then one of problems."""
+    """HumanEval's problems, if the prompts are theirs: the loss is then a share of problems, not tokens."""
 
 
 class Calibration:
-    """Chooses thresholds by the target's answers and what the small model would have written."""
+    """Chooses thresholds by comparing the small model with the target's answers."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Calibration:
         )
 
     def _by_problems(self, signal: Signal, tokens: Point) -> Point:
-        """Return what HumanEval says of a point of the curve of tokens."""
+        """Return a point of the curve of tokens as measured by HumanEval."""
         alone = self._judge(None, "HumanEval by the target alone")
         waking = Waking(signal, tokens.threshold, tokens.window, self._span)
         if tokens.target_share == 1.0:

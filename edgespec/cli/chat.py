@@ -149,7 +149,7 @@ def chat_command(
 def _type(chat: Chat, *, cache: bool) -> int:
     """Answer what is typed in a terminal."""
     from edgespec.cli.chat_lines import COMMANDS
-    from edgespec.cli.line_editor import LineEditor, open_history  # 0.1 s that no other command should take
+    from edgespec.cli.line_editor import LineEditor, open_history  # takes 0.1 s to import, here only
 
     history = cache_root() / "chat-lines" if cache else None
     if history and (reason := open_history(history)):
@@ -168,13 +168,13 @@ def _type(chat: Chat, *, cache: bool) -> int:
             continue
         try:
             line = chat.take(typed)
-        except KeyboardInterrupt:  # before an answer began, or a second one at its end
+        except KeyboardInterrupt:  # before an answer began, or a second Ctrl-C at its end
             line = typed
     return 0
 
 
 def _pipe(chat: Chat) -> int:
-    """Answer line after line of stdin; return 1 if one of them could not be done."""
+    """Answer stdin line by line; return 1 if a line failed."""
     for number, data in enumerate(sys.stdin.buffer, 1):
         try:
             line = data.decode()
@@ -207,7 +207,7 @@ def _context(engine: Engine) -> int:
         return True
 
     most = engine.target.n_ctx_train
-    low, high = 1, -(-most // CTX_STEP)  # in steps; the first one must do
+    low, high = 1, -(-most // CTX_STEP)  # in steps; one step is assumed to fit
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(min(most, middle * CTX_STEP)) else (low, middle - 1)

@@ -1,4 +1,4 @@
-"""The lines that are typed in `edgespec chat`: questions, which are answered, and commands."""
+"""Handles the lines typed in `edgespec chat`: answers questions and runs commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgespec.platform.files import expand_user
 from edgespec.records import Result
 from edgespec.stream import Stream
 
-_LONGEST_ANSWER = 4096  # tokens, where neither --n-predict nor --ctx says more
+_LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
 _SEEDS = 1 << 64
 
 
@@ -27,7 +27,7 @@ class ChatSettings:
     """How questions are answered."""
 
     options: Options
-    """Of every answer; the seed is the first one's, and each further answer has the next."""
+    """Options of every answer; `seed` is the first answer's, and each further answer adds 1."""
     ctx: int | None
     """The context that the user asked for."""
     json: bool
@@ -35,7 +35,7 @@ class ChatSettings:
 
 
 class Chat:
-    """Takes lines: questions, which it answers, and commands."""
+    """Takes lines: answers questions and runs commands."""
 
     def __init__(
         self, engine: Engine, conversation: Conversation, settings: ChatSettings, *, n_ctx: int
@@ -45,7 +45,7 @@ class Chat:
         self.ended = False
         """Whether the user asked to leave."""
         self.failed = False
-        """Whether a line could not be done."""
+        """Whether a line failed."""
         self.interrupted = False
         """Whether Ctrl-C ended the last answer."""
         self._engine = engine
@@ -61,7 +61,7 @@ class Chat:
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
 
     def take(self, line: str) -> str:
-        """Do what `line` says; return the line to edit next: `line` itself if it could not be done."""
+        """Answer or run `line`; return the text to edit next: `line` itself if it failed, else ""."""
         text = line.strip()
         try:
             check_unicode(text)
@@ -88,7 +88,7 @@ class Chat:
         command.obey(self, argument)
 
     def _ask(self, question: str) -> bool:
-        """Answer `question`; return whether anything was written before Ctrl-C, if that came."""
+        """Answer `question`; return whether anything was written, if only until Ctrl-C."""
         settings, conversation = self._settings, self.conversation
         options = settings.options
         n_left_out = conversation.n_left_out

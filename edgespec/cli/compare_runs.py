@@ -1,4 +1,4 @@
-"""What `edgespec compare` does: it finds the models, runs the plan, and makes the outcome."""
+"""The work of `edgespec compare`: finds the models, runs the plan, and makes the outcome."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edgespec.models.quantizations import ModelFacts, ModelFile, model_file, var
 from edgespec.suites import Suite
 
 IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
-"""The facts of a machine that runs in one table must share."""
+"""Facts of the machine that must be equal for all runs of one table."""
 
 
 def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
-    """Return what the machine is, and what counts its energy, whose idle power is known afterwards."""
+    """Return the machine's facts and what measures its energy; this measures the idle power if unknown."""
     with EnergyMeter.choose(assume_watts=assume_watts, on_message=message) as meter:
         know_idle(meter)
         return {**facts(), "energy": meter.source or "unavailable"}
@@ -39,21 +39,21 @@ class Scoring:
 
     wanted: bool
     name: str
-    """Of the text: its file, or the suite whose prompts it is."""
+    """Name of the text's file, or of the suite whose prompts it consists of."""
     text: str
     n_tokens: int
-    """Tokens of the text, at most."""
+    """Most tokens of the text."""
     problems: list[Problem]
-    """Of HumanEval; none: it is left out."""
+    """HumanEval's problems; [] if it is left out."""
 
 
 class Compare:
-    """A comparison as it is carried out: its cells are in the folder, the accuracies are here."""
+    """A running comparison: its cells are stored in the folder, the accuracies in this object."""
 
     def __init__(self, plan: Plan, models: Models, scoring: Scoring, folder: Path, *, fresh: bool) -> None:
-        """Begin, if `fresh` or the folder is empty, else go on with what is there.
+        """Begin, if `fresh` or the folder is empty; otherwise continue the comparison there.
 
-        Raises UsageError where that is another comparison.
+        Raises UsageError if the folder holds another comparison.
         """
         self._plan, self._models, self._scoring, self._folder = plan, models, scoring, folder
         if fresh:
@@ -89,7 +89,7 @@ class Compare:
         return 0
 
     def _score(self, kernels: KernelsChoice, *, solves: bool) -> None:
-        """Score the targets' answers to the text; those to the problems too if it `solves` them."""
+        """Score the targets on the text, and with `solves` on HumanEval too."""
         scoring, cells, plan = self._scoring, self._comparison.cells(), self._plan
         with WorkDisplay() as display:
             judge = Judge(
@@ -108,7 +108,7 @@ class Compare:
             self._accuracies += found.values()
 
     def _solved_by_ways(self, judge: Judge, cells: Sequence[Cell]) -> list[Solved]:
-        """Return what ways that are not exact solve, with the kernels that the judge has."""
+        """Return what ways that are not exact solve, with the judge's kernels."""
         ways = [way for way in self._plan.settings.ways if not way.exact]
         pairs = zip(self._plan.combinations, cells, strict=True)
         ran = [cell for combination, cell in pairs if combination.kernels == judge.kernels]
@@ -144,12 +144,12 @@ class Models:
 
     targets: list[ModelFile]
     drafts: list[str]
-    """Names, or what stands in a draft's place."""
+    """Names of draft models; also NO_DRAFT and SUFFIX."""
     files: dict[str, ModelFile]
-    """All of them by name."""
+    """All model files by name."""
 
     def facts(self) -> dict[str, ModelFacts]:
-        """Return what the files are, by name."""
+        """Return the facts of the files, by name."""
         with err.status("hashing the models"):
             return {name: file.facts() for name, file in self.files.items()}
 
@@ -163,7 +163,7 @@ class Models:
         )
 
     def drafts_of(self, cells: Sequence[Cell]) -> dict[str, ModelFile]:
-        """Return for each target a draft model that ran with it, where one did."""
+        """Return for each target a draft model that ran with it, if there is one."""
         pairs = {cell.target: cell.draft for cell in cells if cell.runs and cell.draft in self.files}
         return {target: self.files[draft] for target, draft in pairs.items() if draft}
 
@@ -184,7 +184,7 @@ def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[s
 
 
 def _targets(names: Sequence[str], types: Sequence[str], folder: Path) -> list[ModelFile]:
-    """Return the targets, in each of the quantizations if any are wanted; missing ones are made."""
+    """Return the targets, in each of the quantizations `types` if given; missing ones are made."""
     if not types:
         return [model_file(name) for name in names]
     found: list[ModelFile] = []
@@ -197,7 +197,7 @@ def _targets(names: Sequence[str], types: Sequence[str], folder: Path) -> list[M
 
 
 def _by_name(files: Sequence[ModelFile]) -> dict[str, ModelFile]:
-    """Return the files by name. Raises UsageError when two have the same one."""
+    """Return the files by name. Raises UsageError if two have the same name."""
     found: dict[str, ModelFile] = {}
     for file in files:
         other = found.setdefault(file.name, file)

@@ -1,4 +1,4 @@
-"""What a shell completes where a model is expected; if nothing fits, files (docs/models.md)."""
+"""Shell completion of models; if no model fits, the shell completes files (docs/models.md)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgespec.models.registry import load_registry
 def complete_model() -> list[str]:
     """Return the values of --target and --draft: the registry's models, and GGUF files of this directory."""
     files = (file.name for file in sorted(Path().glob("*.gguf")))
-    # bash would insert a name as it is; one that has to be quoted is left to the shell's own completion.
+    # bash inserts names unquoted, so names that need quotes are left to the shell's own completion.
     return [*_registry().entries, *(name for name in files if shlex.quote(name) == name)]
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return every list that `incomplete`, with commas, becomes by one more model."""
+    """Return `incomplete`, a list with commas, completed by each possible model."""
     before, comma, _ = incomplete.rpartition(",")
     return [f"{before}{comma}{model}" for model in complete_model()]
 
@@ -34,7 +34,7 @@ def complete_name() -> list[str]:
 
 
 def _registry() -> Registry:
-    """Return the registry; an empty one if models.toml cannot be read, which the command itself will say."""
+    """Return the registry, empty if models.toml cannot be read; the command itself reports that."""
     try:
         return load_registry()
     except (EdgespecError, OSError):

@@ -45,19 +45,19 @@ _OPTIONS = {
 
 
 def option_of(field: str) -> str:
-    """Return the option that sets `field`, an argument's name in Python; what is no such name as it is."""
+    """Return the option that sets `field`, an argument's name in Python; other texts stay unchanged."""
     if not field.isidentifier():
         return field
     return _OPTIONS.get(field) or f"--{field.replace('_', '-')}"
 
 
 def line_of(error: EdgespecError) -> str:
-    """Return an error's line, which calls its field by the option that sets it."""
+    """Return an error's line, with the option's name for the field."""
     return error.spelled(option_of(error.field))
 
 
 def print_table(table: Table) -> None:
-    """Print a table to stdout; in a pipe nothing in it is shortened or broken into lines."""
+    """Print a table to stdout; in a pipe, cells are neither shortened nor wrapped."""
     console = out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH)
     console.print(table)
 

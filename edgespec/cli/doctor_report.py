@@ -1,4 +1,4 @@
-"""What `edgespec doctor` finds out: the machine, the kernels, the pairs, and the models' weights."""
+"""Collects the report of `edgespec doctor`: the machine, the kernels, the pairs, and the models' weights."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve", "bf16")
 
 
 def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Report:
-    """Return what --json prints; `models` are looked into, None: what is here of the default pair.
+    """Return what --json prints, for `models`; None: those of the default pair that are here.
 
-    `root`: below which the machine is looked at. With `retest` the kernels are tested and timed anew.
+    `root`: where /proc and /sys are. With `retest` the kernels are tested and timed again.
     """
     paths = _paths(models)
     with err.status("testing the kernels"):
@@ -64,7 +64,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
 
 
 def _paths(models: Sequence[str] | None) -> dict[str, Path]:
-    """Return the files of the models asked for, or of what is here of the default pair."""
+    """Return the files of `models`; None: those of the default pair that are here."""
     if models:
         return {name: resolve(name, pull_missing=False) for name in models}
     here = {}
@@ -164,7 +164,7 @@ def _type(type_: str, matrices: Iterable[TensorInfo], packed: dict[str, PackedTe
 
 
 def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> str:
-    """Return why a matrix was not packed, as far as it can be told from outside."""
+    """Return why a matrix was not packed, as far as its facts tell."""
     if tensor.name == "token_embd.weight":
         return "rows are looked up, not multiplied"
     if tensor.n_matrices > 1:

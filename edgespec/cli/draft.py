@@ -117,7 +117,7 @@ def make_command(
         budget_s=making.budget,
     )
     if making.corpus is not None:
-        check_corpus(making.corpus)  # before a model is pulled for it
+        check_corpus(making.corpus)  # before a model is pulled
     pull_named(request.target, source)
     with SignalPipe() as signals, WorkDisplay() as display:
         made = make(request, on_progress=display.show, on_message=message, signals=signals)

@@ -78,9 +78,9 @@ def energy_command(
 
 
 def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
-    """Measure the idle power of the meter's source, unless it is known, and keep it for later.
+    """Measure and store the idle power of the meter's source, unless it is stored already.
 
-    On a busy machine it is not measured: a message says so, and net joules stay unavailable.
+    On a busy machine a message says that it was not measured, and net joules stay unavailable.
     """
     if not meter.available or meter.estimated or meter.idle_w is not None:
         return
@@ -92,7 +92,7 @@ def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
 
 
 def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Path | None, str]:
-    """Return the idle machine's watts, the file they are kept in, and a line about what is wrong."""
+    """Return the idle machine's watts, their file, and a line about what is wrong."""
     what = f"measuring the idle machine for {seconds:g} s"
     with WorkDisplay() as display:
         found = measure_idle(meter, seconds, on_progress=lambda done_s: display.show(what, done_s, seconds))

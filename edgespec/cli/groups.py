@@ -7,8 +7,7 @@
     @grouped
     def profile_command(models: ModelChoice, compute: Compute) -> int:
 
-A group may have groups as fields. Each option stands in `--help` where its group does, and in the order of
-the group's fields.
+A group may have groups as fields. In `--help`, a group's options come in its place and in its fields' order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ R = TypeVar("R")
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """Return `command` for typer: with the options of its groups, of which it makes the groups."""
+    """Return `command` with a parameter for each option of its groups, as typer needs it."""
     hints = get_type_hints(command, include_extras=True)
     wanted = {name: hints[name] for name in inspect.signature(command).parameters}
     parameters: list[inspect.Parameter] = []
@@ -34,14 +33,14 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
     def call(**values: Any) -> R:  # noqa: ANN401 - whatever the options are
         return command(**{name: _made(name, hint, values) for name, hint in wanted.items()})
 
-    del call.__wrapped__  # typer would look at the command behind it
+    del call.__wrapped__  # typer would inspect the wrapped command
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
 
 
 def _expanded(name: str, hint: Any, default: object) -> Iterator[inspect.Parameter]:  # noqa: ANN401 - a type
-    """Yield the parameters that an option, or the options of a group, are for typer."""
+    """Yield typer's parameters for an option, or for all options of a group."""
     if not is_dataclass(hint):
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
         return
@@ -52,7 +51,7 @@ def _expanded(name: str, hint: Any, default: object) -> Iterator[inspect.Paramet
 
 
 def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a type, and one of it
-    """Return the value of an option, or the group that `hint` is."""
+    """Return the value of an option, or build the group `hint` from its options' values."""
     if not is_dataclass(hint):
         return values[name]
     hints = get_type_hints(hint, include_extras=True)

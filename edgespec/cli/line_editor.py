@@ -1,4 +1,4 @@
-"""The line that a user types in `edgespec chat`: editing, history and completion by prompt_toolkit."""
+"""Reads lines typed in `edgespec chat`, with prompt_toolkit's editing, history and completion."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LineEditor:
             key_bindings=_keys(),
             multiline=True,
             prompt_continuation=_CONTINUED,
-            output=create_output(always_prefer_tty=True),  # stderr where the answers go to a file
+            output=create_output(always_prefer_tty=True),  # stderr if stdout is a file
         )
 
     def read(self, default: str = "") -> str:
-        """Return the next line, which begins as `default`.
+        """Return the next line; the user edits `default`.
 
         Raises EOFError for Ctrl-D on an empty line, KeyboardInterrupt for Ctrl-C.
         """
@@ -44,7 +44,7 @@ class LineEditor:
 
 
 def open_history(file: Path) -> str | None:
-    """Make the file of earlier lines, for its owner only; return why it cannot be used, None if it can."""
+    """Create the history file, for its owner only; return why that failed, None if it did not."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)

@@ -23,7 +23,7 @@ Report = dict[str, Any]
 
 
 def machine_report(root: Path) -> Report:
-    """Return what the system and the firmware say, None where they do not. `root`: as for `Watch`."""
+    """Return the facts that system and firmware tell; None: unknown. `root`: as for `Watch`."""
     speed, slowed = processor_clock(root), throttling(root)
     return {
         "model": device_model(root) or None,

@@ -80,7 +80,7 @@ def list_command(json: _Json = False) -> None:
     named = Table("pair", "target", "draft", box=None, pad_edge=False)
     for name, pair in registry.pairs.items():
         named.add_row(name, pair.target, pair.draft)
-    models.columns[0].no_wrap = True  # in a narrow terminal the other columns give way: names are for copying
+    models.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
     print_table(models)
     out.print()
     print_table(named)

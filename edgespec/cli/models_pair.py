@@ -1,4 +1,4 @@
-"""`edgespec models pair`: would this draft help that target, whose vocabulary may be another one?"""
+"""`edgespec models pair`: tells whether a draft would help a target, even with another vocabulary."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class ModelChoice:
     ] = None
 
     def contradictions(self, drafter: DrafterName | None = None) -> dict[str, bool]:
-        """Return what `refuse_contradictions` takes; `drafter` is the one that was asked for."""
+        """Return the options for `refuse_contradictions`; `drafter` as asked for."""
         return {
             "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
             f"--draft and --drafter {drafter}": self.draft is not None and drafter in ("none", "suffix"),
@@ -130,8 +130,8 @@ class ModelChoice:
         return named.target, named.draft
 
     def pull(self, drafter: DrafterName) -> tuple[str, str | None]:
-        """Return the names as `choose_models` completes them; pull what is not here."""
-        from edgespec.pair import choose_models  # not with this file: llama.cpp may be compiling still
+        """Return the names that `choose_models` chooses; pull models that are not here."""
+        from edgespec.pair import choose_models  # late, since llama.cpp may still be compiling
 
         chosen = choose_models(*self.names(), drafter)
         pull_named(*chosen)
@@ -140,7 +140,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What the passes of the models are computed with."""
+    """Threads and kernels of the models' passes."""
 
     threads: ThreadsOption = None
     kernels: Annotated[
@@ -198,7 +198,7 @@ class Sampling:
     ] = None
 
     def params(self) -> SamplingParams:
-        """Return all but the seed. Raises UsageError."""
+        """Return the sampling parameters, which do not include the seed. Raises UsageError."""
         return SamplingParams(
             temperature=self.temp,
             top_k=self.top_k,

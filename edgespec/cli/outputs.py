@@ -57,16 +57,16 @@ class Outputs:
             require_plotting("report" if self.report else "png")
 
     def write(self, outcome: Outcome) -> None:
-        """Print the outcome and write the files, even if one of them cannot be written.
+        """Write the files and print the outcome, even if one of the files cannot be written.
 
-        Raises EdgespecError for one that cannot. Files come first: the reader of stdout may have gone.
+        Raises EdgespecError for that file. Files come first, because the reader of stdout may have gone.
         """
         from edgespec.benchmark.exports import document, summarise, write_csv
         from edgespec.benchmark.report import write_png, write_report
         from edgespec.cli.tables import print_outcome
 
         summaries = summarise(outcome)
-        with ExitStack() as stack:  # which does all of it, last things first, and raises at the end
+        with ExitStack() as stack:  # runs all callbacks, the last first, and raises at the end
             if self.json:
                 stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
             else:

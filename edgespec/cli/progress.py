@@ -33,12 +33,12 @@ from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
-_LONG = ("pulling", "compiling")  # of which more lines than the first are printed
-_LINE_EVERY = 0.1  # of the work, where lines are printed instead of bars
+_LONG = ("pulling", "compiling")  # kinds of work for which more than one line is printed
+_LINE_EVERY = 0.1  # share of the work between lines, if there are no bars
 
 
 def pull_shown(entries: Sequence[Entry]) -> list[Path]:
-    """Return the files of `entries`; those not here are pulled, all planned at once, under one display."""
+    """Return the files of `entries`, pulling all missing ones under one display."""
     missing = Puller().plan(entries)
     with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
         puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
@@ -46,7 +46,7 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
 
 
 def pull_named(*names: str | None) -> None:
-    """Pull those of the models that the registry or a hub names and that are not here; None is no model."""
+    """Pull missing models that the registry or a hub knows by `names`; None is skipped."""
     pull_shown([found for name in names if name and isinstance(found := locate(name), Entry)])
 
 
@@ -61,7 +61,7 @@ class WorkDisplay:
             TimeRemainingColumn(),
             console=err,
             transient=True,
-            refresh_per_second=2,  # drawing takes time from what is measured meanwhile
+            refresh_per_second=2,  # drawing slows down what is being measured
         )
         self._task = self._bars.add_task("", total=None)
         self._last = ""
@@ -78,7 +78,7 @@ class WorkDisplay:
             self._bars.stop()
 
     def show(self, what: str, done: float, total: float, detail: str = "") -> None:
-        """Show what is being done, how much of how much is, and in a terminal a `detail` that changes."""
+        """Show what is being done, how much of it is done, and in a terminal a changing `detail`."""
         if err.is_terminal:
             self._bars.update(
                 self._task,
@@ -164,7 +164,7 @@ class PullDisplay:
         err.print(line, markup=False)
 
     def on_progress(self, progress: Progress) -> None:
-        """Show how far one step of the work on one model is."""
+        """Show the progress of one step of the work on a model."""
         unit = "tensors" if progress.phase == "quantize" else ""
         with self._lock:
             self.show(_VERBS[progress.phase], progress.name, progress.done, progress.total, unit)

@@ -1,4 +1,4 @@
-"""How a generation looks: the text as it comes, the statistics, the JSON object."""
+"""Prints a generation: the text as it comes, the statistics, the JSON object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TextWriter:
 
     def __init__(self, *, show_draft: bool, explain: bool = False) -> None:
         self._coloured = show_draft and out.is_terminal
-        # In a terminal, lines about the steps would cut the text into pieces: it follows them.
+        # In a terminal, lines about the steps would cut the text into pieces, so the text follows them.
         self._held: list[Token] | None = [] if explain and out.is_terminal else None
         self._n_written = 0
 
@@ -73,7 +73,7 @@ def printable(text: str) -> str:
 
 
 class ExplainedSteps:
-    """Prints a line for each step: what was known, chosen and got; for "ir" also the tree after each pass."""
+    """Prints a line for each step: its inputs, choice and result; for "ir" also the tree after each pass."""
 
     def __init__(self, target: Model, explanation: Explanation) -> None:
         self._target = target

@@ -278,7 +278,7 @@ def _refuse_contradictions(
 
 
 def _options(prompt: Prompt, drafting: Drafting, lossy: Lossy, length: Length, sampling: Sampling) -> Options:
-    """Return what the generation is asked for, but its grammar, which needs the model. Raises UsageError."""
+    """Return the generation's options without its grammar, which needs the model. Raises UsageError."""
     from edgespec.options import Options
 
     return Options(
@@ -294,7 +294,7 @@ def _options(prompt: Prompt, drafting: Drafting, lossy: Lossy, length: Length, s
 
 
 def _drafter(drafting: Drafting, lossy: Lossy) -> DrafterName:
-    """Return what drafts; the draft model of a cascade is needed where nothing is drafted, too."""
+    """Return the drafter; a cascade needs its draft model even if nothing is drafted."""
     return drafter_of(drafting.drafter, None if lossy.mode == "cascade" else drafting.gamma)
 
 

@@ -93,7 +93,7 @@ class Address:
     ] = False
 
     def check_reach(self) -> None:
-        """Raise UsageError where other machines may ask without a key, and nobody said that they may."""
+        """Raise UsageError if other machines could ask without a key and the user did not allow it."""
         if not self.unsafe_no_api_key:
             raise UsageError(
                 f"--host {self.host} can be reached from other machines: give an API key with "
@@ -191,7 +191,7 @@ def serve_command(
 
 
 def read_key(file: Path | None) -> str | None:
-    """Return the API key: of `file`, else of the environment; None for none. Raises UsageError."""
+    """Return the API key from `file`, else from the environment; None if there is none. Raises UsageError."""
     if file is None:
         where, text = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
         if text is None:

@@ -15,7 +15,7 @@ from edgespec.records import Result
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A grammar or schema as it was read."""
+    """A grammar or schema read from a file."""
 
     text: str
     name: str
@@ -32,7 +32,7 @@ class Structure:
 
 
 def read_structure(grammar: Path | None, json_schema: Path | None) -> Structure | None:
-    """Return what the text must match, if anything. Raises UsageError for a file that cannot be read.
+    """Return the grammar or schema; None if none is given. Raises UsageError for a file that cannot be read.
 
     A grammar is checked here, before models are loaded.
     """

@@ -34,7 +34,7 @@ from edgespec.cli.console import out, print_table
 
 
 def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
-    """Print an outcome's tables to stdout; `summaries` is what `exports.summarise` made of it, if there."""
+    """Print an outcome's tables to stdout; `summaries`: the result of `exports.summarise`, if it exists."""
     reading = read_outcome(outcome, summaries)
     out.print(title(outcome), markup=False)
     if len(reading.cells) == 1 and not reading.skipped:
@@ -51,7 +51,7 @@ def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
 
 
 def _table(*names: str, texts: int = 1) -> Table:
-    """Return an empty table; after the first `texts` columns come figures, set right."""
+    """Return an empty table; the columns after the first `texts` hold figures and are aligned right."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(names):
         table.add_column(Text(name), justify="left" if i < texts else "right", overflow="fold")
@@ -59,7 +59,7 @@ def _table(*names: str, texts: int = 1) -> Table:
 
 
 def _add(table: Table, *cells: str, bold: bool = False) -> None:
-    """Add a row of texts as they are: rich would take [brackets] in a string for markup."""
+    """Add a row of plain texts; in strings, rich would take [brackets] for markup."""
     table.add_row(*map(Text, cells), style="bold" if bold else None)
 
 
@@ -83,7 +83,7 @@ def _figures(reading: Reading, way: WaySummary, comparison: Comparison | None) -
 
 
 def _print_categories(reading: Reading) -> None:
-    """A table for each way but plain: a row a category, all of them last."""
+    """Print a table for each way but plain: a row per category, and last one for all together."""
     (cell, summaries), *_ = reading.cells
     ordered = [*summaries[1:], summaries[0]]
     ways = {row.way.way: row.way.exact for row in reading.rows if row.comparison} or {PLAIN: True}

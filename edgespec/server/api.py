@@ -266,7 +266,7 @@ def _json(answer: BaseModel) -> Response:
 
 
 def _client(request: Request, body: Sampled) -> str:
-    """Return whose turn in the queue it is: the user's, else the API key's, else the address's."""
+    """Return who takes a turn in the queue: the user, else the API key, else the address."""
     if body.user:
         return f"user {body.user}"
     if key := request.headers.get("authorization"):

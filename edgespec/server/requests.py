@@ -1,4 +1,4 @@
-"""Reads requests: what a client asks becomes the prompt tokens and options that the engine is given."""
+"""Turns requests into the prompt tokens and options for the engine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ALIAS = "edgespec"
 """The name by which every server knows its model."""
 
 DEFAULT_MAX_TOKENS = 16
-"""Of /v1/completions, as OpenAI's."""
+"""Default max_tokens of /v1/completions, as in OpenAI's API."""
 
 _SAMPLING = ("top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 _KEPT_GRAMMARS = 16
-_LEAST_TEMPERATURE = 1e-3  # of the engine; some clients send 1e-8 and mean greedy
+_LEAST_TEMPERATURE = 1e-3  # the engine's least; some clients send 1e-8 and mean greedy
 _LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in OpenAI's API
 
 
@@ -44,13 +44,13 @@ class Service:
     """What a server serves."""
 
     name: str
-    """The model's, in every answer."""
+    """Name of the model in every answer."""
     aliases: Collection[str]
-    """Other names that requests may ask for it by."""
+    """Other names for the model in requests."""
     n_ctx: int
-    """Tokens of prompt and answer together, at most."""
+    """Most tokens of prompt and answer together."""
     max_prompt: int | None = None
-    """Tokens of a prompt, at most; None: what the context holds."""
+    """Most tokens of a prompt; None: as many as the context holds."""
 
     @classmethod
     def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
@@ -71,12 +71,12 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """What the worker runs."""
+    """A request as the worker runs it."""
 
     tokens: list[int]
     options: Options
     functions: frozenset[str] = frozenset()
-    """Functions that the text may call; with none it is not searched for calls."""
+    """Functions that the text may call; if empty, the text is not searched for calls."""
 
 
 class RequestReader:
@@ -92,7 +92,7 @@ class RequestReader:
         """Whether the model's chat template knows functions."""
 
     def chat(self, request: ChatRequest) -> PreparedRequest:
-        """Return what a conversation asks for."""
+        """Prepare a chat completion."""
         self._service.check_name(request.model)
         if self._model.chat_template is None:
             line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
@@ -122,7 +122,7 @@ class RequestReader:
         return PreparedRequest(tokens, options, _names(tools))
 
     def text(self, request: CompletionRequest) -> PreparedRequest:
-        """Return what a text asks for that is continued."""
+        """Prepare a text completion."""
         self._service.check_name(request.model)
         prompt = request.prompt
         if isinstance(prompt, list) and isinstance(prompt[0], str | list):
@@ -165,7 +165,7 @@ class RequestReader:
         return tools
 
     def _grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
-        """Return the grammar of the answer: of forced calls, or of the response format."""
+        """Return the grammar for forced calls or for the response format; None if neither is asked for."""
         wanted = request.response_format
         if isinstance(wanted, TextFormat):
             wanted = None

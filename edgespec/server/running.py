@@ -1,4 +1,4 @@
-"""An answer under way: what the worker yields, for a reader that may be slow or go away."""
+"""A running answer: receives the worker's tokens for a reader that may be slow or go away."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Gone(Exception):  # noqa: N818 - no error: nobody is there to be answered
 
 
 class RunningAnswer:
-    """What a worker yields, received by an asyncio task of its own.
+    """Receives what a worker yields, in an asyncio task of its own.
 
-    So the reader can wait for the next tokens with a time limit, and can end everything by one call that
-    waits for nothing, which matters where the reader itself is being cancelled.
+    So the reader can wait for the next tokens with a time limit. It can also end the generation with one call
+    that does not wait, even while the reader itself is being cancelled.
     """
 
     def __init__(self, source: AsyncGenerator[list[Token] | Result]) -> None:
@@ -45,7 +45,7 @@ class RunningAnswer:
             self._news.put_nowait(error)
 
     def watch(self, receive: Receive) -> None:
-        """End the generation when the client goes away; `receive` is of a request whose body was read."""
+        """End the generation when the client goes away; the body must have been read from `receive`."""
 
         async def wait() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -55,13 +55,13 @@ class RunningAnswer:
         self._watch = asyncio.create_task(wait())
 
     async def settle(self, seconds: float) -> None:
-        """Wait a moment: what is refused at once can still be answered with its own status."""
+        """Wait a moment, so that a refusal that comes at once still gets its own status."""
         await asyncio.wait({self._task}, timeout=seconds)
         if self._refused:
             raise self._refused
 
     async def items(self, alive_s: float | None = None) -> AsyncIterator[list[Token] | Result | None]:
-        """Yield tokens as they come, and at last the Result; None after `alive_s` seconds without any.
+        """Yield tokens as they come, then the Result; None after each `alive_s` seconds without tokens.
 
         Raises what the worker raises, and Gone.
         """

@@ -27,7 +27,7 @@ STALLED_S = 60.0
 """Seconds after which a client that does not read its answer is cut off."""
 
 GRACE_S = 20.0
-"""Seconds that the answer under way has left once the server was told to end."""
+"""Seconds that the running answer may take after the server was told to end."""
 
 _KEEP_ALIVE_S = 30  # between two requests; editors ask again after a moment of typing
 _CLOSE_S = 3  # for the last bytes of answers that have ended
@@ -111,7 +111,8 @@ class Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to the first address of `host`; port 0 lets the system choose.
 
-    It refuses connections until `serve` is ready. Raises EdgespecError: no such address, or it is taken.
+    It refuses connections until `serve` is ready. Raises EdgespecError if there is no such address, or it is
+    taken.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -121,7 +122,9 @@ def bind(host: str, port: int) -> socket.socket:
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # at once after one that was killed
+        bound.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # else the port stays taken for a while after a kill
         bound.bind(address)
     except OSError as error:
         bound.close()
@@ -142,8 +145,8 @@ def serve(
 ) -> bool:
     """Start `worker` and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
 
-    After the signal new requests get 503, and the answer under way has `grace_s` to be completed. A second
-    signal ends it at once; True says that there was one. For the main thread.
+    After the signal new requests get 503, and the running answer has `grace_s` seconds to finish. A second
+    signal ends it at once; then the result is True. Call it from the main thread.
     """
     config = uvicorn.Config(
         app,
@@ -181,7 +184,7 @@ async def _serve(
         await serving
         return await ending
     finally:
-        ending.cancel()  # where serving could not begin
+        ending.cancel()  # if serving could not begin
         await worker.stop(grace_s=0)
 
 

@@ -33,7 +33,7 @@ def route_class(log: Callable[[str], None]) -> type[APIRoute]:
                     return await handle(_StrictRequest(request.scope, request.receive))
                 except (Fault, HTTPException, RequestValidationError):
                     raise
-                except RecursionError:  # Python could read it, but not walk through it
+                except RecursionError:  # Python could parse it, but it is too deep to validate
                     raise Fault(400, "the request is too deeply nested") from None
                 except Exception as error:  # noqa: BLE001 - no traceback leaves the server
                     raise from_engine(error, log) from None
@@ -49,7 +49,7 @@ class _StrictRequest(Request):
 
 
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return what `data` holds. Raises JSONDecodeError if it is not JSON, or reading would lose a part."""
+    """Return the value of `data`. Raises JSONDecodeError if it is not JSON, or if reading loses a part."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -75,7 +75,7 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     except RecursionError:
         reason = "it is too deeply nested"
     except ValueError as error:
-        reason = str(error).partition(";")[0]  # the rest is of Python's limit on digits
+        reason = str(error).partition(";")[0]  # the rest explains Python's limit on digits
     else:
         return found
     raise json.JSONDecodeError(reason, "", 0)

@@ -1,4 +1,4 @@
-"""Function calls: how a chat template gets those of a conversation, and how those in an answer are found.
+"""Function calls: passes those of a conversation to the chat template, and finds those in an answer.
 
 Models write a call as Qwen's and Hermes' templates ask for it: <tool_call>{"name": ..., "arguments": {...}}
 </tool_call>. Small ones often leave out the tags, put a code fence around the object or double its outer
@@ -22,7 +22,7 @@ _BARE = (
     "```json",
     "```\n{",
     "<tools>",
-)  # what an answer begins with that may be a call without its tags
+)  # beginnings of answers that may be calls without tags
 _WRAPPING = re.compile(r"^(?:```(?:json)?|<tools>)|(?:```|</tools>)$")
 _NEXT = re.compile(r"[^\s},]|$")  # where the next value begins
 
@@ -126,9 +126,9 @@ class Called:
 
 
 class CallReader:
-    """Splits a text that comes in pieces into what is said and what is called.
+    """Splits a text that comes in pieces into plain text and calls.
 
-    Only calls of known functions with an object of arguments are calls: all else stays text.
+    Only an object that names a known function and has an object of arguments counts as a call.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -136,11 +136,11 @@ class CallReader:
         self._names = names
         self._held = ""  # what is not decided yet
         self._at = 0  # where it stands in the whole text
-        self._bare = True  # nothing was decided yet: the answer may be a call without tags
+        self._bare = True  # so far the whole answer may be a call without tags
         self._called = False
 
     def feed(self, text: str) -> Iterator[Said | Called]:
-        """Take up `text` and yield what is certain now."""
+        """Add `text`, and yield what is certain now."""
         self._held += text
         yield from self._read(at_end=False)
 
@@ -180,12 +180,12 @@ class CallReader:
         return self._bare
 
     def _n_certain(self) -> int:
-        """Return how many characters are no part of a call to come, nor of the white space before it."""
+        """Return how many characters cannot belong to a later call or to the white space before it."""
         n = max(n for n in range(len(OPEN)) if self._held.endswith(OPEN[:n]))
         return len(self._held[: len(self._held) - n].rstrip())
 
     def _end_of_call(self, start: int, *, at_end: bool) -> tuple[int | None, int]:
-        """Return where the call ends whose tag is at `start`, and the length of the closing tag there."""
+        """Return where the call with its tag at `start` ends, and the length of its closing tag."""
         end = self._held.find(CLOSE, start)
         while end >= 0 and _in_string(self._held[start + len(OPEN) : end]):
             end = self._held.find(CLOSE, end + 1)
@@ -203,7 +203,7 @@ class CallReader:
         self._at += n
 
     def _calls(self, text: str) -> list[Called]:
-        """Return the calls that `text` consists of; none where there is anything else in it."""
+        """Return the calls that `text` consists of; [] if it contains anything else."""
         try:
             found = [_call(value) for value in _values(text)]
         except (ValueError, RecursionError):
@@ -221,7 +221,7 @@ def _values(text: str) -> Iterator[Any]:
     """Yield the JSON values of `text` one after another. Raises ValueError for anything between them."""
     text = _WRAPPING.sub("", text.strip()).strip()
     if text.startswith("{{"):
-        text = text[1:]  # the closing one is skipped as what stands between values
+        text = text[1:]  # the closing bracket is skipped like a comma
     decoder = json.JSONDecoder(parse_constant=_refuse)
     position = 0
     while position < len(text):

@@ -1,4 +1,4 @@
-"""The thread that owns the engine, and the queue before it.
+"""The thread that runs the engine, and the queue of requests for it.
 
 The event loop hands jobs over and gets lists of tokens back; neither side waits for the other with a lock
 held. Clients take turns: round robin over their names, first come first served within one. One lock guards
@@ -31,7 +31,7 @@ Outcome = Literal["finished", "cancelled", "timed out", "failed"]
 
 
 class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """As many requests wait as may wait."""
+    """The queue is full."""
 
     def __init__(self, n_waiting: int) -> None:
         super().__init__(f"{n_waiting} requests wait already; try again later")
@@ -60,7 +60,7 @@ class Ended:
 
     outcome: Outcome
     waited_s: float
-    """In the queue."""
+    """Seconds in the queue."""
     result: Result | None
     """What was written, complete or not; None for a job that never began or that failed."""
 
@@ -77,7 +77,7 @@ class _Job:
     """Steps that the event loop has not taken yet."""
     timer: asyncio.TimerHandle | None = None
     cancelled: BaseException | None = None
-    """Why it must end; set once, by whoever comes first."""
+    """Why it must end; only the first reason is kept."""
     end: Result | BaseException | None = None
 
     def tell(self, change: Callable[[], object] | None = None) -> None:
@@ -118,10 +118,7 @@ class Worker:
         max_seconds: float = 600.0,
         on_end: Callable[[Ended], None] = lambda _ended: None,
     ) -> None:
-        """Let `max_queue` jobs wait beside the one that runs.
-
-        A job may wait `max_seconds`, and then run for `max_seconds`.
-        """
+        """Let at most `max_queue` jobs wait, each for up to `max_seconds`; then it may run as long again."""
         self._engine = engine
         self._cancellation = cancellation
         self._max_queue = max_queue
@@ -154,9 +151,9 @@ class Worker:
         self._thread.start()
 
     async def stop(self, *, grace_s: float) -> None:
-        """Refuse new jobs and those that wait, let the one that runs go on for `grace_s`, end the thread.
+        """Refuse new and waiting jobs, let the running one go on for `grace_s` seconds, end the thread.
 
-        May be called again with less grace while it waits. Afterwards the caller may use the engine again.
+        May be called again with a shorter time meanwhile. Afterwards the caller may use the engine again.
         """
         with self._changed:
             self._stopping = True
@@ -177,9 +174,9 @@ class Worker:
     ) -> AsyncGenerator[list[Token] | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
-        Those of a step come together. Closing the generator, or
-        cancelling the task that waits for it, ends the generation within one step, or takes it out of the
-        queue. Raises QueueFull, TimedOut, ShuttingDown, and what the engine raises.
+        The tokens of a step come together. Closing the generator, or cancelling the task that waits for it,
+        ends the generation within one step or takes it out of the queue. Raises QueueFull, TimedOut,
+        ShuttingDown, and what the engine raises.
         """
         loop = asyncio.get_running_loop()
         job = _Job(tokens, options, client, loop, came=time.perf_counter())
@@ -189,7 +186,7 @@ class Worker:
             while True:
                 await job.news.wait()
                 job.news.clear()
-                end = job.end  # first: what was made before it is in the list by now
+                end = job.end  # read before the list, which then holds all tokens made before the end
                 if made := job.take():
                     yield made
                 if isinstance(end, BaseException):
@@ -276,7 +273,7 @@ class Worker:
         stream = None
         try:
             stream = self._engine.stream(job.tokens, job.options)
-            # Its start discards a pending cancellation; the flag still tells of one that came before.
+            # The engine's start discards a pending cancellation; job.cancelled still tells of an earlier one.
             step: list[Token] = []
             while not job.cancelled and (token := next(stream, None)):
                 step.append(token)
@@ -284,7 +281,7 @@ class Worker:
                     job.hand_over(step)
                     step = []
             job.hand_over(step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next job runs
+        except Exception as error:  # noqa: BLE001 - the next job must run after any failure
             return error
         except BaseException:  # noqa: BLE001 - raised to end the pass; it must not end this thread
             if stream is None or not job.cancelled:

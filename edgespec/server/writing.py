@@ -1,4 +1,4 @@
-"""The tokens of one generation made into an answer of OpenAI's API: whole, or in chunks."""
+"""Turns the tokens of one generation into an answer of OpenAI's API, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Head:
 
 
 class Written:
-    """The text written so far, the origin of each character, and the tokens that it consists of."""
+    """The text written so far, with its tokens and the origin of each character."""
 
     def __init__(self, model: Model, *, keeps_tokens: bool) -> None:
-        """Begin with no text; with `keeps_tokens`, keep the tokens of `model` for `take`."""
+        """Begin with no text; with `keeps_tokens`, keep the tokens for `take`."""
         self.model = model
         self.text = ""
         self.keeps_tokens = keeps_tokens
@@ -67,7 +67,7 @@ class Written:
         self._n_bytes = 0
 
     def add(self, tokens: Sequence[Token]) -> str:
-        """Take up `tokens` and return what they add to the text."""
+        """Add `tokens` and return the text that they add."""
         for token in tokens:
             self._origins += [token.origin] * len(token.text)
             self._starts += [i == 0 for i in range(len(token.text))]
@@ -105,7 +105,7 @@ def finish_reason(result: Result) -> FinishReason:
 
 
 class ChatWriting:
-    """A chat completion. `add` tokens as they come, then `finish`; for a whole answer `whole` after that."""
+    """A chat completion. `add` tokens as they come, then `finish`; then `whole` for a whole answer."""
 
     def __init__(self, head: Head, written: Written, functions: Collection[str]) -> None:
         """Begin; calls of `functions` are looked for in the text."""
@@ -267,7 +267,7 @@ def _top(model: Model, token: int, logprob: float) -> TopLogprob:
 
 
 def _name(piece: bytes) -> str:
-    """Return the text of a token, or its bytes if it is part of a character: each has a name of its own."""
+    """Return a unique name of a token: its text, or its bytes if it is part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -9,9 +9,9 @@ the block rule. Run in turn (A B, B A, ...) over the same rows of logits:
   candidates from the context's logits in C, applies the chain and is what a program calls;
   "apply alone" is `llama_sampler_apply` over arrays that were filled outside the clock.
 
-With a pair of models the rows are theirs on a text, read in place, and the step they belong to
-(four draft passes of one token, one target pass of five) is timed in the same run. Without, rows
-are synthetic: normal logits with the spread that the real target shows, q a noisy copy of p.
+With a pair of models, the rows are the models' on a text, read in place, and the passes of the step
+(four draft passes of one token, one target pass of five) are timed in the same run. Without models, the
+rows are synthetic: normal logits with the spread of the real target's, and q a noisy copy of p.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def recorded(target: Model, draft: Model, text: str, n_threads: int, n: int) -> 
                 q_session.eval([token])
             target_rows = p_session.eval(verified, n_logits=GAMMA + 1)
             step_s = time.perf_counter() - began
-            q_session.rewind(start)  # once more, to have the four rows side by side
+            q_session.rewind(start)  # read again, to have the four rows side by side
             draft_rows = q_session.eval(drafted, n_logits=GAMMA)
             yield Position(draft_rows, target_rows, step_s, (q_session._context, p_session._context))
             q_session.eval(verified[GAMMA:])

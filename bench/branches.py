@@ -1,10 +1,10 @@
-"""Is it worth running the draft model on a side branch? How often its second likeliest token is right.
+"""Measures whether running the draft model on a side branch pays: how often its second choice is right.
 
-The target writes answers (its text does not depend on what drafts); the draft model then reads them (teacher
-forcing). At each place, by the probability of the draft's second likeliest token: how often that token is the
-target's (a branch of one token, which the draft's pass at that place gives for nothing), and how often it is
-and the draft's likeliest token after it is the target's too: what a pass over the branch would add. Nothing
-is timed: compare with the price of a node on your machine (`edgespec run --explain ir`).
+The target writes answers, and the draft model then reads them (teacher forcing). For each range of the
+probability of the draft's second likeliest token, two shares are counted: how often that token is the
+target's (a branch of one token, which costs no extra draft pass), and how often the draft's likeliest token
+after it is the target's too (what a pass over the branch would add). Nothing is timed: compare the shares
+with the price of a node on your machine (`edgespec run --explain ir`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgespec.llama.session import Session
 from edgespec.suites import DEFAULT, load_suite
 from script import parser, start
 
-_BUCKETS = 5  # of a tenth; a second likeliest token has at most one half
+_BUCKETS = 5  # each a tenth wide; a second likeliest token has at most one half
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""The cascade's curve: the small model alone, the target woken by several thresholds, the target alone.
+"""Measures the cascade's curve: the small model alone, the target woken at some thresholds, the target alone.
 
     speed     interleaved: every round runs each way once on each prompt, in an order that shifts; tokens a
               second of whole generations, median, and the median ratio to plain decoding
     share     tokens that the target wrote or judged
-    loss      tokens that the target does not like best after those before, and mean KL, over the text itself
+    loss      tokens that are not the target's likeliest after those before, and mean KL, over the text itself
     pass@1    --problems N of HumanEval, greedy, in the sandbox (tests are not timed)
 
 Thresholds are --thresholds, or quantiles of the small model's margin over the target's own answers, so that
@@ -42,7 +42,7 @@ def cascade_way(signal: Signal, threshold: float, window: int, span: Span) -> Wa
 
 
 def chosen_thresholds(engine: Engine, prompts: list[Prompt], args: argparse.Namespace) -> list[float]:
-    """Return thresholds at which the target's shares are spread, by its own answers."""
+    """Return thresholds that spread the target's share evenly, judged by its own answers."""
     texts = read_answers(engine, [prompt.text for prompt in prompts], n_predict=args.n_predict)
     points = curve(texts, args.signal, args.span, args.window)
 
@@ -53,7 +53,7 @@ def chosen_thresholds(engine: Engine, prompts: list[Prompt], args: argparse.Name
 
 
 def measured(engine: Engine, prompts: list[Prompt], settings: Settings, rounds: int) -> list[Run]:
-    """Run every way on every prompt in every round, each first as often."""
+    """Run every way on every prompt in every round; each comes first equally often."""
     runs: list[Run] = []
     with leaving_no_trace(engine):
         warm_up(engine, prompts, settings)
@@ -66,7 +66,7 @@ def measured(engine: Engine, prompts: list[Prompt], settings: Settings, rounds: 
 
 
 def rows_of(runs: list[Run], ways: list[Way], solved: dict[str, tuple[int, float]]) -> list[dict[str, Any]]:
-    """Return a row a way: speed, ratio within prompt and round, share, loss, KL, problems."""
+    """Return a row per way: speed, ratio within prompt and round, share, loss, KL, problems."""
     overall = summarise_cell(Cell("", None, "", tuple(runs)))[0]
     summaries = {found.way: found for found in overall.ways}
     beside = {found.way: found.speedup for found in overall.comparisons}

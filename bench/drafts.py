@@ -1,4 +1,4 @@
-"""A draft with a cut vocabulary against the one it was cut from: passes, acceptance, tokens a second.
+"""Compares a draft that has a cut vocabulary with its source: passes, acceptance, tokens a second.
 
 Two engines live in one process, each with the target and one of the drafts. Passes: T(n) of both drafts as
 the engine runs them (embeddings and full rows included), after 128 tokens, one right after the other, round
@@ -67,7 +67,7 @@ def timeline(n_vocab: int, n: int) -> list[int]:
 
 
 def time_passes(engines: dict[str, Engine], rounds: int) -> Seconds:
-    """Time passes over n tokens whose last row is wanted, as a drafter does."""
+    """Time passes over n tokens that return only the last row, as a drafter's do."""
     found: Seconds = {n: {way: [] for way in engines} for n in SIZES}
     with ExitStack() as stack:
         drafts = {way: opened(engine, stack) for way, engine in engines.items()}

@@ -1,7 +1,7 @@
-"""Memory with stock kernels and with edgespec's: a fresh process each, one generation as `run` makes it.
+"""Measures memory with stock kernels and with edgespec's: one generation in a fresh process each.
 
-The peak is the process's largest resident memory (VmHWM), mapped model files included; beside it what
-is resident after the generation: anonymous memory (packed weights, caches, buffers) and file pages
+The peak is the process's largest resident memory (VmHWM), mapped model files included. The other figures
+are resident after the generation: anonymous memory (packed weights, caches, buffers) and file pages
 (mapped weights, which the system can take back).
 """
 

@@ -1,8 +1,8 @@
-"""What the energy meter costs: the same generations with and without it, in turns, plain and drafting.
+"""Measures what the energy meter costs: the same generations with and without it, plain and drafting.
 
-Where nothing counts energy, as in a virtual machine, the meter reads made-up counters of the same form in a
-folder (--fake, best on a tmpfs): a plain file instead of the processor's register, which costs a little more.
-Beside the ratio, which a noisy machine blurs, stands the time that the marks themselves took.
+If nothing counts energy, as in a virtual machine, the meter reads made-up counters of the same form in a
+folder (--fake, best on a tmpfs); a plain file costs a little less than the processor's register. Noise blurs
+the ratio, so the time that the marks themselves took is printed too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAYS: tuple[DrafterName, ...] = ("none", "auto")
 
 
 class TimedMeter(EnergyMeter):
-    """Adds up what marks take, as its user sees it."""
+    """Adds up the time that marks take, as seen by the caller."""
 
     marks_s = 0.0
     n_marks = 0

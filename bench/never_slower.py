@@ -1,29 +1,30 @@
-"""Is `auto` ever slower than plain decoding? And how close does it come to the best fixed choice?
+"""Measures whether `auto` is ever slower than plain decoding, and how near it comes to the best fixed choice.
 
-One engine, its kernels the same for all ways (`--kernels off`: llama.cpp's). Every round runs each way
-once on each prompt, one right after the other, in an order that shifts from prompt to prompt and from
-round to round. Times are whole generations, the prompt's reading by both models included, loading not.
-Ratios are taken within a round and prompt: bench/ratios.py.
+One engine with the same kernels for all ways (`--kernels off`: llama.cpp's). Every round runs each way once
+on each prompt, one right after the other, in an order that shifts from prompt to prompt and from round to
+round. Times are of whole generations, including both models' reading of the prompt, without loading. Ratios
+are taken within a round and prompt: bench/ratios.py.
 
-Before each generation the engine forgets the texts it has seen (`Engine.forget`), or every way would copy
-the answer of the way before it. What auto learns of acceptance and of the length of answers it keeps from
-prompt to prompt, as it does for a user, and so from one round to the next; what it could learn from the
-other ways on the same prompt is undone. `--cold`: it begins each time with the stored profile (`edgespec
-profile`). The benchmark works on a copy of the user's profiles and leaves them alone.
+Before each generation the engine forgets the texts it has seen (`Engine.forget`); otherwise every way would
+copy the answer of the way before it. What auto learns about acceptance and the length of answers stays from
+prompt to prompt and round to round, as for a user; what it could learn from the other ways on the same prompt
+is undone. `--cold`: auto begins each time with the stored profile (`edgespec profile`). The benchmark works
+on a copy of the user's profiles.
 
-Answers of different lengths: at temperature 0 all ways write the same text. Above it no seed is given, as
-by default, and two ways write two texts. Forbidding the end of the text would make the lengths equal, but
-a model kept from ending repeats itself, which is what drafters like best. So each way's time is taken to
-the length of plain's answer in that round, its distribution being the same: what is spent once (up to the
-first token, and the draft's reading of the prompt) as it was, the rest in proportion to the tokens. For
-equal lengths that changes nothing. A pair of unequal lengths of which one is below 8 tokens is left out.
+Answers of different lengths: at temperature 0 all ways write the same text. Above 0 there is no seed, as by
+default, so two ways write two texts. Forbidding the end of the text would make the lengths equal, but a model
+that must not end repeats itself, and repetition is easy to draft. So each way's time is scaled to the length
+of plain's answer in that round: time spent once (up to the first token, and the draft's reading of the
+prompt) stays, the rest is scaled by the tokens. For equal lengths this changes nothing. A pair of unequal
+lengths is left out if one is below 8 tokens.
 
-The best fixed choice of a category is found after the fact, from these very runs, with `--sweep` among all
-lengths and drafters: the largest of many noisy figures, so what auto lacks to it is somewhat overstated.
+The best fixed choice of a category is chosen afterwards from these same runs, with `--sweep` among all
+lengths and drafters. It is the largest of many noisy figures, so auto's distance from it is somewhat
+overstated.
 
-`--short`: answers below 40 tokens instead (bench/prompt_sets/short.jsonl), where what drafting costs before
-it pays weighs most. `--remembered`: the suffix store holds the plain answers to all the other prompts, as
-that of somebody who has asked before; nothing in it is an answer to this one.
+`--short`: answers below 40 tokens instead (bench/prompt_sets/short.jsonl), where the initial costs of
+drafting matter most. `--remembered`: the suffix store holds the plain answers to all other prompts, as after
+earlier use; it never holds the answer to the current one.
 
 Plain decoding is always measured; other ways are those of `edgespec bench --ways`. model-3 is llama.cpp's
 default. Prompts: our own sets, and other suites beside them (bench/prompts.py). A prompt with a temperature
@@ -73,11 +74,11 @@ COPY = "copy"
 SLOWEST, OF_BEST, COPY_GAIN = 0.97, 0.95, 3.0
 """The goals: of plain in every category; of the best fixed choice; of plain where an answer copies."""
 FEWEST = 8
-"""Of answers of unequal length, one with fewer tokens says nothing of speed."""
+"""If lengths differ, an answer with fewer tokens says nothing about speed."""
 
 
 def at_plains_length(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs as if each had as many tokens as plain's of its place.
+    """Return the runs scaled to the length of plain's run on the same prompt in the same round.
 
     A run whose length differs from plain's is returned with 0 tokens, and so has no speed, if one of the two
     has fewer than FEWEST.
@@ -99,12 +100,12 @@ def at_plains_length(runs: Sequence[Run]) -> list[Run]:
 
 
 def fixed(ratios: Ratios) -> list[str]:
-    """Return the ways that neither decide nor learn; plain is one."""
+    """Return the ways that neither decide nor learn, plain included."""
     return [name for name in ratios.ways if name == PLAIN or "-" in name]
 
 
 def best_fixed(ratios: Ratios, category: str) -> str:
-    """Return the fastest of them."""
+    """Return the fastest fixed way in a category."""
     return max(fixed(ratios), key=lambda name: ratios.ratio(name, PLAIN, category) or 0.0)
 
 
@@ -120,7 +121,7 @@ def worst(ratios: Ratios, name: str, n: int) -> list[tuple[float, str, str]]:
 
 
 def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
-    """Return a line for each goal of auto that the runs can speak of."""
+    """Return a line for each goal of auto that the runs can test."""
     if AUTO not in ratios.ways:
         return []
 
@@ -169,7 +170,7 @@ def plain_speed(ratios: Ratios, category: str) -> float | None:
 def report(
     ratios: Ratios, texts: Mapping[str, str], notes: Mapping[str, str], *, own_kernels: bool, one_text: bool
 ) -> None:
-    """Print what the runs of one temperature say; `texts` and `notes` by prompt.
+    """Print the figures of one temperature; `texts` and `notes` by prompt.
 
     `one_text`: all ways should have written the same.
     """
@@ -225,10 +226,10 @@ class Bench:
         self._seeded = seeded
         self._remembered: dict[str, list[int]] = {}
         self.notes: dict[str, str] = {}
-        """By prompt, what the engine said last of why auto drafted or did not."""
+        """By prompt: the engine's last note on why auto drafted or did not."""
 
     def one_text(self, temperature: float) -> bool:
-        """Whether all ways are to write the same."""
+        """Whether all ways should write the same text."""
         return self._seeded or temperature == 0
 
     def n_predict(self, prompt: Prompt) -> int:
@@ -307,7 +308,7 @@ class Bench:
 
 @contextmanager
 def own_cache() -> Iterator[None]:
-    """Work on a copy of the user's cache, without history: what is learnt here ends here."""
+    """Work on a copy of the user's cache, without history, and delete it at the end."""
     os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-r"""Programs beside llama.cpp's (edgespec/benchmark/peers.py) that bench/speed.py runs, as a user runs them.
+r"""Runs programs other than those of edgespec/benchmark/peers.py for bench/speed.py.
 
-llama.cpp's should be of the commit inside the pinned llama-cpp-python, so that nothing differs but the
-program (vendor/llama.cpp of its source package; about 15 minutes on one core):
+Build llama.cpp's programs from the commit inside the pinned llama-cpp-python, so that only the program
+differs (vendor/llama.cpp of its source package; about 15 minutes on one core):
 
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary :all: && tar xf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release \
@@ -35,8 +35,8 @@ IK = "ik_llama.cpp"
 class IkSpecBench:
     """ik_llama.cpp's benchmark of speculation, greedy, as a peer of `bench.measure`: a process a prompt.
 
-    It computes the logits of every prompt token, so its time for the prompt says little: its runs are of
-    decoding alone.
+    It computes the logits of every prompt token, so its time for the prompt says little: only decoding is
+    timed.
     """
 
     program: Path

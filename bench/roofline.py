@@ -1,4 +1,4 @@
-"""How near the kernels come to what the machine can do, and what of a pass is not products.
+"""Measures how near the kernels come to the machine's limit, and which share of a pass is not products.
 
 A product of n tokens with a matrix in memory cannot be faster than the limit
 
@@ -9,11 +9,11 @@ peak: multiply-adds a second of the instruction set's dot product, from register
 
 For each type of weights and n, the time of the kernel alone over a matrix much larger than the caches, and
 which share of the limit it reaches. Then T(n), a pass of a real target over n tokens, beside the bare
-products with all its matrices: what is left is the share of T(n) that is not products - the quantization of
-activations, attention, norms, waiting of threads for each other, llama.cpp.
+products with all its matrices. The rest of T(n) is not products: quantization of activations, attention,
+norms, threads that wait for each other, llama.cpp.
 
-Everything is timed once a round, one after another, so a machine that drifts does so for all. Shares are
-taken within a round; medians, and quartiles as spread.
+Everything is timed once a round, one after another, so that drift affects all alike. Shares are taken
+within a round; medians, with quartiles as spread.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Times:
 
 
 def limit(size: int, n_products: int, bandwidth: float, peak: float) -> tuple[float, str]:
-    """Return the least seconds that a product can take, and what they go into."""
+    """Return the least seconds that a product can take, and what limits it."""
     reading, multiplying = size / bandwidth, n_products / peak
     return max(reading, multiplying), "memory" if reading >= multiplying else "arithmetic"
 

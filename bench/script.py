@@ -1,4 +1,4 @@
-"""What the scripts here share beside the package: options, the machine they ran on, saving."""
+"""Shared by the scripts here: options, facts of the machine, saving of results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parser(description: str | None, *, pair: bool = True) -> argparse.ArgumentPa
 
 
 def numbers(kind: Callable[[str], _T]) -> Callable[[str], list[_T]]:
-    """Return how an option of several numbers with commas is read."""
+    """Return a parser for an option of several numbers separated by commas."""
 
     def read(text: str) -> list[_T]:
         return [kind(part) for part in text.split(",")]
@@ -83,9 +83,9 @@ class Measuring:
         )
 
     def keep(self, name: str, result: dict[str, Any]) -> None:
-        """Print `result` as JSON and write bench/results/NAME-PROCESSOR.json, each where it is asked for.
+        """Print `result` as JSON and write bench/results/NAME-PROCESSOR.json, each if asked for.
 
-        A result of a machine that was disturbed is not written: the script ends with the reason.
+        If the machine was disturbed, nothing is written and the script ends with the reason.
         """
         command = [Path(part).name if part.startswith("/") else part for part in sys.argv]
         outcome = as_json({"machine": self.machine, "command": command, **result})
@@ -110,13 +110,13 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def require_kernels() -> None:
-    """End the script in one line where there is nothing to compare the stock kernels with."""
+    """End the script with one line if edgespec's kernels are not available."""
     if reason := kernels.load().reason:
         raise SystemExit(f"nothing to compare, only stock kernels here: {reason}")
 
 
 def in_child(function: Callable[..., _T], *arguments: object) -> _T:
-    """Run `function` in a fresh process: nothing that one model leaves behind touches the next."""
+    """Run `function` in a fresh process, so that no model affects the next."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 

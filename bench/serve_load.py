@@ -1,9 +1,8 @@
-"""The server under load: clients ask at once for some minutes, and a part of them goes away in the middle.
+"""Tests the server under load: many clients ask for some minutes, and some go away in the middle of answers.
 
-Each client asks single prompts and holds conversations of several turns, at temperature 0. Every answer
-must be the one that the same prompt got when it was asked alone, before; one that was broken off must begin
-like it. A sample is asked alone once more afterwards. Meanwhile the memory of the server is watched,
-and in the end it must be idle: nothing waits, nothing runs.
+Each client asks single prompts and holds conversations of several turns, at temperature 0. Every answer must
+equal the one that the same prompt got alone before; an interrupted answer must be a beginning of it. A sample
+is asked alone again afterwards. The server's memory is watched, and at the end no request may wait or run.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class Seen:
     whole: int = 0
     left: int = 0
     other: Counter[str] = field(default_factory=Counter)
-    """Answers that were no answers, by what they were."""
+    """Failed answers, counted by what came instead."""
     mixed: list[str] = field(default_factory=list)
-    """Texts that are not what the prompt gives alone."""
+    """Texts that differ from the prompt's answer alone."""
     by_client: Counter[int] = field(default_factory=Counter)
     tokens: int = 0
     first_s: list[float] = field(default_factory=list)
@@ -68,7 +67,7 @@ class Seen:
 
 @dataclass
 class Answer:
-    """One answer as it was read; `whole` where its end was seen."""
+    """One answer as it was read; `whole` if it was read to its end."""
 
     text: str = ""
     whole: bool = False
@@ -95,7 +94,7 @@ class Server:
         return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
     def end(self) -> int:
-        """Let it end as Ctrl-C does; return its exit code."""
+        """End the server as Ctrl-C does; return its exit code."""
         self._process.terminate()
         return self._process.wait(timeout=60)
 

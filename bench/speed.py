@@ -3,12 +3,12 @@
 Two engines live in one process, one with stock kernels and one with edgespec's; stock is loaded, and
 its contexts made, before edgespec's kernels enter the process. Every round runs each way once on each
 prompt, one right after the other, in an order that shifts from prompt to prompt and from round to round,
-so that a machine that drifts does so for all. Ratios to stock plain decoding are taken within a round and
-prompt: bench/ratios.py.
+so that drift affects all alike. Ratios to stock plain decoding are taken within a round and prompt:
+bench/ratios.py.
 
-Time is the whole generation, the prompt's reading by both models included. Beside it stands decoding alone
-(tokens after the first over the time after the first), which is all that ik_llama.cpp says. The best gamma
-is chosen after the fact, from these very runs. The prompts: --suite (bench/prompts.py).
+Time is that of the whole generation, including both models' reading of the prompt. Decoding alone (tokens
+after the first over the time after the first) is printed too: ik_llama.cpp tells no more. The best gamma is
+chosen afterwards from these same runs. The prompts: --suite (bench/prompts.py).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ STOCK, OURS = "stock plain", "edgespec plain"
 GOAL = 2.0
 """Issue 3: the geometric mean over HumanEval and Spec-Bench with the default pair, ratio to stock plain."""
 FEWEST = 8
-"""A prompt that some way answers with fewer tokens says nothing of speed and is left out."""
+"""A prompt is left out if some way answers with fewer tokens, which say nothing about speed."""
 
 
 def plain_of(way: str) -> str:
-    """Return the way whose text `way` is to write."""
+    """Return the plain way that must write the same text as `way`."""
     return STOCK if way.startswith("stock") else OURS
 
 
@@ -113,7 +113,7 @@ def open_peers(args: argparse.Namespace, engine: Engine, settings: Settings, n_p
 
 
 def run_peers(peers: list[Peer], prompt: Prompt, turn: int) -> list[Run]:
-    """Run each peer on a prompt; one that fails is out from then on."""
+    """Run each peer on a prompt; a peer that fails is left out from then on."""
     runs: list[Run] = []
     for peer in tuple(peers):
         try:

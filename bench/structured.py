@@ -1,4 +1,4 @@
-"""Filling JSON schemas: plain decoding with the grammar, and speculative decoding with it.
+"""Measures how fast JSON schemas are filled: plain and speculative decoding, both with the grammar.
 
 Interleaved: every round fills each schema once each way, in an order that shifts. Figures are of whole
 generations, the prompt's reading included: median tokens a second, and the median ratio to plain decoding of
@@ -9,8 +9,8 @@ is given).
     auto              forced tokens, text seen before, the draft model: what pays
     auto, none forced the same without what the grammar forces
 
-Beside it the share of emitted tokens that were forced ones, and what the grammar takes: the time in it for
-each token emitted, and the rows for which all of the vocabulary had to be judged.
+Also printed: the share of emitted tokens that were forced, the grammar's time per emitted token, and the
+number of rows for which the whole vocabulary had to be checked.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Filled:
 
 @contextmanager
 def timed(*, forced: bool) -> Iterator[Callable[[], float]]:
-    """Count the seconds in the grammar; without `forced`, nothing is known to be."""
+    """Count the seconds in the grammar; without `forced`, it tells no forced tokens."""
     seconds = 0.0
     depth = 0
     originals = {name: getattr(Constraint, name) for name in ("mask", "fitting", "forced_run", "advance")}

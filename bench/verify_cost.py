@@ -1,7 +1,7 @@
-"""What checking n tokens costs: T(n), one pass of the target over n tokens with all their logits.
+"""Measures what checking n tokens costs: T(n), one pass of the target over n tokens with all their logits.
 
-T(n) decides whether speculation can pay: the papers assume T(n) = T(1), llama.cpp's stock kernels are
-far from it. For each model file (in a process of its own) the ways are loaded side by side:
+T(n) decides whether speculation can pay: the papers assume T(n) = T(1), and llama.cpp's stock kernels are
+far from that. For each model file (in a process of its own) the ways are loaded side by side:
 
 - stock: llama.cpp's own kernels with its run-time repacking, and without flash attention, as edgespec
   uses them. It is loaded, and its context made, before edgespec's kernels enter the process;
@@ -12,8 +12,8 @@ far from it. For each model file (in a process of its own) the ways are loaded s
   plugins are in the process; each packs its own copy of the model.
 
 Every round times each n once with each way, one right after the other, in an order that shifts from
-round to round, so a machine that drifts does so for all. Ratios are taken within a round; medians, and
-quartiles as spread. A prefill is 512 tokens into an empty context with the logits of the last one.
+round to round, so that drift affects all alike. Ratios are taken within a round; medians, with quartiles
+as spread. A prefill is 512 tokens into an empty context with the logits of the last one.
 
 Other quantizations are made with `edgespec quantize`, for example
     edgespec quantize qwen2.5-coder-1.5b-q4_k_m --type q4_0,q8_0 -o DIRECTORY
@@ -50,7 +50,7 @@ Cells = dict[tuple[int, int], dict[str, list[float]]]
 
 
 class Earlier:
-    """Another build of edgespec's kernels, beside the ones that are installed."""
+    """Another build of edgespec's kernels, beside the installed one."""
 
     def __init__(self, path: Path) -> None:
         """Make it one of ggml's backends, on the same instruction set."""
@@ -64,7 +64,7 @@ class Earlier:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Load a model inside that it packs; the installed ones must not want it (kernels=False)."""
+        """Models loaded inside are packed by this build; load them with kernels=False."""
         before = self._library.es_kernels_n_packed()
         self._library.es_kernels_enable(1)
         try:

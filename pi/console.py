@@ -1,4 +1,4 @@
-"""What the tools in pi/ share: commands with their output in a log, and mistakes as one line."""
+"""Shared by the tools in pi/: runs commands with their output in a log, and reports mistakes in one line."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def run(
     cwd: Path | None = None,
     causes: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a command with all of its output in a log file; meanwhile `what` is the status line.
+    """Run a command with all of its output in a log file, and show `what` in the status line.
 
-    `env` is all of its environment; None: this process's. Raises EdgespecError if there is no such
-    program, or if the command fails: with the line that `causes` has for a text in the log, else after
-    the log's end has been printed.
+    `env` is its whole environment; None: this process's. Raises EdgespecError if there is no such program
+    or the command fails. The message is the line that `causes` has for a text found in the log; if none
+    is found, the end of the log is printed first.
     """
     start = time.monotonic()
     if code := run_for_code(what, command, log, env=env, cwd=cwd):
@@ -95,7 +95,7 @@ def run_for_code(
                 stderr=subprocess.STDOUT,
                 env=env,
                 cwd=cwd,
-                umask=0o022,  # which would be in the bytes of a wheel
+                umask=0o022,  # file modes are part of a wheel's bytes
                 check=False,
             ).returncode
         except FileNotFoundError as error:
@@ -104,9 +104,9 @@ def run_for_code(
 
 @contextmanager
 def status(what: str) -> Iterator[Status | None]:
-    """Show what is being done: in a terminal while it is, elsewhere as a line, and None is given.
+    """Show what is being done: in a terminal a live line, elsewhere a printed line; then None is yielded.
 
-    A terminal has one such line, the main thread's; other threads print theirs.
+    Only the main thread has the live line; other threads print theirs.
     """
     if err.is_terminal and threading.current_thread() is threading.main_thread():
         with err.status(what) as shown:

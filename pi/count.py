@@ -1,8 +1,8 @@
-"""Instructions a multiply-add of a product takes, ours and llama.cpp's own: `python -m pi.count`.
+"""Counts instructions per multiply-add of a product, ours and llama.cpp's own: `python -m pi.count`.
 
-A board's speed cannot be measured without the board; what its processor has to do can be counted. The same
-product, by ggml on one thread, runs once and three times under qemu with a plugin that counts: half of the
-difference is one product, with the quantization of its activations, without start and packing. It is no
+Without the board its speed cannot be measured, but the instructions of its processor can be counted. The same
+product, by ggml on one thread, runs once and three times under qemu with a counting plugin: half of the
+difference is one product with the quantization of its activations, without start and packing. The count is no
 speed: instructions differ in cost, and waiting for memory is not counted.
 """
 
@@ -73,7 +73,7 @@ def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
 
 
 def _instructions(command: list[str | Path]) -> int:
-    """Return what the plugin counted; on one processor, as threads that wait run instructions too."""
+    """Return the plugin's count; on one processor, because waiting threads run instructions too."""
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usable)})
     try:

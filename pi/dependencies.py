@@ -1,7 +1,7 @@
-"""Other packages' wheels for a board: downloaded here, so that the board needs no network.
+"""Downloads other packages' wheels for a board, so that the board needs no network.
 
-What was downloaded before is enough as long as it fits: then nothing is asked of the package registry, and a
-board set up later gets the very same versions.
+Wheels downloaded before are used again as long as they fit: then the package registry is not asked, and a
+board set up later gets the same versions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edgespec.models.wheels import run_pip
 
 _OLDEST_GLIBC = 17  # 2.17: manylinux2014's, the oldest that wheels for ARM are built for
 
-# pip asks a package's markers of the Python that it runs in: on a laptop it would miss what only a board
-# needs. So it is told what a board's Python says.
+# pip evaluates a package's markers for the Python that it runs in, so on a laptop it would miss what only a
+# board needs. So it is given the values of a board's Python.
 _PIP = """\
 import json, sys
 from pip._vendor.packaging import markers
@@ -60,7 +60,7 @@ def download(
 
 
 def folder_name(machine: str, python: str) -> str:
-    """Return what the folder of such wheels is called: "wheels-aarch64-cp311"."""
+    """Return the name of the folder for such wheels: "wheels-aarch64-cp311"."""
     return f"wheels-{machine}-{_tag(python)}"
 
 

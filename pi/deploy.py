@@ -5,8 +5,8 @@
     copies   all of them, and installs them into a new venv there; the board needs no network
     checks   with `edgespec doctor` in that venv, which then takes the place of the old one
 
-On the board, FOLDER/venv is a link to the venv in use, so that it changes at once. What comes before is one
-remote command that removes what it made if it fails or the connection is cut.
+On the board, FOLDER/venv is a link to the venv in use, so that the switch is atomic. The steps before it are
+one remote command, which removes what it made if it fails or the connection is cut.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _install(connection: Connection, folder: str, own: Sequence[Path], others: S
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ssh:
         assert ssh.stdin is not None  # noqa: S101 - both are pipes, which the types do not know
         assert ssh.stderr is not None  # noqa: S101
-        with suppress(BrokenPipeError), ssh.stdin:  # it ended early, and says why
+        with suppress(BrokenPipeError), ssh.stdin:  # the remote command ended early; its stderr says why
             _send(ssh.stdin, [*own, *others])
         step, said = _follow(io.TextIOWrapper(ssh.stderr, errors="replace"))
     code = ssh.returncode
@@ -167,7 +167,7 @@ def _install(connection: Connection, folder: str, own: Sequence[Path], others: S
 
 
 def _follow(stream: Iterable[str]) -> tuple[str, list[str]]:
-    """Show what the remote command does until it ends; return its last step and what it said in it."""
+    """Show what the remote command does until it ends; return its last step and that step's output."""
     step, said = "preparing", list[str]()
     with status("installing there") as shown:
         for line in stream:

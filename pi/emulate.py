@@ -52,15 +52,15 @@ _TESTS: dict[str, str] = {
     "decoding/test_twins.py": "",
     "llama/test_weights.py": "nothing_is_printed or left_open or failed_assertion",  # 10 s each: processes
 }
-"""The Python tests that run here, ten times slower than on a processor, and what -k leaves out of them."""
+"""The Python tests that run here, ten times slower than on a processor, and those that -k leaves out."""
 _OF_A_PROCESSOR = (
     "platform/test_boards.py",
     "llama/test_kernels.py",
     "llama/test_kernels_models.py",
     "llama/test_session.py",
 )
-"""Those that are run on every board. The others are for the C core, whose code for ARM is one for all: on the
-plainest board it has run already, instruction for instruction, and any that is not for all has ended it.
+"""Tests that run on every board. The others test the C core, whose code for ARM is the same for all boards:
+it has already run on the plainest board, where any instruction that some board lacks ends the program.
 """
 
 _MODEL = "smollm2-135m-q4_1"
@@ -193,7 +193,7 @@ def _make_models() -> None:
 
 
 def _guard(emulator: Emulator) -> str:
-    """Run these wheels on boards that lack some of their instructions: refused, and not for nothing."""
+    """Run these wheels on boards that lack some of their instructions: refused, and without that a crash."""
     plainer = [board for board in BOARDS if not set(emulator.board.hwcaps) <= set(board.hwcaps)]
     for board in plainer:
         python = emulator.venv / "bin" / "python"
@@ -232,7 +232,7 @@ _STEPS: dict[str, Callable[[Emulator], str]] = {
     "guard": _guard,
 }
 _SHARING = (install, _kernels)
-"""Those that download into folders which boards share."""
+"""Steps that download into folders shared by boards."""
 _one_at_a_time = threading.Lock()
 
 
@@ -250,7 +250,7 @@ def emulate(names: Sequence[str]) -> int:
     if not shutil.which(QEMU):
         raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user-static")
     root = ensure_root()
-    # Tests press Ctrl-C, which a shell has told what it runs in the background, and its programs, to ignore.
+    # Tests press Ctrl-C, but a shell makes background programs and their children ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(len(boards)) as threads:
         of_boards = threads.map(_all_steps, [Emulator(board, root) for board in boards])
@@ -263,8 +263,8 @@ def emulate(names: Sequence[str]) -> int:
 
 
 def _all_steps(emulator: Emulator) -> list[tuple[str, str, bool, str, float]]:
-    # A processor for each board: where boards share them, emulated threads wait for each other's turns.
-    # What is set here is this thread's, and its programs'.
+    # A processor for each board: if boards shared processors, emulated threads would wait for each other.
+    # The setting applies to this thread and the programs that it starts.
     usable = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {usable[BOARDS.index(emulator.board) % len(usable)]})
     results = []

@@ -1,8 +1,8 @@
 """An arm64 Python under qemu's user emulation, with a board's wheels installed.
 
-Nothing arm64 runs by itself on the machines that build wheels: `python` is a script that calls qemu, which
-looks for libraries in the tree of pi/root.py first. Child processes of that Python are started alike, as
-sys.executable is the script.
+The machines that build wheels cannot run arm64 programs directly, so `python` is a script that calls qemu.
+qemu looks for libraries first in the tree of pi/root.py. Child processes of that Python also run in qemu,
+because sys.executable is the script.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Emulator:
         return environment(
             EDGESPEC_MODELS_DIR=str(Store.default().root),
             XDG_CACHE_HOME=str(BUILD / f"cache-{self.board.name}"),
-            OMP_WAIT_POLICY="passive",  # threads that wait would keep the emulator from the others
+            OMP_WAIT_POLICY="passive",  # waiting threads would take processor time from the others
         )
 
     def run(self, what: str, step: str, *command: str | Path) -> str:
@@ -114,6 +114,6 @@ def _tools() -> list[str]:
 
 
 def _digest(wheels: Sequence[Path], root: Path) -> str:
-    """Return a text that is another one when a venv has to be made anew."""
+    """Return a text that changes when the venv must be made again."""
     files = [*wheels, root / "edgespec-root.json"]
     return json.dumps({str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}, indent=2)

@@ -1,4 +1,4 @@
-"""What a board is: asked over ssh before anything is copied, and one line for whatever is wrong with it."""
+"""Asks a board over ssh what it is, before anything is copied, and says in one line what is wrong with it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Facts:
     """Whether it can be made, or written to."""
     free: int
     taken: bool
-    """Whether `folder`/venv is something that no deploy has put there."""
+    """Whether `folder`/venv exists but was not made by a deploy."""
 
     @property
     def python_text(self) -> str:
@@ -87,7 +87,7 @@ class Facts:
 
 
 def parse(answer: str, host: str) -> Facts:
-    """Return what the script's output says; EdgespecError if that is not what was asked for."""
+    """Return the facts in the script's output. Raises EdgespecError if they are not there."""
     pieces = _PART.split(answer)
     parts = {name: text.strip() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
     if "end" not in parts:
@@ -124,8 +124,8 @@ def version(text: str) -> tuple[int, ...]:
 def choose_board(facts: Facts, asked: Board | None) -> Board:
     """Return the board whose wheels fit: the one asked for, else by model, else by features.
 
-    Without a name and model that are known it is the best whose features are all there. Raises EdgespecError
-    if no wheels can run there, UsageError if those of the board asked for cannot.
+    For an unknown model it is the best board whose features are all present. Raises EdgespecError if no
+    wheels can run there, UsageError if those of the board asked for cannot.
     """
     if wrong := _wrong_machine(facts):
         raise EdgespecError(f"{facts.host}: {wrong}")
@@ -148,7 +148,7 @@ def choose_board(facts: Facts, asked: Board | None) -> Board:
 
 
 def check(facts: Facts, *, glibc: str) -> None:
-    """Raise EdgespecError for the gravest thing that hinders wheels that need this glibc, if there is one."""
+    """Raise EdgespecError for the gravest obstacle to wheels that need this glibc, if there is one."""
     for problem in _problems(facts, glibc):
         raise EdgespecError(f"{facts.host}: {problem}")
 

@@ -90,7 +90,7 @@ def _make(root: Path) -> None:
         shutil.rmtree(root, ignore_errors=True)
         new.rename(root)
     finally:
-        shutil.rmtree(new, ignore_errors=True)  # half of a tree fills the disk for nothing
+        shutil.rmtree(new, ignore_errors=True)  # half a tree only fills the disk
     for file in packages:
         file.unlink()
 
@@ -98,7 +98,7 @@ def _make(root: Path) -> None:
 def _download(state: Path) -> list[Path]:
     """Return the packages' files, downloaded by apt-get with all of its state in a folder of our own."""
     archives = state / "archives"
-    shutil.rmtree(archives, ignore_errors=True)  # no version of an earlier time is unpacked too
+    shutil.rmtree(archives, ignore_errors=True)  # so that no older version is unpacked too
     for folder in (archives / "partial", state / "lists" / "partial"):
         folder.mkdir(parents=True, exist_ok=True)
     (state / "status").write_text("")  # nothing is installed: everything is downloaded

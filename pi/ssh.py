@@ -1,6 +1,6 @@
-"""One ssh connection to a board, which all commands share, and what ssh's failures mean.
+"""One ssh connection to a board, shared by all commands, and explanations of ssh's failures.
 
-No text of a user is part of a script: scripts take it as arguments, quoted for the shell that runs them.
+Text from a user is never part of a script: scripts take it as arguments, quoted for the shell.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Self
 from edgespec.errors import EdgespecError, UsageError
 
 FAILED = 255
-"""ssh's exit code where it failed itself; all others are of the command over there."""
+"""Exit code of ssh's own failures; all others come from the remote command."""
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%\w+)?"
 _HOST = re.compile(rf"(?:{_NAME}@)?(?:{_NAME}|{_IPV6})")
 _PORTS = range(1, 1 << 16)
 _PATIENCE = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=4")
-# Whatever a user says:
+# These override the user's configuration.
 _PLAIN = ("BatchMode=yes", "RequestTTY=no", "RemoteCommand=none", "ClearAllForwardings=yes")
 _SHARED = ("ControlMaster=auto", "ControlPersist=60")  # seconds: ends by itself if nobody is there to end it
 
@@ -50,7 +50,7 @@ class Connection:
     """A connection to `host`, made by its first command and closed at the end of a `with`.
 
     `identity` and `options` are ssh's -i and -o; what ~/.ssh/config says holds too. Raises UsageError for
-    what is no host name, port or file.
+    an invalid host name, port or file.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Connection:
 
     def ask(self, script: str, *arguments: str) -> str:
         """Return what a script prints on the board; EdgespecError if it cannot be asked."""
-        # To a file: the process that keeps the connection may hold on to stderr, and a pipe would not end.
+        # To a file: the process that keeps the connection may hold stderr open, so a pipe would never end.
         said = Path(self._folder.name, "stderr")
         with said.open("wb") as stream:
             process = subprocess.run(

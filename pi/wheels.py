@@ -35,7 +35,7 @@ from pi.manifest import DIST, Manifest, sha256, write_manifest
 from pi.root import ensure_root
 
 NEWEST_GLIBC = (2, 36)
-"""Of Raspberry Pi OS bookworm."""
+"""Version in Raspberry Pi OS bookworm."""
 
 _LLAMA_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 _OF_THE_BOARD = "libgomp.so.1"  # Raspberry Pi OS has it; `make deploy` looks
@@ -107,7 +107,7 @@ def _edgespec() -> Path:
 
 def _llama(board: Board) -> Path:
     source = llama_source()
-    shutil.rmtree(source / "llama_cpp" / "lib", ignore_errors=True)  # of the board before
+    shutil.rmtree(source / "llama_cpp" / "lib", ignore_errors=True)  # left from the previous board
     flags = f"-ffile-prefix-map={source}=."
     return _wheel(
         "llama-cpp-python",
@@ -190,7 +190,7 @@ def _wheel(
         PATH=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # cmake and ninja
         GIT_DIR=os.devnull,  # llama.cpp asks for its commit, and would find whatever is around it
     )
-    # Neither CMake nor ninja sees that a compiler behind a name is another one.
+    # Neither CMake nor ninja notices that a compiler has changed under the same name.
     made_by = build_dir / "made-by.json"
     makers = json.dumps([_compiler(), _tools(), _TOOLCHAIN.read_text()], indent=2)
     if not made_by.exists() or made_by.read_text() != makers:

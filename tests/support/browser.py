@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 
 class Visit:
-    """One open page, and all that it did: requests, complaints of the console, bodies that it sent."""
+    """One open page, with its requests, the bodies it sent, and the console's complaints."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.page = browser.new_context(**options).new_page()
@@ -43,13 +43,13 @@ class Visit:
         return self.page.locator(selector).all_text_contents()
 
     def close(self):
-        """Leave: only its own server was asked, and nothing was complained of but a status."""
+        """Close the page; check that it asked only its own server and logged nothing but statuses."""
         self.page.context.close()
         assert all(url.startswith((self.url, "data:")) for url in self.urls)
         assert not [line for line in self.complaints if "status of" not in line]
 
 
 def violations(page):
-    """What axe-core finds that keeps people from using the page: its rules with the elements."""
+    """Return the accessibility problems that axe-core finds: rules with the elements."""
     found = Axe().run(page).response["violations"]
     return [f"{rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]

@@ -16,7 +16,7 @@ from edgespec.cli import main
 from edgespec.llama import kernels as kernels_room
 
 COMMAND = (sys.executable, "-m", "edgespec")
-"""For what is about the process itself: signals, terminals, closed pipes, what is imported, how it exits."""
+"""For tests of the process itself: signals, terminals, closed pipes, imports, exit codes."""
 
 
 def python_path() -> str:
@@ -44,10 +44,10 @@ def user_environment(home: Path, *, kernels: bool = False) -> dict[str, str]:
 def run_cli(
     *arguments: object, env: Mapping[str, str], stdin: bytes = b"", cwd: Path | None = None, text: bool = True
 ) -> CompletedProcess[Any]:
-    """Run `edgespec ARGUMENTS` in this process; return what a process of its own would have.
+    """Run `edgespec ARGUMENTS` in this process; return the same as for a process of its own.
 
-    Spares a second for each call, which is what importing everything takes. `env` is the whole environment;
-    `text` decodes what was written. Standard input, output and error are files, for C as well as for Python.
+    This saves a second per call for imports. `env` is the whole environment; `text` decodes the output.
+    Standard input, output and error are files, for C as well as for Python.
     """
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile() as typed, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -79,9 +79,9 @@ def started(*arguments: object, env: Mapping[str, str]) -> Iterator[Popen[bytes]
 
 @contextmanager
 def _kernels(env: Mapping[str, str]) -> Iterator[None]:
-    """For EDGESPEC_KERNELS=off, hide the kernels from this process, which may have loaded them before.
+    """For EDGESPEC_KERNELS=off, hide the kernels, which this process may have loaded before.
 
-    Otherwise they are this process's: they can be neither unloaded nor given another instruction set.
+    Otherwise they stay as this process loaded them: kernels can be neither unloaded nor changed.
     """
     loaded, off = kernels_room._loaded, env.get("EDGESPEC_KERNELS") == "off"
     assert off or not env.get("EDGESPEC_KERNELS_ISA")

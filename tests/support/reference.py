@@ -127,13 +127,13 @@ def verify(
 
 
 def outcomes(drafted: Drafted, rule: Rule, *, lenience: float = 1.0) -> list[tuple[int, float, Floats]]:
-    """Return everything that independent uniform coins can make of it.
+    """Return every outcome that independent uniform coins can give.
 
     Each entry is the node that the accepted path ends at (-1: none is accepted), its probability, and the
     distribution that the next token is then sampled from.
     """
     found: list[tuple[int, float, Floats]] = []
-    unseen: list[list[bool]] = [[]]  # how the first coins fall
+    unseen: list[list[bool]] = [[]]  # results of the first coins
     while unseen:
         falls = unseen.pop()
         chance, n_tossed = 1.0, 0
@@ -170,7 +170,7 @@ def _follow(drafted: Drafted, rule: Rule, lenience: float, toss: _Toss) -> tuple
 
 
 def _descend(drafted: Drafted, node: int, lenience: float, toss: _Toss) -> tuple[int, Floats]:
-    """Chain rule: the first child that its coin lets pass is accepted for good."""
+    """Chain rule: the first child whose coin accepts it is accepted for good."""
     p = drafted.target_probs[node + 1]
     for child in drafted.children(node):
         q, token = drafted.draft_probs[child], drafted.tokens[child]

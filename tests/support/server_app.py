@@ -31,7 +31,7 @@ class Served:
     engine: Engine
     worker: Worker
     log: list[str]
-    """Lines of failures that were not the client's."""
+    """Log lines of failures that were not the client's fault."""
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)

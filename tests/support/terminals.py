@@ -54,7 +54,7 @@ class Terminal:
         self._process = subprocess.Popen(
             command,
             cwd=cwd,
-            # Nobody is there to answer where the cursor is.
+            # No terminal answers the question for the cursor's position.
             env={**environment, "TERM": "xterm", "COLUMNS": "200", "PROMPT_TOOLKIT_NO_CPR": "1"},
             stdin=secondary,
             stdout=secondary,
@@ -113,5 +113,5 @@ class Terminal:
 
 
 def plain(shown: str) -> str:
-    """Return what a terminal shows, without what steers it."""
+    """Return a terminal's text without its control sequences."""
     return re.sub(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\][^\x07]*\x07)", "", shown)

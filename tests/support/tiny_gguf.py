@@ -125,7 +125,7 @@ def write_tiny_gguf(
         return rng.normal(0, 0.5 / np.sqrt(n_in), (n_out, n_in)).astype(dtype)
 
     embedding = rng.normal(0, 1, (n_vocab, n_embd))
-    successor = np.random.default_rng(1234).permutation(N_WORDS)  # of no seed: all models share it
+    successor = np.random.default_rng(1234).permutation(N_WORDS)  # independent of `seed`: all models share it
     output = 0.1 * rng.normal(0, 1, (n_vocab, n_embd))
     output[successor] = 0.7 * embedding[:N_WORDS] + 0.7 * rng.normal(0, 1, (N_WORDS, n_embd))
     writer.add_tensor("token_embd.weight", embedding.astype(dtype))

@@ -1,4 +1,4 @@
-"""Schedulers for tests: one that decides at random, the policies, and cost curves that were not measured."""
+"""Schedulers for tests: one that decides at random, the policies, and invented cost curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICIES = {
 
 
 class RandomScheduler(Scheduler):
-    """Switches at random, from draft to draft and within one; knows what it may know."""
+    """Switches at random, from draft to draft and within a draft; uses only what a scheduler may know."""
 
     def __init__(self, *args):
         super().__init__(*args)

@@ -1,4 +1,4 @@
-"""All that can be drafted and tossed over a few tokens, enumerated: what test_tree_verify.py stands on."""
+"""Enumerates all drafts and coin tosses over a few tokens, for test_tree_verify.py."""
 
 from __future__ import annotations
 

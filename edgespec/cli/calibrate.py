@@ -92,7 +92,7 @@ def calibrate_command(
     from edgespec.benchmark.tradeoff import SIGNALS, read_answers
     from edgespec.cli.calibrate_choices import Calibration, as_json, print_choice
     from edgespec.cli.loading import load_engine
-    from edgespec.lossy.calibration import calibration_path, store
+    from edgespec.lossy.calibration import check_storable, store
     from edgespec.options import SPAN
     from edgespec.platform.signals import SignalPipe
 
@@ -106,7 +106,7 @@ def calibrate_command(
         WorkDisplay() as display,
     ):
         headers = engine.target.header, engine.check_cascade().header
-        calibration_path(*headers)  # raises now, not after the work
+        check_storable(*headers)
         texts = read_answers(
             engine,
             questions.prompts,

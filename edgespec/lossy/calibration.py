@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -113,6 +114,12 @@ def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     if problems:
         raise UsageError(f"{problems[0]}; run `edgespec calibrate`, or give a threshold")
     return found or _empty(target, draft)
+
+
+def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
+    """Raise what `store` would for this pair, before the work: NewerError, or UsageError for no home."""
+    with suppress(DamagedError):  # which `store` sets aside
+        _file(target, draft, silent).peek()
 
 
 def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[Choice]) -> Path:

@@ -26,7 +26,15 @@ from edgespec.benchmark.tradeoff import (
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.session import Session
-from edgespec.lossy.calibration import Choice, Point, calibrated, calibration_path, load, store
+from edgespec.lossy.calibration import (
+    Choice,
+    Point,
+    calibrated,
+    calibration_path,
+    check_storable,
+    load,
+    store,
+)
 from edgespec.lossy.cascade import signal_of
 from edgespec.lossy.teacher import Marks, Teacher
 from edgespec.options import Waking
@@ -247,9 +255,13 @@ def test_a_later_edgespecs_file_stays(headers):
     file.write_text(later)
     with pytest.raises(UsageError, match=r"later edgespec \(format 2\)"):
         calibrated(*headers, Waking())
-    with pytest.raises(EdgespecError, match=r"later edgespec \(format 2\)"):
-        store(*headers, [CHOICE])
+    for keep in (lambda: check_storable(*headers), lambda: store(*headers, [CHOICE])):
+        with pytest.raises(EdgespecError, match=r"later edgespec \(format 2\)"):
+            keep()
     assert file.read_text() == later
+    file.write_text("damaged")
+    check_storable(*headers)  # it would be set aside
+    assert file.read_text() == "damaged"
 
 
 # ---- with models ----

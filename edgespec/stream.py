@@ -141,7 +141,7 @@ class Stream:
             emitted.close()
             self._ended = time.perf_counter()
             self._end_energy()
-            self._note = self._loop.note()  # now: the scheduler is the engine's, and goes on to other texts
+            self._note = self._loop.note()  # now: it speaks of tables that later texts go on changing
             held = self._text.finish()
             self._parts.append(held)
         if waiting:

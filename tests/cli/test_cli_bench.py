@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import COMMAND, run_cli
+from command_line import COMMAND, failed, run_cli
 from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.benchmark.runs import Outcome, from_json
 from edgespec.cli import app, bench_runs
@@ -69,12 +69,7 @@ def bench(environment, models, suite):
 
 def refused(process, *words, code=2):
     """Nothing but one line, and nothing was loaded before."""
-    assert (process.returncode, process.stdout) == (code, ""), process.stderr
-    assert process.stderr.count("\n") == 1, process.stderr
-    assert process.stderr.startswith("edgespec: error: ")
-    for word in words:
-        assert word in process.stderr
-    return process.stderr
+    return failed(process, code, *words)
 
 
 def outcome_of(process) -> Outcome:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from command_line import run_cli
+from command_line import failed, run_cli
 from tiny_gguf import write_tiny_gguf
 
 
@@ -37,14 +37,6 @@ def edgespec(environment, models):
         return run_cli(command, *models, *arguments, env=environment)
 
     return edgespec
-
-
-def failed(process, code, *words):
-    assert process.returncode == code, process.stderr
-    assert process.stdout == ""
-    assert process.stderr.count("\n") == 1, process.stderr
-    for word in ("edgespec: error: ", *words):
-        assert word in process.stderr
 
 
 def test_calibrating_lets_a_cascade_run(edgespec, suite, tmp_path):

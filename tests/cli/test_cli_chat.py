@@ -14,7 +14,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from command_line import COMMAND, run_cli
+from command_line import COMMAND, failed, run_cli
 from edgespec.cli import app
 from edgespec.cli.line_editor import LineEditor
 from edgespec.conversation import Answer, Conversation, Exchange
@@ -372,16 +372,6 @@ def test_the_line_that_could_not_be_done_is_there_to_be_edited():
 
 
 # ---- bad input ----
-
-
-def failed(process, code, *words):
-    line = process.stderr.decode()
-    assert process.returncode == code, line
-    assert process.stdout == b""
-    assert line.count("\n") == 1, line
-    assert line.startswith("edgespec: error: ")
-    for word in words:
-        assert word in line
 
 
 def test_a_model_without_a_chat_template(pipe, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import COMMAND, run_cli
+from command_line import COMMAND, failed, run_cli
 from edgespec.energy import EnergyMeter
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
@@ -34,18 +34,6 @@ def run(tiny_path, tiny_draft_path, with_kernels):
         return run_cli("run", *models, *arguments, env=with_kernels | dict(env), text=False, **options)
 
     return run
-
-
-def failed(process, code, *words):
-    """Exit code, nothing on stdout, and one line on stderr with these words."""
-    line = process.stderr.decode()
-    assert process.returncode == code, line
-    assert process.stdout == b""
-    assert line.count("\n") == 1, line
-    assert line.startswith("edgespec: error: ")
-    for word in words:
-        assert word in line
-    return line
 
 
 # ---- what it prints ----

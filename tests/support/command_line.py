@@ -41,6 +41,17 @@ def user_environment(home: Path, *, kernels: bool = False) -> dict[str, str]:
     }
 
 
+def failed(process: CompletedProcess[Any], code: int, *words: str) -> str:
+    """Check the exit code, an empty stdout, and one line on stderr that has `words`; return that line."""
+    out, line = (s.decode() if isinstance(s, bytes) else s for s in (process.stdout, process.stderr))
+    assert (process.returncode, out) == (code, ""), line
+    assert line.count("\n") == 1, line
+    assert line.startswith("edgespec: error: ")
+    for word in words:
+        assert word in line
+    return line
+
+
 def run_cli(
     *arguments: object, env: Mapping[str, str], stdin: bytes = b"", cwd: Path | None = None, text: bool = True
 ) -> CompletedProcess[Any]:

@@ -28,7 +28,7 @@
  * it and no proposal goes over it.
  *
  * Invariants, checked by es_suffix_check; "in the window" means the last `size` tokens:
- *   - capacity is a power of two, size <= capacity and size < end; tokens in the window are >= ES_SUFFIX_END;
+ *   - capacity is a power of two and size <= capacity; tokens in the window are >= ES_SUFFIX_END;
  *   - no distance is above the capacity; of two positions in the window both distances name the other,
  *     or none does.  Only when the window is full may the token before a position have left it;
  *   - a chain's links are alive and strictly older one after the other, until one that is dead;

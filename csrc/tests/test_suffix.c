@@ -456,7 +456,13 @@ static void damage_link(es_suffix *s, uint32_t *link) {
     *link = was;
 }
 
-/* Whatever a distance becomes is noticed. */
+/* Whether nothing in the window is before a position at this distance, and that can be right: it left. */
+static bool may_have_left(const es_suffix *s, uint32_t age, uint32_t before) {
+    if (s->size < s->capacity || before > s->capacity) return false;
+    return before == 0 || age + before > s->size;
+}
+
+/* Whatever a distance becomes is noticed, but where it leads to no token of the window, before and after. */
 static void damage_distances(es_suffix *s) {
     for (uint32_t age = 1; age <= s->size; age++)
         for (size_t side = 0; side < 2; side++) {
@@ -466,6 +472,7 @@ static void damage_distances(es_suffix *s) {
             for (uint32_t value = 0; value < 2 * s->capacity; value++)
                 for (size_t sign = 0; sign < 2; sign++) {
                     *distance = sign ? 0u - value : value;
+                    if (side == 0 && may_have_left(s, age, was) && may_have_left(s, age, *distance)) continue;
                     CHECK(es_suffix_check(s) == (*distance == was));
                 }
             *distance = was;
@@ -519,6 +526,7 @@ static void damage_is_noticed(void) {
         CHECK(es_suffix_extend(s, &last[random_below(&state, 3)], &token, 1));
         if (s->size == s->capacity) damage_tokens(s);
     }
+    damage_distances(s);
     es_suffix_free(s);
 }
 

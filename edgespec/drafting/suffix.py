@@ -59,10 +59,10 @@ class Document:
     """A text that grows in the suffix store; `SuffixDrafts.document` makes it."""
 
     def __init__(self, store: _core.SuffixStore, tokens: Sequence[int], n_silent: int) -> None:
-        """Append `tokens` to `store` as a new document; nothing looks at the first `n_silent` again."""
+        """Append `tokens` to `store` as a new document; no match reaches back into the first `n_silent`."""
         document = array("i", tokens)
         self._store = store
-        # An end before it, as after each that was loaded.
+        # An end is not needed here, but each loaded text has one: so the window counts all texts alike.
         self._last = store.extend(_END + document)
         self._tail = document[n_silent:][-_TAIL:]
 

@@ -73,12 +73,7 @@ class TreeDrafter:
         self._suffix = suffix if policy.suffix or policy.staged else None
         self._model = model if policy.model else None
         self._target_clock, draft_clock = clocks
-        predictor = scheduler.learnt.predictor
-        self._suffix_source = (
-            SuffixSource(self._suffix, predictor, is_eog=is_eog, constraint=constraint)
-            if self._suffix
-            else None
-        )
+        self._suffix_source: SuffixSource | None = None  # once a timeline has begun
         self._model_source = (
             ModelSource(self._model, scheduler, clock=draft_clock, is_eog=is_eog, constraint=constraint)
             if self._model
@@ -101,7 +96,12 @@ class TreeDrafter:
         self._n_pending = 1
         self._scheduler.begin(len(tokens), n_predict)
         if self._suffix:
-            self._suffix.begin(tokens, n_silent=n_before_answer(tokens, self._is_eog))
+            self._suffix_source = SuffixSource(
+                self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
+                self._scheduler.learnt.predictor,
+                is_eog=self._is_eog,
+                constraint=self._constraint,
+            )
         if self._sleep:
             self._sleep.begin(tokens)
             self._sleep.wake(tokens)
@@ -215,8 +215,8 @@ class TreeDrafter:
         if self._model:
             n_read = proposal.n_timeline + proposal.n_right(emitted)
             self._model.trim(min(len(tokens) - 1, n_read))
-        if self._suffix:
-            self._suffix.extend(emitted)
+        if self._suffix_source:
+            self._suffix_source.extend(emitted)
         learn_step(self._scheduler.learnt.predictor, proposal, outcome)
         self._forced_chance.learn(proposal.tree, outcome)
         n_own = self._n_pending + len(proposal.tree)

@@ -16,8 +16,9 @@ from edgespec.drafting.proposal import DraftStep
 from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
 from edgespec.records import Result
+from edgespec.server.jobs import QueueFull, ShuttingDown, TimedOut, Waiting
 from edgespec.server.metrics import Metrics
-from edgespec.server.worker import QueueFull, ShuttingDown, TimedOut, Worker
+from edgespec.server.worker import Worker
 from tiny_gguf import write_tiny_gguf
 
 PROMPTS = ["abc", "the quick brown fox", "one two three", "in the on", "an and the", "zzz"]
@@ -110,6 +111,9 @@ async def read(worker, tokens, *, client="one", began=None, **options):
         if isinstance(item, Result):
             assert list(item.token_ids) == ids
             return item
+        if isinstance(item, Waiting):
+            assert not ids
+            continue
         assert item
         ids += [token.id for token in item]
         if began:

@@ -56,7 +56,10 @@ class Service:
     def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
         """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
-        return cls(name, (ALIAS, engine.target.name), n_ctx or engine.target.n_ctx_train, max_prompt)
+        n_ctx = n_ctx or engine.target.n_ctx_train
+        return cls(
+            name, (ALIAS, engine.target.name), min(n_ctx, engine.capacity.n_cells or n_ctx), max_prompt
+        )
 
     def check_name(self, model: str) -> None:
         """Raise a 404 for a model that is not served."""

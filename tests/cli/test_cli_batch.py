@@ -254,7 +254,8 @@ def test_a_batch_that_was_begun_with_something_else(environment, source, out, op
             assert process.poll() is None
             time.sleep(0.01)
     again = ("batch", source, "-o", out, *options)
-    failed(run_cli(*again, "--temp", 1, env=environment), 2, "another --temp (0.0, now 1.0)", "--restart")
+    line = failed(run_cli(*again, "--temp", 1, env=environment), 2, "--temp: ", "with 0.0, not 1.0: go on")
+    assert line.endswith("choose another -o, or --restart\n")
     failed(run_cli(*again, "-t", tiny_draft_path, env=environment), 2, "another target model")
     with source.open("a") as more:
         more.write('"one more"\n')

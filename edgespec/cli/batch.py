@@ -88,10 +88,7 @@ class Loading:
             show_default="what the target was trained for",
         ),
     ] = None
-    parallel: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, help="Most answers written at once.", show_default="what pays"),
-    ] = None
+    parallel: Annotated[int, typer.Option(min=1, max=64, help="Most answers written at once.")] = 16
     compute: Compute
 
 
@@ -235,7 +232,6 @@ class _Run:
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.batch.local import LocalWriter
-        from edgespec.batch.one_at_a_time import OneAtATime
         from edgespec.batch.run import Pace, run_batch
         from edgespec.cli.batch_display import BatchDisplay
         from edgespec.cli.loading import load_engine
@@ -252,12 +248,12 @@ class _Run:
                 n_ctx=loading.ctx,
                 signals=signals,
                 prefix_cache=0,
+                parallel=loading.parallel,
             ) as engine,
         ):
             service = Service.of(engine, n_ctx=loading.ctx)
-            writer = LocalWriter(
-                OneAtATime(engine), service, service.fingerprint(engine), defaults=defaults, log=message
-            )
+            fingerprint = service.fingerprint(engine)
+            writer = LocalWriter(engine, service, fingerprint, defaults=defaults, log=message)
             window = meter.begin() if meter.available else None
             began = time.monotonic()
             try:

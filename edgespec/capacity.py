@@ -27,6 +27,9 @@ CACHE_SHARE = 0.25
 DRAFT_SHARE = 0.25
 """Of the bytes for timelines that are kept, the draft model's share: its tokens take fewer."""
 
+KEPT = 16
+"""Most timelines kept beside those under way, for prompts that begin like them."""
+
 _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
 
 
@@ -78,19 +81,24 @@ def choose_capacity(
     one = cell_bytes(target)
     draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
-    kept_draft = int(DRAFT_SHARE * demand.kept_bytes) if draft else 0
+    kept_draft = kept_cells(draft, DRAFT_SHARE * demand.kept_bytes) * cell_bytes(draft) if draft else 0
     budget = None if available is None else int(CACHE_SHARE * available)
     parallel = demand.parallel or texts_that_pay(costs)
     if budget is not None and demand.parallel is None:
         parallel = max(1, min(parallel, (budget - kept_draft) // (one * USUAL_CELLS + draft_bytes)))
     if parallel == 1 and demand.n_cells is None:
         return Capacity(1, None, longest * one + 2 * draft_bytes + demand.kept_bytes)
-    cells = max(longest, parallel * USUAL_CELLS) + int((1.0 - DRAFT_SHARE) * demand.kept_bytes) // one
+    cells = max(longest, parallel * USUAL_CELLS) + kept_cells(target, (1.0 - DRAFT_SHARE) * demand.kept_bytes)
     if budget is not None:
         cells = min(cells, (budget - parallel * draft_bytes - kept_draft) // one)
     least = max(demand.n_ctx or 0, parallel * USUAL_CELLS)
     cells = demand.n_cells or max(least, cells // CTX_STEP * CTX_STEP)
     return Capacity(parallel, cells, cells * one + parallel * draft_bytes + kept_draft)
+
+
+def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
+    """Return how many tokens are kept in so many bytes beside those of texts under way."""
+    return min(int(n_bytes) // cell_bytes(header), KEPT * header.n_ctx_train)
 
 
 def texts_that_pay(costs: Sequence[float], most: int = MOST_BY_DEFAULT) -> int:

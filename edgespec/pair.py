@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, Capacity, Demand, choose_capacity
+from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, KEPT, Capacity, Demand, choose_capacity, kept_cells
 from edgespec.choices import DrafterName, KernelsChoice, check_choice
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
@@ -23,7 +23,7 @@ from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
-from edgespec.models.footprint import CTX_STEP, USUAL_CTX, cell_bytes, fits_in_memory
+from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.options import MAX_GAMMA
@@ -38,7 +38,6 @@ MAX_DRAFT_CTX = 2048
 MAX_PARALLEL = 64
 """Most texts at once."""
 
-_KEPT = 16  # timelines beside those under way, kept for prompts that begin like them
 _ROWS = 64  # rows of logits in a pass for several texts
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
@@ -232,17 +231,18 @@ class Pair(Closing):
         """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
         if self._timelines is None or self._timelines.n_ctx < n_ctx:
             cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
-            self._timelines = self._replaced(self._timelines, self.target, cells, n_ctx)
+            smaller, self._timelines = self._timelines, None
+            self._timelines = self._replaced(smaller, self.target, cells, n_ctx)
         return self._timelines
 
     def _kept_cells(self, model: Model, share: float) -> int:
         """Return how many tokens are kept beside those of the texts under way."""
-        return int(share * (self.options.prefix_cache or 0)) // cell_bytes(model.header)
+        return kept_cells(model.header, share * (self.options.prefix_cache or 0))
 
     def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
         """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
         parallel = self.parallel
-        n_timelines = parallel + (_KEPT if self.options.prefix_cache or parallel > 1 else 0)
+        n_timelines = parallel + (KEPT if self.options.prefix_cache or parallel > 1 else 0)
         size = CacheSize(
             n_ctx=cells,
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
@@ -279,7 +279,8 @@ class Pair(Closing):
         if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
             self._idle_drafts.clear()
             cells = parallel * n_own + self._kept_cells(draft, DRAFT_SHARE)
-            self._draft_timelines = self._replaced(self._draft_timelines, draft, cells, n_own)
+            smaller, self._draft_timelines = self._draft_timelines, None
+            self._draft_timelines = self._replaced(smaller, draft, cells, n_own)
         if self._idle_drafts:
             return self._idle_drafts.pop()
         if self._vocabulary_map:

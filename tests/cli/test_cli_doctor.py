@@ -58,6 +58,7 @@ def test_text(doctor, packable_path):
         "kernels",
         "q4_K",
         "q6_K",
+        "serve: 16 texts at once, 16,384 tokens of cache, 17 MB",
     ):
         assert word in process.stdout
     assert "\x1b[" not in process.stdout, "piped output is plain"
@@ -87,6 +88,8 @@ def test_json(doctor, packable_path):
     assert memory["total"] > memory["available"] > 0 < memory["peak_rss"] < memory["total"]
     (model,) = report["models"]
     assert (model["path"], model["error"]) == (str(packable_path), None)
+    # 16 texts, by the guess for a machine that was never measured; 1,024 tokens of 1,024 bytes for each
+    assert model["capacity"] == {"parallel": 16, "cache_tokens": 16384, "cache_bytes": 16384 * 1024}
     matrices = [tensor for tensor in read_tensors(check_model_file(packable_path)) if tensor.is_matrix]
     counts = [row["packed"] + row["not_packed"] for row in model["types"]]
     assert sum(counts) == len(matrices) == 2 + 2 * 7

@@ -19,6 +19,7 @@ NO_OPTIONS = {
     *("params", "cascade", "n_logprobs", "window"),
     # of the engine: what `run` makes itself
     *("self", "profile", "history", "meter", "signals", "prefix_cache", "on_message"),
+    *("parallel", "n_cells"),  # options of `serve`, and what follows from them
 }
 FIELDS = [
     name

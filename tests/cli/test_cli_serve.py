@@ -157,6 +157,15 @@ def test_help_shows_an_example(environment):
 # ---- serving ----
 
 
+def test_parallel_says_how_many_answers_are_written_at_once(serve):
+    ready = serve("--parallel", 3, "--prefix-cache", 0).ready
+    assert (ready["parallel"], ready["cache_tokens"]) == (3, 8192)
+    assert ready["cache_bytes"] == 8192 * 4 * 2 * 64 * 2 * 2
+    one = serve("--parallel", 1)
+    assert (one.ready["parallel"], one.ready["cache_tokens"]) == (1, None)
+    assert one.ask(5).json()["usage"]["completion_tokens"] == 5
+
+
 def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_path):
     process = subprocess.Popen(
         [*COMMAND, "--target", tiny_path, "--draft", tiny_draft_path, "--port", "0", "--threads", "1"],
@@ -168,6 +177,8 @@ def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_
         line = process.stdout.readline().decode()
         assert line.startswith(f"serving {tiny_path}, drafted by {tiny_draft_path} at http://127.0.0.1:")
         address = line.split(" at ")[1].split()[0]
+        assert process.stdout.readline().decode() == "16 texts at once, 24,576 tokens of cache, 8 MB\n"
+        assert httpx.get(f"{address}/health").json()["parallel"] == 16
         body = {"model": "edgespec", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 5}
         answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 5

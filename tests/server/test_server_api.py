@@ -290,7 +290,10 @@ def test_a_stream_that_waits_sends_comments(served: Served, monkeypatch: pytest.
             assert [done.status_code for done in await asyncio.gather(*before)] == [200] * 4
             return answer.text
 
-    assert "\n\n: waiting\n\n" in asyncio.run(all_at_once())
+    comments = [line for line in asyncio.run(all_at_once()).splitlines() if line.startswith(":")]
+    assert ": waiting" in comments
+    places = [line for line in comments if line.startswith(": queue ")]
+    assert places[-4:] == [": queue 3", ": queue 2", ": queue 1", ": queue 0"]
 
 
 def test_a_client_that_goes_away_ends_its_generation(tmp_path: Path):

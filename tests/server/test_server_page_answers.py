@@ -127,6 +127,20 @@ def test_half_a_code_block_is_code_while_it_grows(visit, scripted):
     assert page.locator(".caret").count() == 0
 
 
+def test_who_waits_sees_its_place_in_the_queue(visit, scripted):
+    scripted.wait(3)
+    visit.ask("late")
+    running = visit.page.locator('.answer[data-state="running"]')
+    running.get_by_text("Waiting, 2 before you").wait_for()
+    scripted.wait(1)
+    running.get_by_text("Waiting, 0 before you").wait_for()
+    scripted.wait(0)
+    running.get_by_text("Reading the prompt").wait_for()
+    scripted.answer("yes")
+    visit.finish()
+    assert visit.page.locator(".answer .text").text_content() == "yes"
+
+
 HALVES = {
     "a **bo": "a <strong>bo</strong>",
     "a **bold*": "a <strong>bold</strong>",

@@ -28,11 +28,15 @@ class ScriptedChat:
     url = ""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[tuple[str, Origin] | FinishReason] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[str, Origin] | FinishReason | int] = queue.SimpleQueue()
 
     def say(self, text: str, origin: Origin = "target") -> None:
         """Send `text` in a chunk of its own."""
         self._said.put((text, origin))
+
+    def wait(self, place: int) -> None:
+        """Say that the request waits at this place of the queue, or begins: 0."""
+        self._said.put(place)
 
     def end(self, reason: FinishReason = "stop") -> None:
         """End the answer."""
@@ -75,6 +79,9 @@ class ScriptedChat:
                 said = self._said.get_nowait()
             except queue.Empty:
                 await asyncio.sleep(0.005)
+                continue
+            if isinstance(said, int):
+                yield f": queue {said}\n\n"
                 continue
             if isinstance(said, str):
                 yield _event(

@@ -11,6 +11,7 @@ import pytest
 import clients
 import serve_load
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import kernels
 from loads import GOALS, Load, Record, differing, quantile, ratios
 from servers import Server
 from tiny_gguf import write_tiny_gguf
@@ -21,6 +22,7 @@ PEER = f"{sys.executable} {FAKE}"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kernels.load()  # tests the kernels once, for all servers
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", n_ctx=2048, peak=0.7)
 
 

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from edgespec.benchmark.bench import FEWEST_ROUNDS, Limits, Settings, leaving_no_trace
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
@@ -59,6 +59,11 @@ def prompts_for(prompts: Sequence[Prompt], clients: Sequence[int]) -> list[Promp
         problem = f"only {len(prompts)} prompts are there, and each text needs its own; take a larger suite"
         raise UsageError(problem, field="clients", value=n)
     return [*prompts[:n]]
+
+
+def room_for(clients: Sequence[int]) -> dict[str, Any]:
+    """Return what an Engine is asked for to run as many texts at once as the largest of `clients`."""
+    return {"parallel": max(clients)} if clients else {}
 
 
 class Passes(Closing):

@@ -22,7 +22,7 @@ def create_context(
     params.n_ctx = n_ctx
     # n_batch == n_ubatch keeps the rows of logits in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch
-    params.n_outputs_max = n_logits_max
+    params.n_outputs_max = max(n_logits_max, n_sequences)  # the library plans a pass with one for each
     params.n_seq_max = n_sequences
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads

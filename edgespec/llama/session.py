@@ -43,10 +43,14 @@ class Session(Closing):
         self._begin(cache, owns_cache=True)
 
     @classmethod
-    def within(cls, cache: Cache) -> Self:
-        """Open a timeline in a cache that others share; the cache must have one that is not in use."""
+    def within(cls, cache: Cache, n_ctx: int | None = None) -> Self:
+        """Open a timeline of up to `n_ctx` tokens (None: all) in a cache that others share.
+
+        The cache must have a timeline that is not in use.
+        """
         session = cls.__new__(cls)
         session._begin(cache, owns_cache=False)
+        session.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
         return session
 
     def _begin(self, cache: Cache, *, owns_cache: bool) -> None:

@@ -58,7 +58,7 @@ def _measure(request: Request) -> None:
             n_threads=request.n_threads,
             kernels=request.kernels,
             meter=meter,
-            **clients.room_for(settings.clients),
+            parallel=max(settings.clients, default=1),
             on_message=lambda line: say("message", line),
         ) as engine,
     ):

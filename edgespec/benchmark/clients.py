@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
 
 from edgespec.benchmark.bench import FEWEST_ROUNDS, Limits, Settings, leaving_no_trace
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
@@ -28,7 +27,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from edgespec.options import Options
 from edgespec.platform.closing import Closing
-from edgespec.records import Result, Token
+from edgespec.stream import Stream
 from edgespec.suites import Prompt
 
 MOST_CLIENTS = 256
@@ -61,11 +60,6 @@ def prompts_for(prompts: Sequence[Prompt], clients: Sequence[int]) -> list[Promp
     return [*prompts[:n]]
 
 
-def room_for(clients: Sequence[int]) -> dict[str, Any]:
-    """Return what an Engine is asked for to run as many texts at once as the largest of `clients`."""
-    return {"parallel": max(clients)} if clients else {}
-
-
 class Passes(Closing):
     """Times the target's passes over n tokens, after as many as the texts have on average."""
 
@@ -89,50 +83,12 @@ class Passes(Closing):
         self._timeline.session.close()
 
 
-class Text(Protocol):
-    """A stream that runs beside others."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing will follow."""
-        ...
-
-    @property
-    def result(self) -> Result:
-        """What was made so far."""
-        ...
-
-    def made(self) -> list[Token]:
-        """Return the tokens made since the last call."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
-class ParallelEngine(Protocol):
-    """What of an Engine runs several texts at once."""
-
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Whether one more text can begin now."""
-        ...
-
-    def stream(self, prompt: str | Sequence[int], options: Options | None = None) -> Text:
-        """Begin a text."""
-        ...
-
-    def step(self) -> None:
-        """Run one pass for all texts."""
-        ...
-
-
 @dataclass(slots=True)
 class _Running:
     """A text that is being written."""
 
     prompt: Prompt
-    stream: Text
+    stream: Stream
     began: float
     ttft_s: float | None = None
 
@@ -156,7 +112,7 @@ class _Answers:
         began = time.perf_counter()
         settings, way = self.settings, self.way
         tokens = self.engine.prompt_tokens(prompt.text)
-        engine = cast("ParallelEngine", self.engine)
+        engine = self.engine
         if not engine.has_room(len(tokens), settings.n_predict):
             raise EdgespecError(
                 f"no room for {self.at_once} texts at once (only {len(self.running)} of such prompts with "
@@ -175,7 +131,7 @@ class _Answers:
 
     def step(self) -> None:
         """Run one pass for all running texts, and take what they made."""
-        cast("ParallelEngine", self.engine).step()
+        self.engine.step()
         now = time.perf_counter()
         for one in [*self.running]:
             if one.stream.made() and one.ttft_s is None:

@@ -79,7 +79,7 @@ def bench_command(
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
     from edgespec.benchmark.bench import Limits
-    from edgespec.benchmark.clients import prompts_for, room_for
+    from edgespec.benchmark.clients import prompts_for
     from edgespec.cli.bench_runs import Bench, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
@@ -106,8 +106,9 @@ def bench_command(
     pull_named(*names)
     with meter, SignalPipe() as signals:
         know_idle(meter)
+        parallel = max(settings.clients, default=1)
         with load_engine(
-            names, compute, drafter=drafter, meter=meter, signals=signals, **room_for(settings.clients)
+            names, compute, drafter=drafter, meter=meter, signals=signals, parallel=parallel
         ) as engine:
             peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, suite, settings)]
             return Bench(engine, suite, settings, limits, peers).run(outputs)

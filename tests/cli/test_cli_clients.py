@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.benchmark import compare as compare_room
 from edgespec.benchmark.runs import Outcome, from_json
-from edgespec.cli import loading
-from edgespec.platform.child import Conversation
-from naive_parallel import NaiveParallel
 
 QUICK = ("--threads", 1, "-n", 4, "--ways", "suffix", "--rounds", 2, "--clients", "3,1", "--assume-watts", 5)
 POINTS = [(1, "plain"), (1, "suffix"), (3, "plain"), (3, "suffix")]
@@ -47,8 +42,7 @@ def run(folder: Path, environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture
-def bench(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(loading, "Engine", NaiveParallel)
+def bench(run: Run) -> Run:
     return lambda *arguments: run("bench", "-t", "target.gguf", *arguments)
 
 
@@ -108,27 +102,7 @@ def test_what_is_refused(bench: Run, options: tuple[str, ...], words: tuple[str,
     failed(bench(*options), 2, *words)
 
 
-CHILD = """
-from edgespec.benchmark import cells
-from naive_parallel import NaiveParallel
-
-def _in_child():
-    cells.Engine = NaiveParallel
-    return cells._in_child()
-"""
-
-
-def test_a_comparison(
-    run: Run, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "naive.py").write_text(CHILD)
-    support = str(Path(__file__).parents[1] / "support")
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), support, environment["PYTHONPATH"]])
-    monkeypatch.setattr(
-        compare_room,
-        "Conversation",
-        lambda _module, what, request: Conversation("naive", what, request),
-    )
+def test_a_comparison(run: Run) -> None:
     matrix = ("--targets", "target.gguf", "--drafts", "none,suffix", "--no-accuracy", *QUICK)
     outcome = outcome_of(run("compare", *matrix, "--json"))
     alone, suffix = outcome.cells

@@ -101,14 +101,13 @@ def n_asked(n_clients: int, args: argparse.Namespace) -> int:
 def run(contenders: Sequence[Contender], prompts: Sequence[Prompt], args: argparse.Namespace) -> list[Load]:
     """Return all loads; what cannot be started ends the script."""
     loads: list[Load] = []
+    began = time.monotonic()
     for round_ in range(args.rounds):
         for temperature, n_clients in itertools.product(args.temps, args.clients):
             asked = prompts[: n_asked(n_clients, args)]
             for contender in rotated(contenders, round_):
-                print(
-                    f"round {round_ + 1}: {n_clients} clients, temperature {temperature:g}, {contender.name}",
-                    file=sys.stderr,
-                )
+                where = f"round {round_ + 1}: {n_clients} clients, temperature {temperature:g}"
+                print(f"{time.monotonic() - began:5.0f} s  {where}, {contender.name}", file=sys.stderr)
                 command = contender.command_for(n_clients)
                 with Server(contender.name, command, directory=contender.directory) as server:
                     settings = args.n_predict, temperature, round_

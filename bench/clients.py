@@ -146,7 +146,9 @@ def contenders_of(args: argparse.Namespace) -> list[Contender]:
         if not name or not program:
             raise UsageError("must be NAME=COMMAND", field="peer", value=text)
         model = resolve(choose_models(args.target, None, "none")[0]).absolute()
-        command = [*shlex.split(program), "-m", str(model), "-t", str(args.threads), "--host", "127.0.0.1"]
+        name_or_path, *options = shlex.split(program)
+        path = Path(name_or_path).absolute() if Path(name_or_path).exists() else name_or_path
+        command = [str(path), *options, "-m", str(model), "-t", str(args.threads), "--host", "127.0.0.1"]
         found.append(Contender(name, tuple(command), ctx=args.ctx))
     if len({contender.name for contender in found}) < len(found) or not found:
         raise UsageError("name at least one contender, and none twice")

@@ -27,7 +27,7 @@ _LINES = 6  # of a server's log, shown when it does not come up
 class Server:
     """A server's process, which answers from the constructor on; a context manager that ends it.
 
-    `command` gets `--port` with a free port. `directory`: where it runs. Raises EdgespecError with the last
+    `command` gets `--port` with a free port. `directory`: where it runs, by default an empty one. Raises EdgespecError with the last
     lines of its log if it ends, or does not answer within `timeout_s` seconds.
     """
 
@@ -52,7 +52,7 @@ class Server:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    cwd=directory,
+                    cwd=directory or self._files,  # some write a log where they run
                     env={**os.environ, **kept},
                 )
         except OSError as error:

@@ -110,9 +110,8 @@ class _Answers:
     def begin(self, prompt: Prompt) -> None:
         """Begin to answer a prompt beside the running texts."""
         began = time.perf_counter()
-        settings, way = self.settings, self.way
-        tokens = self.engine.prompt_tokens(prompt.text)
-        engine = self.engine
+        engine, settings, way = self.engine, self.settings, self.way
+        tokens = engine.prompt_tokens(prompt.text)
         if not engine.has_room(len(tokens), settings.n_predict):
             raise EdgespecError(
                 f"no room for {self.at_once} texts at once (only {len(self.running)} of such prompts with "

@@ -80,7 +80,7 @@ class DropsUnlikelySiblings(TreeDrafter):
 class Branches(Scheduler):
     """A fixed shape: two tokens at the first position, of the model alone."""
 
-    def next(self, path, depth, unread, offered, bucket):
+    def next(self, path, depth, unread, offered, bucket, prefix=None):
         return RunModel(0) if depth < 3 else None
 
     def keeps(self, path, depth, bucket):

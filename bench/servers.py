@@ -27,8 +27,8 @@ _LINES = 6  # of a server's log, shown when it does not come up
 class Server:
     """A server's process, which answers from the constructor on; a context manager that ends it.
 
-    `command` gets `--port` with a free port. `directory`: where it runs, by default an empty one. Raises EdgespecError with the last
-    lines of its log if it ends, or does not answer within `timeout_s` seconds.
+    `command` gets `--port` with a free port. `directory`: where it runs, by default an empty one. Raises
+    EdgespecError with the last lines of its log if it ends, or does not answer within `timeout_s` seconds.
     """
 
     def __init__(

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Unpack
 
 from edgespec.batcher import Batcher, Passed, Text
+from edgespec.capacity import Capacity
 from edgespec.choices import DrafterName, KernelsChoice, Objective, check_choice
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Event, Loop
+from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.knowledge import Knowledge
 from edgespec.drafting.model import DraftModel
@@ -97,7 +99,7 @@ class Engine(Closing):
         meter: EnergyMeter | None = None,
         signals: Cancellation | None = None,
         prefix_cache: int | None = None,
-        parallel: int = 1,
+        parallel: int | None = 1,
         n_cells: int | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -111,9 +113,10 @@ class Engine(Closing):
         disk, and add those of this engine (docs/cache.md). `meter`: measures the joules of each generation.
         `signals`: lets Ctrl-C, or another thread, end a running pass. `prefix_cache`: None reads every prompt
         from its beginning; 0 reads only the part of a prompt that is new after the last timeline; more keeps
-        earlier timelines too, in at most so many bytes. `parallel`: most texts at once; their passes are
-        shared. `n_cells`: tokens that the cache holds, of all texts together; by default as many as one text
-        needs, or 1,024 for each of several. `on_message` takes lines that the user should know.
+        earlier timelines too, in at most so many bytes. `parallel`: most texts at once, whose passes are
+        shared; None: as many as pay and fit in memory. `n_cells`: tokens that the cache holds, of all texts
+        together; by default as many as one text needs, or for several what capacity.py says. `on_message`
+        takes lines that the user should know.
         Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """
         check_choice("objective", objective, Objective)
@@ -152,6 +155,7 @@ class Engine(Closing):
                 kept=profile and drafts,
                 on_message=on_message,
             )
+            self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
         except BaseException:
             self._pair.close()
             raise
@@ -197,6 +201,11 @@ class Engine(Closing):
         return self._pair.n_ctx_shared
 
     @property
+    def capacity(self) -> Capacity:
+        """How many texts at once, and how many tokens of them the cache holds."""
+        return self._pair.capacity
+
+    @property
     def last_pass(self) -> Passed:
         """The last step's pass of the target, of texts that share passes."""
         return self._batcher.last if self._batcher else Passed()
@@ -240,7 +249,8 @@ class Engine(Closing):
         soon = sum(min(_SOON, one.n_left(stream)) for stream, one in self._running.items())
         needed = n_prompt + min(_SOON, n_predict or _SOON)
         timelines = self._batcher.timelines
-        return timelines.n_used + soon + needed <= timelines.cache.n_ctx
+        held = sum(len(stream.timeline) for stream in self._running)  # of prompts what is unread, too
+        return held + soon + needed <= timelines.cache.n_ctx
 
     def stream(
         self,

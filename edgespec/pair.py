@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, Capacity, Demand, choose_capacity
 from edgespec.choices import DrafterName, KernelsChoice, check_choice
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
@@ -22,12 +23,13 @@ from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
-from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
+from edgespec.models.footprint import CTX_STEP, USUAL_CTX, cell_bytes, fits_in_memory
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import physical_cores
+from edgespec.platform.memory import available_bytes
 from edgespec.platform.signals import Cancellation
 
 MAX_DRAFT_CTX = 2048
@@ -37,9 +39,6 @@ MAX_PARALLEL = 64
 """Most texts at once."""
 
 _KEPT = 16  # timelines beside those under way, kept for prompts that begin like them
-_DRAFT_SHARE = 0.25  # of the bytes for these: a token takes fewer in a smaller model
-_USUAL_CELLS = 1024  # tokens for each of several texts at once, where nothing else is asked for
-_DRAFT_CELLS = 1024  # tokens that the draft model keeps of each of several texts
 _ROWS = 64  # rows of logits in a pass for several texts
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
@@ -61,11 +60,11 @@ class PairOptions:
     is read from its beginning."""
     signals: Cancellation | None = None
     """Lets Ctrl-C, or another thread, end a running pass."""
-    parallel: int = 1
-    """Most texts at once."""
+    parallel: int | None = 1
+    """Most texts at once; None: as many as pay and fit in memory."""
     n_cells: int | None = None
     """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
-    1,024 for each of several."""
+    as capacity.py says for several."""
 
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)
@@ -74,7 +73,7 @@ class PairOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError("must be 1 or more", field=name, value=value)
-        if not 1 <= self.parallel <= MAX_PARALLEL:
+        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
         if self.prefix_cache is not None and self.prefix_cache < 0:
             raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
@@ -102,8 +101,8 @@ class Pair(Closing):
         """
         self.options = options
         self.n_threads = options.n_threads or default_threads()
-        self.parallel = options.parallel
-        """Most texts at once."""
+        self.capacity = Capacity(1, options.n_cells, 0)
+        """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         self._headers = [check_model_file(resolve(name)) for name in names]
@@ -143,11 +142,10 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
-        if self.parallel > 1 and not self.target.can_rewind:
+        if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(
                 f"{self.target.name} cannot take tokens back (recurrent or hybrid): one text at a time"
             )
-            self.parallel = 1
         if len(self._models) > 1:
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
@@ -193,6 +191,23 @@ class Pair(Closing):
             )
         return self.draft
 
+    @property
+    def parallel(self) -> int:
+        """Most texts at once."""
+        return self.capacity.parallel
+
+    def choose_capacity(self, costs: Sequence[float]) -> None:
+        """Decide, before the first text, how much is held at once; `costs`: T(0), T(1) .. of the target."""
+        options = self.options
+        demand = Demand(
+            options.parallel if self.target.can_rewind else 1,
+            options.n_ctx,
+            options.n_cells,
+            options.prefix_cache or 0,
+        )
+        draft = self.draft.header if self.draft else None
+        self.capacity = choose_capacity(costs, self.target.header, draft, demand, available_bytes())
+
     def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
         """Return the context for a generation: `options.n_ctx`, else as much as it needs.
 
@@ -212,28 +227,20 @@ class Pair(Closing):
     @property
     def n_ctx_shared(self) -> int | None:
         """The context of each text, where the cache's size was decided before there were any; else None."""
-        cells = self._cells
+        cells = self.capacity.n_cells
         return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
-
-    @property
-    def _cells(self) -> int | None:
-        """Tokens of the target's cache, where that does not depend on the text."""
-        options = self.options
-        if options.n_cells is None and self.parallel == 1:
-            return None
-        return options.n_cells or max(options.n_ctx or 0, self.parallel * _USUAL_CELLS)
 
     def timelines(self, n_ctx: int) -> Timelines:
         """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
         if self._timelines is None or self._timelines.n_ctx < n_ctx:
-            cells = self._cells or n_ctx + self._kept_cells(self.target, 1.0 - _DRAFT_SHARE)
+            cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
             smaller, self._timelines = self._timelines, None
             self._timelines = self._replaced(smaller, self.target, cells, n_ctx)
         return self._timelines
 
     def _kept_cells(self, model: Model, share: float) -> int:
         """Return how many tokens are kept beside those of the texts under way."""
-        return int(share * (self.options.prefix_cache or 0)) // (model.header.kv_bytes(CTX_STEP) // CTX_STEP)
+        return int(share * (self.options.prefix_cache or 0)) // cell_bytes(model.header)
 
     def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
         """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
@@ -268,13 +275,13 @@ class Pair(Closing):
         parallel = self.parallel
         n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
         if parallel > 1:
-            n_ctx = min(_DRAFT_CELLS, draft.n_ctx_train)
+            n_ctx = min(DRAFT_CELLS, draft.n_ctx_train)
         n_own = n_ctx
         if self._vocabulary_map:
             n_own = min(math.ceil(n_ctx * ROOM_PER_TOKEN), draft.n_ctx_train)
         if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
             self._idle_drafts.clear()
-            cells = parallel * n_own + self._kept_cells(draft, _DRAFT_SHARE)
+            cells = parallel * n_own + self._kept_cells(draft, DRAFT_SHARE)
             smaller, self._draft_timelines = self._draft_timelines, None
             self._draft_timelines = self._replaced(smaller, draft, cells, n_own)
         if self._idle_drafts:

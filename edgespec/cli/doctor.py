@@ -105,6 +105,7 @@ def _print_kernels(found: Report) -> None:
 
 
 def _print_model(model: Report) -> None:
+    from edgespec.capacity import Capacity
     from edgespec.cli.machine import size
 
     out.print()
@@ -113,6 +114,8 @@ def _print_model(model: Report) -> None:
     if model["error"]:
         print_line("", f"cannot be loaded: {model['error']}")
         return
+    held = model["capacity"]
+    print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
     for row in model["types"]:
         table.add_row(

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
+from edgespec.capacity import expected_capacity
 from edgespec.cli.console import err, line_of
 from edgespec.cli.machine import (
     Report,
@@ -22,7 +23,7 @@ from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import check_model_file, read_tensors
-from edgespec.llama.kernels import Kernels, PackedTensor
+from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
@@ -57,7 +58,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "energy": energy_report(root),
         "pairs": pairs_report(root),
         "kernels": _kernels(loaded),
-        "models": [_model(name, path, loaded) for name, path in paths.items()],
+        "models": [_model(name, path, loaded, root) for name, path in paths.items()],
     }
     report["memory"]["peak_rss"] = peak_rss_bytes()
     return report
@@ -123,17 +124,26 @@ def _prefetch(choice: Choice) -> Report:
 # ---- models ----
 
 
-def _model(name: str, path: Path, loaded: Kernels) -> Report:
-    report: Report = {"name": name, "path": str(path), "error": None, "types": [], "unpacked": []}
+def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
+    report: Report = {
+        "name": name,
+        "path": str(path),
+        "error": None,
+        "capacity": None,
+        "types": [],
+        "unpacked": [],
+    }
     try:
         header = check_model_file(path)
         fits_in_memory([(header, 1)])
         with err.status(f"loading {name}"), Model(path, header=header) as model:
             packed = {tensor.name: tensor for tensor in model.packed}
+            capacity = _capacity(model, loaded.name if model.uses_kernels else STOCK, root)
         matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
     except EdgespecError as error:
         return report | {"error": line_of(error)}
     return report | {
+        "capacity": capacity,
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
         ],
@@ -143,6 +153,19 @@ def _model(name: str, path: Path, loaded: Kernels) -> Report:
             if tensor.name not in packed
         ],
     }
+
+
+def _capacity(model: Model, kernels_name: str, root: Path) -> Report:
+    """Return how much `edgespec serve` would hold of the model at once, without a draft."""
+    held = expected_capacity(
+        model.header,
+        None,
+        kernels=kernels_name,
+        n_threads=default_threads(),
+        available=available_bytes(root),
+        parallel=None if model.can_rewind else 1,
+    )
+    return {"parallel": held.parallel, "cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
 
 
 def _facts(tensor: TensorInfo) -> Report:

@@ -22,7 +22,7 @@ class EngineKeywords(TypedDict, total=False):
     meter: EnergyMeter | None
     signals: Cancellation
     prefix_cache: int
-    parallel: int
+    parallel: int | None
 
 
 def load_engine(

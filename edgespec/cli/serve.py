@@ -46,7 +46,16 @@ class Loading:
             "-c",
             min=1,
             help="Most tokens of prompt and answer together.",
-            show_default="what the target was trained for",
+            show_default="what the target was trained for, and the cache holds",
+        ),
+    ] = None
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Answers written at once, in shared passes.",
+            show_default="as many as pay, up to 16, and fit in memory",
         ),
     ] = None
     compute: Compute
@@ -56,7 +65,7 @@ class Loading:
             metavar="MB",
             min=0,
             max=1 << 20,
-            help="Memory that keeps what was read of conversations beside the last one.",
+            help="Memory that keeps what was read of earlier conversations.",
         ),
     ] = 256
 
@@ -172,6 +181,7 @@ def serve_command(
                 meter=meter if meter.available else None,
                 signals=cancellation,
                 prefix_cache=loading.prefix_cache * MIB,
+                parallel=loading.parallel,
             ) as engine,
         ):
             worker = Worker(engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
@@ -218,9 +228,18 @@ def _announce(bound: socket.socket, engine: Engine, *, json: bool) -> None:
     host, port = bound.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if json:
-        facts = {"address": address, "target": engine.target_name, "draft": engine.draft_name}
+        held = engine.capacity
+        facts = {
+            "address": address,
+            "target": engine.target_name,
+            "draft": engine.draft_name,
+            "parallel": held.parallel,
+            "cache_tokens": held.n_cells,
+            "cache_bytes": held.n_bytes,
+        }
         sys.stdout.write(json_text.dumps(facts) + "\n")
     else:
         draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
         out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)", markup=False)
+        out.print(str(engine.capacity), markup=False)
     sys.stdout.flush()

@@ -27,10 +27,20 @@ def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
     return loaded_bytes(header.file_bytes, shape_of(header), n_ctx)
 
 
+def cell_bytes(header: GGUFHeader) -> int:
+    """Return the bytes of the cache for one token."""
+    return header.kv_bytes(CTX_STEP) // CTX_STEP
+
+
+def session_bytes(header: GGUFHeader, n_ctx: int) -> int:
+    """Return the estimated memory of a session of `n_ctx` tokens, without the weights."""
+    return required_bytes(header, n_ctx) - header.file_bytes
+
+
 def shape_of(header: GGUFHeader) -> Shape:
     """Return the figures of the header that determine the model's memory beside its weights."""
     return Shape(
-        cache=header.kv_bytes(CTX_STEP) // CTX_STEP,
+        cache=cell_bytes(header),
         heads=header.n_head,
         width=header.n_ff + 2 * header.n_embd,
         vocabulary=header.n_vocab,
@@ -60,7 +70,7 @@ def fits_in_memory(
     """
     available = available_bytes(root)
     needs = [
-        required_bytes(header, n_ctx) - (header.file_bytes if weights_loaded else 0)
+        session_bytes(header, n_ctx) if weights_loaded else required_bytes(header, n_ctx)
         for header, n_ctx in models
     ]
     required = PROCESS_BYTES + sum(needs)

@@ -262,7 +262,9 @@ class Health(BaseModel):
 
     status: Literal["ok", "stopping"]
     busy: bool
-    waiting: int
+    running: int = Field(description="Answers being written.")
+    waiting: int = Field(description="Requests in the queue.")
+    parallel: int = Field(description="Most answers at once.")
 
 
 class ErrorBody(BaseModel):

@@ -32,6 +32,7 @@ from edgespec.server.answers import (
 )
 from edgespec.server.description import described, streamed
 from edgespec.server.faults import Fault, from_engine
+from edgespec.server.jobs import Waiting
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.page import add_page
 from edgespec.server.requests import PreparedRequest, RequestReader, Service
@@ -93,7 +94,11 @@ def _add_reports(app: FastAPI, worker: Worker, metrics: Metrics | None) -> None:
         """Say whether requests are taken."""
         response.status_code = 503 if worker.stopping else 200
         return Health(
-            status="stopping" if worker.stopping else "ok", busy=worker.busy, waiting=worker.n_waiting
+            status="stopping" if worker.stopping else "ok",
+            busy=worker.busy,
+            running=worker.n_running,
+            waiting=worker.n_waiting,
+            parallel=worker.parallel,
         )
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -191,7 +196,8 @@ class _Answerer:
                 if isinstance(item, Result):
                     _exhaust(writing.finish(item))
                     return _json(writing.whole(item))
-                _exhaust(writing.add(item or []))
+                if isinstance(item, list):
+                    _exhaust(writing.add(item))
         except Gone:
             pass
         except Exception as error:  # noqa: BLE001 - all of them become an answer
@@ -210,6 +216,8 @@ class _Answerer:
             async for item in run.items(ALIVE_S):
                 if item is None:
                     yield ": waiting\n\n"
+                elif isinstance(item, Waiting):  # a comment: clients that know nothing of a queue skip it
+                    yield f": queue {item.place}\n\n"
                 elif isinstance(item, Result):
                     for chunk in writing.finish(item):
                         yield _event(chunk)

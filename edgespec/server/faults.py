@@ -12,8 +12,8 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from edgespec.errors import EdgespecError
+from edgespec.server.jobs import QueueFull, ShuttingDown, TimedOut
 from edgespec.server.schema import UNSUPPORTED
-from edgespec.server.worker import QueueFull, ShuttingDown, TimedOut
 
 
 class Fault(Exception):  # noqa: N818 - an answer like any other

@@ -13,6 +13,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.batcher import Passed
 from edgespec.server.page import PATHS
 from edgespec.server.worker import Ended, Outcome, Worker
 
@@ -26,6 +27,7 @@ _OUTCOMES: dict[Outcome, str] = {
     "failed": "failed",
 }
 _SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+_TEXTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _TOKENS_PER_S = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200)
 
 
@@ -56,7 +58,9 @@ class Metrics:
         self._generated = Counter("edgespec_generated_tokens", "Tokens emitted.", registry=registry)
         self._drafted = Counter("edgespec_drafted_tokens", "Tokens drafted.", registry=registry)
         self._accepted = Counter("edgespec_accepted_tokens", "Drafted tokens accepted.", registry=registry)
-        self._busy_s = Counter("edgespec_generation_seconds", "Time spent on generations.", registry=registry)
+        self._busy_s = Counter(
+            "edgespec_generation_seconds", "Time of generations, each by itself.", registry=registry
+        )
         self._joules = (
             Counter("edgespec_joules", "Energy of generations.", registry=registry) if energy else None
         )
@@ -76,11 +80,31 @@ class Metrics:
             registry=registry,
         )
         self._waiting = Gauge("edgespec_queue_length", "Requests that wait.", registry=registry)
+        self._running = Gauge("edgespec_running", "Answers being written.", registry=registry)
+        self._parallel = Gauge("edgespec_parallel", "Most answers at once.", registry=registry)
         self._busy = Gauge("edgespec_busy", "1 while a generation runs.", registry=registry)
+        self._add_passes(registry)
+
+    def _add_passes(self, registry: CollectorRegistry) -> None:
+        self._pass_s = Counter("edgespec_pass_seconds", "Time of the target's passes.", registry=registry)
+        self._pass_texts = Histogram(
+            "edgespec_pass_texts", "Texts that share a pass.", buckets=_TEXTS, registry=registry
+        )
+        self._pass_tokens = Counter(
+            "edgespec_pass_tokens",
+            "Tokens in the target's passes: of prompts, or written and drafted.",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in ("prompt", "text"):
+            self._pass_tokens.labels(kind)
 
     def watch(self, worker: Worker) -> None:
         """Count what `worker` does from now on."""
         worker.on_end = self._count
+        worker.on_pass = self._count_pass
+        self._parallel.set(worker.parallel)
+        self._running.set_function(lambda: worker.n_running)
         self._waiting.set_function(lambda: worker.n_waiting)
         self._busy.set_function(lambda: worker.busy)
 
@@ -103,6 +127,14 @@ class Metrics:
         self._busy_s.inc(stats.total_s)
         if self._joules and result.energy and result.energy.joules is not None:
             self._joules.inc(result.energy.joules)
+
+    def _count_pass(self, passed: Passed) -> None:
+        """Count a pass; called on the worker's thread."""
+        if passed.n_texts:
+            self._pass_s.inc(passed.seconds)
+            self._pass_texts.observe(passed.n_texts)
+            self._pass_tokens.labels("prompt").inc(passed.n_read)
+            self._pass_tokens.labels("text").inc(passed.n_tokens - passed.n_read)
 
     def counting(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with its answers counted by route and status."""

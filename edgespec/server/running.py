@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import TypeAlias
 
 from starlette.types import Receive
 
 from edgespec.records import Result, Token
+from edgespec.server.jobs import Waiting
+
+Item: TypeAlias = list[Token] | Waiting | Result
+"""What a worker yields of a request."""
 
 
 class Gone(Exception):  # noqa: N818 - no error: nobody is there to be answered
@@ -22,19 +27,19 @@ class RunningAnswer:
     that does not wait, even while the reader itself is being cancelled.
     """
 
-    def __init__(self, source: AsyncGenerator[list[Token] | Result]) -> None:
+    def __init__(self, source: AsyncGenerator[Item]) -> None:
         """Begin to receive from `source`."""
-        self._news: asyncio.Queue[list[Token] | Result | Exception] = asyncio.Queue()
+        self._news: asyncio.Queue[Item | Exception] = asyncio.Queue()
         self._task = asyncio.create_task(self._receive(source))
         self._watch: asyncio.Task[None] | None = None
         self._refused: Exception | None = None
 
-    async def _receive(self, source: AsyncGenerator[list[Token] | Result]) -> None:
+    async def _receive(self, source: AsyncGenerator[Item]) -> None:
         begun = False
         try:
             async with aclosing(source):
                 async for item in source:
-                    begun = True
+                    begun = begun or not isinstance(item, Waiting)
                     self._news.put_nowait(item)
         except asyncio.CancelledError:
             self._news.put_nowait(Gone())
@@ -60,9 +65,10 @@ class RunningAnswer:
         if self._refused:
             raise self._refused
 
-    async def items(self, alive_s: float | None = None) -> AsyncIterator[list[Token] | Result | None]:
-        """Yield tokens as they come, then the Result; None after each `alive_s` seconds without tokens.
+    async def items(self, alive_s: float | None = None) -> AsyncIterator[Item | None]:
+        """Yield places in the queue and tokens as they come, then the Result.
 
+        None is yielded after each `alive_s` seconds without any of them.
         Raises what the worker raises, and Gone.
         """
         while True:

@@ -1,7 +1,7 @@
 """Runs the app on a socket until a signal ends it.
 
 uvicorn speaks HTTP. This adds what it lacks: time limits for a request's headers and for a client that no
-longer reads, and an end of the server that lets the answer under way finish.
+longer reads, and an end of the server that lets the answers under way finish.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STALLED_S = 60.0
 """Seconds after which a client that does not read its answer is cut off."""
 
 GRACE_S = 20.0
-"""Seconds that the running answer may take after the server was told to end."""
+"""Seconds that the answers under way may take after the server was told to end."""
 
 _KEEP_ALIVE_S = 30  # between two requests; editors ask again after a moment of typing
 _CLOSE_S = 3  # for the last bytes of answers that have ended
 _MAX_HEADERS = 32 * 1024  # bytes
-_SPARE_CONNECTIONS = 64  # beside those whose requests may wait
+_SPARE_CONNECTIONS = 64  # beside those whose requests wait or are answered
 
 
 class Protocol(H11Protocol):
@@ -145,8 +145,8 @@ def serve(
 ) -> bool:
     """Start `worker` and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
 
-    After the signal new requests get 503, and the running answer has `grace_s` seconds to finish. A second
-    signal ends it at once; then the result is True. Call it from the main thread.
+    After the signal new requests get 503, and the answers under way have `grace_s` seconds to finish. A
+    second signal ends them at once; then the result is True. Call it from the main thread.
     """
     config = uvicorn.Config(
         app,
@@ -158,7 +158,7 @@ def serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=max_queue + _SPARE_CONNECTIONS,
+        limit_concurrency=max_queue + worker.parallel + _SPARE_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2 * _CLOSE_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
@@ -197,8 +197,9 @@ async def _end(
 ) -> bool:
     """Wait for a signal and end the server; return whether a second one came."""
     await signals.get()
-    if worker.busy:
-        on_message(f"ending: the answer under way has {grace_s:g} s; Ctrl-C once more ends it now")
+    if n := worker.n_running:
+        what = "the answer under way has" if n == 1 else f"the {n} answers under way have"
+        on_message(f"ending: {what} {grace_s:g} s; Ctrl-C once more ends {'it' if n == 1 else 'them'} now")
     stopping = asyncio.create_task(worker.stop(grace_s=grace_s))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)

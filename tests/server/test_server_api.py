@@ -81,7 +81,13 @@ def refused(client: httpx.Client, path: str, body: Any, status: int = 400) -> di
 
 
 def test_health_models_and_metrics(client: httpx.Client):
-    assert client.get("/health").json() == {"status": "ok", "busy": False, "waiting": 0}
+    assert client.get("/health").json() == {
+        "status": "ok",
+        "busy": False,
+        "running": 0,
+        "waiting": 0,
+        "parallel": 1,
+    }
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["edgespec"]["draft"]) == ("target", "model", "tiny 2")
     assert (model["edgespec"]["chat"], model["edgespec"]["tools"]) == (True, False)

@@ -5,59 +5,29 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 
 from edgespec import EdgespecError, EnergyMeter, Engine, SamplingParams, UsageError
-from edgespec.drafting.proposal import DraftStep
-from edgespec.options import Options
-from edgespec.platform.signals import Cancellation
-from edgespec.records import Result
+from edgespec.server.jobs import QueueFull, ShuttingDown, TimedOut
 from edgespec.server.metrics import Metrics
-from edgespec.server.worker import QueueFull, ShuttingDown, TimedOut, Worker
+from edgespec.server.worker import Worker
 from tiny_gguf import write_tiny_gguf
+from worker_jobs import (
+    N_PREDICT,
+    NO_SUCH_TOKEN,
+    OPTIONS,
+    Gate,
+    Pipe,
+    WatchedEngine,
+    hold,
+    read,
+    until,
+    values,
+    working,
+)
 
 PROMPTS = ["abc", "the quick brown fox", "one two three", "in the on", "an and the", "zzz"]
-N_PREDICT = 40
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watched(Options):
-    """Options of a generation whose steps a test looks at, or holds."""
-
-    on_step: Callable[[DraftStep], None] | None = None
-
-
-class WatchedEngine(Engine):
-    """An engine that tells the `on_step` of `Watched` of every step."""
-
-    def stream(self, prompt, options=None, **keywords):
-        keywords["on_step"] = getattr(options, "on_step", None)
-        return super().stream(prompt, options, **keywords)
-
-
-NO_SUCH_TOKEN = SamplingParams(logit_bias={1 << 20: 1.0})
-OPTIONS = Watched(params=SamplingParams(temperature=0), n_predict=N_PREDICT, drafter="model", gamma=3)
-
-
-class Pipe(Cancellation):
-    """Knows when it was used; `on_drain` is called on the worker's thread, before and after a drain."""
-
-    def __init__(self):
-        self.used = threading.Event()
-        self.on_drain = lambda _when: None
-
-    def cancel(self):
-        super().cancel()
-        self.used.set()
-
-    def drain(self):
-        self.on_drain("before")
-        super().drain()
-        self.on_drain("after")
 
 
 @pytest.fixture(scope="module")
@@ -87,61 +57,6 @@ def alone(tiny_path, prompts):
             fresh.generate(prompt, params=SamplingParams(temperature=0), n_predict=N_PREDICT).token_ids
             for prompt in prompts
         ]
-
-
-@asynccontextmanager
-async def working(engine, pipe, *, start=True, **options):
-    """A worker, started unless told otherwise; at the end it is stopped and idle."""
-    pipe.used.clear()
-    worker = Worker(engine, pipe, **options)
-    if start:
-        worker.start()
-    try:
-        yield worker
-    finally:
-        await worker.stop(grace_s=60)
-        assert (worker.busy, worker.n_waiting) == (False, 0)
-
-
-async def read(worker, tokens, *, client="one", began=None, **options):
-    """Return the Result of a job, after a look at what came before it; sets `began` at its first tokens."""
-    ids = []
-    async for item in worker.run(tokens, OPTIONS.changed(**options), client=client):
-        if isinstance(item, Result):
-            assert list(item.token_ids) == ids
-            return item
-        assert item
-        ids += [token.id for token in item]
-        if began:
-            began.set()
-    raise AssertionError("it ended without a Result")
-
-
-async def until(condition):
-    """Wait for what another thread does."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-class Gate:
-    """An `on_step` that holds the generation, on the worker's thread, until it is opened."""
-
-    def __init__(self):
-        self.reached = threading.Event()
-        self.open = threading.Event()
-
-    def __call__(self, _step):
-        self.reached.set()
-        self.open.wait(60)
-
-
-async def hold(worker, tokens, **options):
-    """Return a job under way that waits at its first step, and what opens it."""
-    gate = Gate()
-    task = asyncio.create_task(read(worker, tokens, on_step=gate, **options))
-    await until(gate.reached.is_set)
-    return task, gate
 
 
 # ---- turns ----
@@ -530,12 +445,6 @@ def test_joules_are_counted_of_what_was_cancelled_too(engine, pipe, prompts):
     engine.meter = None
     assert found['edgespec_generations_total{outcome="cancelled"}'] == 1
     assert found["edgespec_joules_total"] > 0
-
-
-def values(metrics):
-    """Every value of /metrics by its name and labels."""
-    lines = metrics.render().decode().splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
 # ---- the end ----

@@ -13,7 +13,7 @@ export class Answer {
   nTokens = 0;
   usage = null;
   finish = null;
-  #words = ""; // what the server says while the request waits
+  #place = 0; // in the server's queue; 0: in none
   #began = performance.now();
   #first = null;
   #last = null;
@@ -37,7 +37,7 @@ export class Answer {
     this.#showProgress();
     const off = this.speculative ? {} : { speculative: { drafter: "none" } };
     try {
-      const on = { part: (...part) => this.#add(...part), waiting: (words) => { this.#words = words; } };
+      const on = { part: (...part) => this.#add(...part), waiting: (place) => { this.#place = place; } };
       Object.assign(this, await ask({ ...body, ...off }, signal, on));
     } catch (error) {
       this.finish = error.name === "AbortError" ? "stopped" : "failed";
@@ -88,7 +88,7 @@ export class Answer {
 
   #showProgress() {
     const waited = `${fixed((performance.now() - this.#began) / 1000, 0)} s`;
-    if (this.#first === null) return this.#show([this.#words || "Reading the prompt", waited]);
+    if (this.#first === null) return this.#show([this.#place ? `Waiting, ${this.#place - 1} before you` : "Reading the prompt", waited]);
     return this.#show(this.#progress());
   }
 

@@ -22,8 +22,8 @@ export async function servedModel() {
 }
 
 /**
- * Ask for a chat completion, and call `on.part(text, edgespec)` for each piece of text and `on.waiting(words)` for
- * what the server says meanwhile. Return its finish reason and usage, each null where the server sent none.
+ * Ask for a chat completion, and call `on.part(text, edgespec)` for each piece of text and `on.waiting(place)` for
+ * each place in the queue, 1 for the next one and 0 once it begins. Return its finish reason and usage, each null where the server sent none.
  */
 export async function ask(body, signal, on) {
   const response = await request("v1/chat/completions", {
@@ -35,7 +35,8 @@ export async function ask(body, signal, on) {
   const outcome = { finish: null, usage: null };
   let done = false;
   for await (const { comment, data } of events(response.body)) {
-    if (comment) on.waiting(comment);
+    const place = /^queue (\d+)$/.exec(comment)?.[1];
+    if (place) on.waiting(Number(place));
     if (data === "[DONE]") done = true; // and read on to the end, which keeps the connection
     if (!data || done) continue;
     const chunk = JSON.parse(data);

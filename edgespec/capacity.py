@@ -1,0 +1,126 @@
+"""How many texts at once pay, and how many tokens of them the caches hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.drafting.costs import CONTEXTS, guessed_curve
+from edgespec.drafting.profile import Key
+from edgespec.drafting.profile_store import load
+from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.kernels import STOCK
+from edgespec.models.footprint import CTX_STEP, cell_bytes
+
+MOST_BY_DEFAULT = 16
+"""Most texts at once where the user asks for no number."""
+
+USUAL_CELLS = 1024
+"""Tokens for each of several texts."""
+
+DRAFT_CELLS = 1024
+"""Tokens that the draft model keeps of each of several texts."""
+
+CACHE_SHARE = 0.25
+"""Largest share of the available memory for the caches of target and draft together."""
+
+DRAFT_SHARE = 0.25
+"""Of the bytes for timelines that are kept, the draft model's share: its tokens take fewer."""
+
+_GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine for several texts holds."""
+
+    parallel: int
+    """Most texts at once."""
+    n_cells: int | None
+    """Tokens that the target's cache holds, of all texts together; None: as many as one text needs."""
+    n_bytes: int
+    """Of the caches of target and draft; with n_cells None, for one text of the longest context."""
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        texts = "1 text" if self.parallel == 1 else f"{self.parallel} texts"
+        cells = f"{self.n_cells:,} tokens of cache" if self.n_cells else "the cache grows with it"
+        most = "" if self.n_cells else "up to "
+        return f"{texts} at once, {cells}, {most}{self.n_bytes / 1e6:,.0f} MB"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the user asks of an engine; None: what suits the machine."""
+
+    parallel: int | None = None
+    n_ctx: int | None = None
+    """Most tokens of one text."""
+    n_cells: int | None = None
+    kept_bytes: int = 0
+    """For timelines beside those under way."""
+
+
+def choose_capacity(
+    costs: Sequence[float],
+    target: GGUFHeader,
+    draft: GGUFHeader | None,
+    demand: Demand,
+    available: int | None,
+) -> Capacity:
+    """Return how much a pair holds at once.
+
+    `costs`: T(0), T(1) .. of the target's passes, in any unit. `available`: bytes of memory beside the
+    weights; None: unknown, so no limit. The caches take at most a quarter of them, unless the demand is for
+    more.
+    """
+    longest = demand.n_ctx or target.n_ctx_train
+    one = cell_bytes(target)
+    draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
+    draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
+    kept_draft = int(DRAFT_SHARE * demand.kept_bytes) if draft else 0
+    budget = None if available is None else int(CACHE_SHARE * available)
+    parallel = demand.parallel or texts_that_pay(costs)
+    if budget is not None and demand.parallel is None:
+        parallel = max(1, min(parallel, (budget - kept_draft) // (one * USUAL_CELLS + draft_bytes)))
+    if parallel == 1 and demand.n_cells is None:
+        return Capacity(1, None, longest * one + 2 * draft_bytes + demand.kept_bytes)
+    cells = max(longest, parallel * USUAL_CELLS) + int((1.0 - DRAFT_SHARE) * demand.kept_bytes) // one
+    if budget is not None:
+        cells = min(cells, (budget - parallel * draft_bytes - kept_draft) // one)
+    least = max(demand.n_ctx or 0, parallel * USUAL_CELLS)
+    cells = demand.n_cells or max(least, cells // CTX_STEP * CTX_STEP)
+    return Capacity(parallel, cells, cells * one + parallel * draft_bytes + kept_draft)
+
+
+def texts_that_pay(costs: Sequence[float], most: int = MOST_BY_DEFAULT) -> int:
+    """Return how many texts at once pay, at most `most`, for passes that cost T(0), T(1) ..: 1, 2, 4, 8 ..
+
+    Twice as many pay if together they write at least 3 % more tokens a second, n / T(n), than any fewer.
+    """
+    best, found, n = 1.0 / costs[1], 1, 2
+    while n <= min(most, len(costs) - 1):
+        if n / costs[n] >= _GAIN * best:
+            best, found = n / costs[n], n
+        n *= 2
+    return found
+
+
+def expected_capacity(
+    target: GGUFHeader,
+    draft: GGUFHeader | None,
+    *,
+    kernels: str,
+    n_threads: int,
+    available: int | None,
+    parallel: int | None = None,
+) -> Capacity:
+    """Return the capacity that a server of models not loaded yet would have, by the profile of this machine.
+
+    `kernels`: the name of those that the target runs on. `available`: bytes of memory with nothing loaded.
+    """
+    profile = load(Key.of(target, draft, kernels=kernels, threads=n_threads))
+    curve = profile.target if profile else guessed_curve(target.file_bytes, own_kernels=kernels != STOCK)
+    weights = target.file_bytes + (draft.file_bytes if draft else 0)
+    beside = None if available is None else max(0, available - weights)
+    return choose_capacity(curve.at(CONTEXTS[0]), target, draft, Demand(parallel), beside)

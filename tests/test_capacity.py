@@ -1,0 +1,124 @@
+"""How many texts at once pay, and how many tokens the caches hold: decided from costs and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec import Engine
+from edgespec.capacity import (
+    USUAL_CELLS,
+    Capacity,
+    Demand,
+    choose_capacity,
+    expected_capacity,
+    texts_that_pay,
+)
+from edgespec.drafting.costs import N_MAX, guessed_curve
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.footprint import cell_bytes
+
+GIB = 1 << 30
+SHARED = [0.0, *(1.0 + 0.15 * n for n in range(N_MAX))]
+"""T(n) where a further token costs 0.15 of the first."""
+
+
+@pytest.fixture(scope="module")
+def target(tiny_path):
+    """Figures of the default target, of which no file is needed."""
+    header = check_model_file(tiny_path)
+    return replace(
+        header, n_layer=28, n_head_kv=(2,) * 28, head_dim_k=128, head_dim_v=128, n_ctx_train=32768, n_head=12
+    )
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return replace(target, n_layer=24, n_head_kv=(2,) * 24, head_dim_k=64, head_dim_v=64)
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        (SHARED, 16),
+        (guessed_curve(1 << 30, own_kernels=True).at(128), 16),
+        ([0.0, *(float(n) for n in range(1, N_MAX + 1))], 1),  # nothing is shared
+        ([0.0, *(1.0 + 1.0 * max(0, n - 4) for n in range(1, N_MAX + 1))], 4),  # free up to 4, then as alone
+        ([0.0, 1.0, 1.98, *(1.5 + 0.01 * n for n in range(3, N_MAX + 1))], 16),  # a bump is no end
+    ],
+)
+def test_texts_pay_as_long_as_more_of_them_write_more(costs, expected):
+    assert texts_that_pay(costs) == expected
+    assert texts_that_pay([7.0 * cost for cost in costs]) == expected, "the unit does not matter"
+
+
+def test_much_memory_holds_one_full_text_or_a_thousand_tokens_of_each(target, draft):
+    held = choose_capacity(SHARED, target, draft, Demand(), 64 * GIB)
+    assert (held.parallel, held.n_cells) == (16, 32768)
+    assert held.n_bytes == 32768 * 28672 + 16 * 1024 * 12288
+    assert str(held) == "16 texts at once, 32,768 tokens of cache, 1,141 MB"
+    short = choose_capacity(SHARED, replace(target, n_ctx_train=2048), draft, Demand(), 64 * GIB)
+    assert short.n_cells == 16 * USUAL_CELLS
+    assert choose_capacity(SHARED, target, draft, Demand(), None) == held, "unknown memory is no limit"
+
+
+@pytest.mark.parametrize("available", [GIB // 4, GIB // 2, GIB, 2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB])
+@pytest.mark.parametrize("kept_bytes", [0, 256 << 20])
+def test_caches_take_at_most_a_quarter_of_the_memory(target, draft, available, kept_bytes):
+    held = choose_capacity(SHARED, target, draft, Demand(kept_bytes=kept_bytes), available)
+    if held.parallel > 1:
+        assert held.n_cells >= held.parallel * USUAL_CELLS
+        assert held.n_bytes <= available // 4
+    else:
+        assert held.n_cells is None, "one text, whose cache grows with it"
+
+
+def test_little_memory_holds_fewer_texts(target, draft):
+    available = (32768, GIB // 4, GIB, 2 * GIB, 4 * GIB)
+    found = [choose_capacity(SHARED, target, draft, Demand(), n).parallel for n in available]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (1, 16)
+
+
+def test_what_is_asked_for_is_given(target, draft):
+    little = GIB // 4
+    assert choose_capacity(SHARED, target, draft, Demand(parallel=1), 64 * GIB).n_cells is None
+    four = choose_capacity(SHARED, target, draft, Demand(parallel=4), little)
+    assert (four.parallel, four.n_cells) == (4, 4 * USUAL_CELLS)
+    long = choose_capacity(SHARED, target, draft, Demand(parallel=2, n_ctx=9000), little)
+    assert (long.parallel, long.n_cells) == (2, 9000)
+    assert choose_capacity(SHARED, target, draft, Demand(parallel=2, n_cells=512), little).n_cells == 512
+
+
+def test_what_is_kept_has_cells_beside_those_of_the_texts(target, draft):
+    kept = 256 << 20
+    held = choose_capacity(SHARED, target, draft, Demand(kept_bytes=kept), 64 * GIB)
+    assert held.n_cells == 32768 + int(0.75 * kept) // cell_bytes(target) // 256 * 256
+
+
+def test_an_engine_has_the_capacity_that_it_says(tiny_path, tiny_draft_path):
+    with Engine(tiny_path, tiny_draft_path, profile=False, parallel=None) as engine:
+        held = engine.capacity
+        assert (engine.parallel, held.n_cells) == (held.parallel, held.parallel * USUAL_CELLS)
+        streams = [engine.stream([1, 2, 3], n_predict=4) for _ in range(held.parallel)]
+        assert not engine.has_room(3, 4)
+        for stream in streams:
+            list(stream)
+        assert engine.has_room(3, 4)
+        expected = expected_capacity(
+            engine.target.header, engine.draft.header, kernels="stock", n_threads=1, available=64 * GIB
+        )
+        assert (expected.parallel, expected.n_cells) == (held.parallel, held.n_cells)
+
+
+def test_a_prompt_not_read_yet_takes_its_room(tiny_path):
+    with Engine(tiny_path, drafter="none", profile=False, parallel=4, n_cells=512) as engine:
+        assert engine.has_room(300, 10)
+        engine.stream([5] * 300, n_predict=10)
+        assert not engine.has_room(300, 10)
+        assert engine.has_room(100, 10)
+
+
+def test_in_words():
+    assert str(Capacity(1, None, 5_000_000)) == "1 text at once, the cache grows with it, up to 5 MB"

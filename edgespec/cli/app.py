@@ -30,6 +30,7 @@ _EXAMPLES = {
     "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
     "--drafts qwen2.5-coder-0.5b-q4_0,none",
     "serve": "edgespec serve --port 8080 --pair default",
+    "batch": "edgespec batch requests.jsonl -o answers.jsonl",
 }
 """Commands, each `NAME_command` of the module of its name."""
 

@@ -147,8 +147,7 @@ class _Answerer:
         self._engine = engine
         self._worker = worker
         self._log = log
-        what = f"{version('edgespec')} {service.name} {engine.target.size_bytes} {engine.kernels}"
-        self._fingerprint = "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]
+        self._fingerprint = service.fingerprint(engine)
         self.served = ServedModel(
             id=service.name,
             created=int(engine.target.path.stat().st_mtime),

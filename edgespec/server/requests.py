@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import PurePath
 
 from edgespec.engine import Engine
@@ -57,6 +59,11 @@ class Service:
         """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
         return cls(name, (ALIAS, engine.target.name), n_ctx or engine.target.n_ctx_train, max_prompt)
+
+    def fingerprint(self, engine: Engine) -> str:
+        """Return the system_fingerprint of its answers: version, model and kernels."""
+        what = f"{version('edgespec')} {self.name} {engine.target.size_bytes} {engine.kernels}"
+        return "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]
 
     def check_name(self, model: str) -> None:
         """Raise a 404 for a model that is not served."""

@@ -1,0 +1,1 @@
+"""Answers a file of many requests: `edgespec batch`."""

@@ -1,0 +1,295 @@
+"""The results of a batch on disk: they survive the end of the process at any moment.
+
+    OUT.partial     what the batch belongs to, in the first line; locked while a process works on it
+    OUT             the results
+
+In the order of the input, results are first written below the first line of OUT.partial, in the order in
+which they came; when all are there, OUT is made of them in one step. As they come, they are written to OUT
+itself. Either way OUT.partial is removed last: while it is there, the batch is not finished.
+
+A result is one write at the end of a file, so a process that is killed leaves at most one torn line, the
+last: it is dropped, and its request is answered again. Once a second the file is put on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgespec.batch.records import Answer, Request, output_line, read_output_line
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.closing import Closing
+from edgespec.platform.messages import MessageFn, silent
+
+FORMAT = "edgespec batch"
+VERSION = 1
+_BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
+_LONGEST_FIRST_LINE = 1 << 20
+
+_SYNC_S = 1.0  # so much work is lost at most when the machine loses power
+_ABSENT = -1
+
+
+class Journal(Closing):
+    """The results of one batch, those of earlier runs included. A context manager."""
+
+    def __init__(
+        self,
+        out: Path,
+        belongs_to: Mapping[str, Any],
+        n_requests: int,
+        *,
+        in_order: bool,
+        restart: bool = False,
+        on_message: MessageFn = silent,
+    ) -> None:
+        """Begin, or go on where an earlier run ended. With `restart`, throw away what that wrote.
+
+        `belongs_to` is what must be the same when a run goes on: words for the user, and values for JSON; it
+        has the input's "input_sha256". Raises UsageError where OUT is something else, belongs to something
+        else, or is being written by another process; OSError.
+        """
+        self.out = out.resolve()
+        self.partial = self.out.with_name(f"{self.out.name}.partial")
+        self.in_order = in_order
+        self.key = str(belongs_to["input_sha256"])[:16]
+        self.n_done = 0
+        self.n_failed = 0
+        self._on_message = on_message
+        self._places = array("q", [_ABSENT]) * n_requests  # where each result begins in the results' file
+        self._synced = time.monotonic()
+        self._dirty = False
+        self._results = _ABSENT
+        self._lock = _locked(self.partial, self.out)
+        try:
+            if restart:
+                os.ftruncate(self._lock, 0)
+                for file in (self.out, self._new):
+                    file.unlink(missing_ok=True)
+            self._open({"format": FORMAT, "version": VERSION, "in_order": in_order, **belongs_to})
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if os.fstat(self._lock).st_size == 0:  # nothing was begun
+                    self.partial.unlink(missing_ok=True)
+            self.close()
+            raise
+
+    @property
+    def _new(self) -> Path:
+        """OUT while it is being made; a killed run's is overwritten."""
+        return self.out.with_name(f"{self.out.name}.partial.new")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request has its result."""
+        return self.n_done == len(self._places)
+
+    def has(self, request: Request) -> bool:
+        """Return whether the request has its result."""
+        return self._places[request.place] != _ABSENT
+
+    def add(self, request: Request, answer: Answer) -> None:
+        """Write a result. Raises EdgespecError where that is not possible; the file is then as before."""
+        line = output_line(request, answer, self.key)
+        self._append(self._results, line)
+        self._places[request.place] = self._end
+        self._end += len(line)
+        self.n_done += 1
+        self.n_failed += answer.status != 200
+        self._dirty = True
+
+    def sync(self, *, now: bool = False) -> None:
+        """Have the results put on the disk, `now` or if a second has gone by since the last time.
+
+        Raises EdgespecError.
+        """
+        if self._dirty and (now or time.monotonic() >= self._synced + _SYNC_S):
+            with self._telling():
+                os.fsync(self._results)
+            self._synced, self._dirty = time.monotonic(), False
+
+    def finish(self) -> None:
+        """Put OUT in its place; every request must have its result. Raises EdgespecError."""
+        self.sync(now=True)
+        with self._telling():
+            if self.in_order:
+                self._make_out()
+            self.partial.unlink()
+            _sync_folder(self.out.parent)
+
+    def close(self) -> None:
+        """Leave everything as it is for a later run; a second call does nothing."""
+        files, self._lock, self._results = {self._lock, self._results}, _ABSENT, _ABSENT
+        for file in files - {_ABSENT}:
+            os.close(file)
+
+    # ---- going on ----
+
+    def _open(self, header: dict[str, Any]) -> None:
+        data = json.dumps(header).encode() + b"\n"
+        found = _first_line(self._lock)
+        if not found.endswith(b"\n") and data.startswith(found[: len(_BEGINNING)]):  # new, or never begun
+            self._refuse_existing()
+            os.ftruncate(self._lock, 0)
+            self._end = 0
+            self._append(self._lock, data)
+            with self._telling():
+                os.fsync(self._lock)
+            found = data
+            if not self.in_order:
+                os.close(os.open(self.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            _sync_folder(self.out.parent)
+        else:
+            self._check(found, header)
+        if self.in_order:
+            self._results, self._end = self._lock, len(found)
+        else:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._results, self._end = os.open(self.out, flags, 0o666), 0
+        self._recover()
+        if self.in_order and not self.complete:
+            self._refuse_existing()
+
+    def _refuse_existing(self) -> None:
+        if self.out.exists():
+            raise UsageError(
+                f"{self.out} is there already: choose another -o, or --restart to throw it away",
+            )
+
+    def _check(self, first_line: bytes, wanted: Mapping[str, Any]) -> None:
+        """Raise UsageError if an earlier run's batch is not the one that is wanted."""
+        try:
+            found = json.loads(first_line)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise UsageError(f"{self.partial} is no batch of edgespec: choose another -o, or --restart")
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                problem = f"{self.partial} was begun with another {_WORDS.get(name, name)}"
+                if not name.endswith("sha256"):
+                    problem += f" ({found.get(name)}, now {value})"
+                raise UsageError(f"{problem}: go on with the same, choose another -o, or --restart")
+
+    def _recover(self) -> None:
+        """Read the results of earlier runs, and drop what is torn."""
+        start = self._end
+        with open(self._results, "rb", closefd=False) as file:
+            file.seek(start)
+            for line in file:
+                written = read_output_line(line, self.key) if line.endswith(b"\n") else None
+                if written is None or not 0 <= written.place < len(self._places):
+                    self._refuse_foreign(line)
+                    break
+                if self._places[written.place] == _ABSENT:
+                    self.n_done += 1
+                    self.n_failed += written.failed
+                    self._places[written.place] = self._end
+                self._end += len(line)
+        if n_torn := os.fstat(self._results).st_size - self._end:
+            os.ftruncate(self._results, self._end)
+            self._on_message(f"dropped {n_torn} bytes that were not written to their end; they come again")
+
+    def _refuse_foreign(self, line: bytes) -> None:
+        """Raise UsageError for a whole line that no batch wrote: it must not be thrown away as torn."""
+        try:
+            if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
+                return
+        except (ValueError, RecursionError):
+            return
+        file = self.partial if self.in_order else self.out
+        raise UsageError(f"{file} has lines of something else: choose another -o, or --restart")
+
+    # ---- writing ----
+
+    def _append(self, file: int, data: bytes) -> None:
+        """Write all of `data` at the end; leave nothing of it where that is not possible."""
+        with self._telling():
+            try:
+                rest, end = memoryview(data), self._end
+                while rest:
+                    n = os.pwrite(file, rest, end)
+                    rest, end = rest[n:], end + n
+            except BaseException:
+                os.ftruncate(file, self._end)
+                raise
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Turn an OSError into a line that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            done = f"{self.n_done} of {len(self._places)} requests are done and kept"
+            raise EdgespecError(
+                f"{self.out}: {error.strerror}; {done}: the same command goes on from there"
+            ) from None
+
+    def _make_out(self) -> None:
+        with self._new.open("wb") as new, open(self._lock, "rb", closefd=False) as file:
+            for place in self._places:
+                file.seek(place)
+                new.write(file.readline())
+            new.flush()
+            os.fsync(new.fileno())
+        self._new.replace(self.out)
+        _sync_folder(self.out.parent)
+
+
+_WORDS = {
+    "input_sha256": "input",
+    "target_sha256": "target model",
+    "ctx": "--ctx",
+    "kernels": "--kernels",
+    "system": "--system",
+    "n_predict": "--n-predict",
+    "temp": "--temp",
+    "seed": "--seed",
+    "in_order": "order of results",
+}
+
+
+def _locked(partial: Path, out: Path) -> int:
+    """Open or make the file, and lock it. Raises EdgespecError if another process has it."""
+    while True:
+        try:
+            file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UsageError(f"-o {out}: {error.strerror}") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), partial.stat()):
+                    return file
+        except BlockingIOError:
+            os.close(file)
+            raise EdgespecError(
+                f"{out} is being written by another `edgespec batch`: wait for it, or choose another -o"
+            ) from None
+        except OSError as error:
+            os.close(file)
+            raise EdgespecError(f"{partial} cannot be locked: {error.strerror}; choose another -o") from None
+        os.close(file)  # the process that had it finished, and removed it
+
+
+def _first_line(file: int) -> bytes:
+    """Return the first line, with its newline if it is there."""
+    with open(file, "rb", closefd=False) as stream:
+        stream.seek(0)
+        return stream.readline(_LONGEST_FIRST_LINE)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have new and removed names of files put on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,188 @@
+"""Reads the requests of a batch from a file, a line at a time.
+
+A line is one of these, all JSON:
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   OpenAI's batch format
+    {"prompt": "Write a quicksort.", "max_tokens": 100}                                  a plain prompt
+    {"messages": [...], "max_tokens": 100}                                               a conversation
+    "Write a quicksort."                                                                 a plain prompt
+
+A line that is none of them is a request that is refused; blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgespec.batch.records import Answer, Request
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.server.faults import Fault
+from edgespec.server.strict import strict_json
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+PLAIN = ""
+"""The url of a line without one."""
+
+MAX_LINE = 16 << 20
+"""Most bytes of a line: four times what the server takes by default."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file of requests that was read once."""
+
+    file: BinaryIO
+    name: str
+    sha256: str
+    n_bytes: int
+    n_requests: int
+    """Its lines that are not blank."""
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests from the first on, reading no further than asked.
+
+        What was added to the file since it was opened is not read. Raises EdgespecError at the end if the
+        rest is no longer what it was.
+        """
+        names: set[str] = set()
+        self.file.seek(0)
+        digest = hashlib.sha256()
+        for place, (number, line) in enumerate(_lines(self.file, self.n_bytes, digest)):
+            yield _request(place, number, line, names)
+        if digest.hexdigest() != self.sha256:
+            raise EdgespecError(
+                f"{self.name} was changed while it was read: begin anew with --restart, and leave it alone"
+            )
+
+
+def open_input(path: Path, spool_folder: Path | None) -> Input:
+    """Open a file of requests, "-" for standard input, and read it once for its SHA-256 and its length.
+
+    What can be read only once, such as a pipe, is copied to a file without a name in `spool_folder` (None:
+    where temporary files go). Raises UsageError and OSError.
+    """
+    is_stdin = str(path) == "-"
+    name = "standard input" if is_stdin else str(path)
+    if is_stdin and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no requests: name a file, or pipe them in")
+    try:
+        file: BinaryIO = sys.stdin.buffer if is_stdin else path.open("rb")
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        copy = tempfile.TemporaryFile(dir=spool_folder)  # noqa: SIM115 - closed with the Input
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        file = copy
+    file.seek(0)
+    n_bytes = os.fstat(file.fileno()).st_size
+    digest = hashlib.sha256()
+    n_requests = sum(1 for _ in _lines(file, n_bytes, digest))
+    if n_requests == 0:
+        raise UsageError(f"{name}: there is no request in it")
+    return Input(file, name, digest.hexdigest(), n_bytes, n_requests)
+
+
+def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tuple[int, bytes | None]]:
+    """Yield number and content of the lines that are not blank, None for one that is too long.
+
+    Numbers begin at 1 and count blank lines, as editors do. Reads at most `n_bytes`; all goes to `digest`.
+    """
+
+    def read(most: int) -> bytes:
+        nonlocal n_bytes
+        part = file.readline(min(most, n_bytes))
+        n_bytes -= len(part)
+        digest.update(part)
+        return part
+
+    number = 0
+    while line := read(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            while line and not line.endswith(b"\n"):
+                line = read(MAX_LINE)
+            yield number, None
+            continue
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if line.strip():
+            yield number, line
+
+
+def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Request:
+    """Return the request of a line; `names` are the custom_ids of the lines before it."""
+    given: str | None = None
+    try:
+        content = _parsed(line)
+        given = _custom_id(content)
+        if given in names:
+            raise Fault(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
+        url, body = _asked(content)
+    except Fault as fault:
+        own = given if given is not None and given not in names else _free_name(number, names)
+        names.add(own)
+        return Request(place, own, refused=Answer.error(fault.status, fault.body()))
+    name = given if given is not None else _free_name(number, names)
+    names.add(name)
+    return Request(place, name, url, body)
+
+
+def _parsed(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise Fault(400, f"the line is longer than {MAX_LINE >> 20} MiB", code="line_too_long")
+    try:
+        content = strict_json(line)
+    except json.JSONDecodeError as error:
+        why = error.msg.replace("line 1 column", "column")  # of this line, not of the file's first
+        hint = 'a plain prompt is a JSON string, "in quotation marks"'
+        raise Fault(400, f"the line is not valid JSON: {why}; {hint}", code="invalid_json") from None
+    if isinstance(content, str):
+        content = {"prompt": content}
+    if not isinstance(content, dict):
+        raise Fault(400, "the line is neither a JSON object nor a string", code="invalid_request")
+    return content
+
+
+def _custom_id(content: dict[str, Any]) -> str | None:
+    given = content.get("custom_id")
+    if given is not None and not (isinstance(given, str) and given):
+        raise Fault(400, "custom_id: must be a string that is not empty", param="custom_id")
+    return given
+
+
+def _asked(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return where a line's request goes and its body."""
+    if not content.keys() & {"url", "body", "method"}:
+        if ("prompt" in content) == ("messages" in content):
+            raise Fault(400, "the line must have url and body, or prompt, or messages")
+        return PLAIN, {name: value for name, value in content.items() if name != "custom_id"}
+    method, url, body = content.get("method"), content.get("url"), content.get("body")
+    if method not in (None, "POST"):
+        raise Fault(400, f"method: {str(method)[:20]!r}; must be POST", param="method")
+    if url not in (CHAT, TEXT):
+        raise Fault(400, f"url: {str(url)[:80]!r}; must be {CHAT} or {TEXT}", param="url", code="invalid_url")
+    if not isinstance(body, dict):
+        raise Fault(400, "body: must be an object", param="body")
+    return str(url), body
+
+
+def _free_name(number: int, names: set[str]) -> str:
+    """Return a name for a line that has none of its own."""
+    name = f"line-{number}"
+    while name in names:
+        name += "-"
+    return name

@@ -1,0 +1,307 @@
+"""`edgespec batch`: answers to a file of requests."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_text
+import os
+import stat
+import sys
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.choices import DrafterName
+from edgespec.cli.console import INTERRUPTED, message
+from edgespec.cli.groups import grouped
+from edgespec.cli.options import OUTPUT, Compute, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.errors import EdgespecError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.batch.journal import Journal
+    from edgespec.batch.lines import Input
+    from edgespec.batch.local import Defaults
+    from edgespec.batch.piped import PipedResults
+    from edgespec.energy import EnergyMeter, Measurement
+
+_PLAIN = "Prompts (for lines without url)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """What is read and written."""
+
+    requests: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="Requests, a JSON line each; - reads stdin.")
+    ]
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Write results here; - is stdout.")
+    ]
+    as_they_come: Annotated[
+        bool, typer.Option("--as-they-come", help="Write each result when it is there, in no order.")
+    ] = False
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away OUT.jsonl and what an earlier run began.")
+    ] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
+    ] = False
+
+    @property
+    def piped(self) -> bool:
+        """Whether results cannot be read back: stdout, or a file that is a pipe or a device."""
+        return str(self.out) == "-" or (self.out.exists() and not stat.S_ISREG(self.out.stat().st_mode))
+
+    def check(self) -> None:
+        """Raise UsageError for files that cannot be what they are wanted for."""
+        if self.out.is_dir():
+            raise UsageError(f"-o {self.out}: a directory; name a file in it")
+        if str(self.out) == "-" and self.json:
+            raise UsageError("-o - and --json contradict each other: both write to stdout")
+        if self.piped:
+            if self.restart:
+                raise UsageError(f"--restart: nothing is kept of results that go to {self.out}")
+        elif not self.out.absolute().parent.is_dir():
+            raise UsageError(f"-o {self.out}: no such directory")
+        if self.requests.exists() and self.out.exists() and self.requests.samefile(self.out):
+            raise UsageError(f"-o {self.out}: that is the input; choose another file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How the models are loaded."""
+
+    drafter: Annotated[
+        DrafterName, typer.Option(help="What drafts, as in `run`; a request may choose another.")
+    ] = "auto"
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx",
+            "-c",
+            min=1,
+            help="Most tokens of prompt and answer together.",
+            show_default="what the target was trained for",
+        ),
+    ] = None
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Most answers written at once.", show_default="what pays"),
+    ] = None
+    compute: Compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainPrompts:
+    """What lines without url get where they say nothing else."""
+
+    system: Annotated[str | None, typer.Option(help="System message.", rich_help_panel=_PLAIN)] = None
+    n_predict: Annotated[
+        int,
+        typer.Option(
+            "--n-predict", "-n", help="Most tokens; -1: to the end of the context.", rich_help_panel=_PLAIN
+        ),
+    ] = 256
+    temp: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=2, help="Temperature; 0 is greedy.", show_default="0.8", rich_help_panel=_PLAIN
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of every answer.", show_default="random", rich_help_panel=_PLAIN),
+    ] = None
+
+    def defaults(self) -> Defaults:
+        """Return them as the batch takes them. Raises UsageError."""
+        from edgespec.batch.local import Defaults
+
+        if self.n_predict < 1 and self.n_predict != -1:
+            raise UsageError("must be 1 or more, or -1", field="n_predict", value=self.n_predict)
+        n_predict = None if self.n_predict == -1 else self.n_predict
+        return Defaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
+
+
+@grouped
+def batch_command(
+    *,
+    files: Files,
+    models: ModelChoice,
+    loading: Loading,
+    plain: PlainPrompts,
+    assume_watts: WattsOption = None,
+) -> int:
+    """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts."""
+    refuse_contradictions(models.contradictions(loading.drafter))
+    if importlib.util.find_spec("fastapi") is None:
+        raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
+    from edgespec.batch.lines import open_input
+    from edgespec.energy import EnergyMeter
+
+    files.check()
+    defaults = plain.defaults()
+    with ExitStack() as stack:
+        found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
+        stack.enter_context(found.file)
+        names = models.pull(loading.drafter)
+        results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
+        run = _Run(files, found, results)
+        if not run.complete:
+            meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+            run.answer(names, loading, defaults, meter)
+        if run.interrupted:
+            return INTERRUPTED
+        results.finish()
+    run.summarise()
+    return 0
+
+
+def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults) -> dict[str, Any]:
+    """Return what must be the same when a batch goes on: what decides the answers."""
+    from edgespec.llama.fingerprints import file_fingerprint
+    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.models.resolve import resolve
+
+    return {
+        "input_sha256": found.sha256,
+        "target_sha256": file_fingerprint(check_model_file(resolve(target))),
+        "ctx": loading.ctx,
+        "kernels": loading.compute.kernels,
+        "system": defaults.system,
+        "n_predict": defaults.n_predict,
+        "temp": defaults.temp,
+        "seed": defaults.seed,
+    }
+
+
+def _results(
+    stack: ExitStack, files: Files, found: Input, belongs_to: dict[str, Any]
+) -> Journal | PipedResults:
+    """Open where the results go, until `stack` ends."""
+    from edgespec.batch.journal import Journal
+    from edgespec.batch.piped import PipedResults
+
+    in_order = not files.as_they_come
+    if not files.piped:
+        journal = Journal(
+            files.out,
+            belongs_to,
+            found.n_requests,
+            in_order=in_order,
+            restart=files.restart,
+            on_message=message,
+        )
+        if journal.n_done:
+            message(f"going on: {journal.n_done} of {found.n_requests} requests are done")
+        return stack.enter_context(journal)
+    if str(files.out) == "-":
+        return PipedResults(sys.stdout.fileno(), "standard output", found.sha256[:16], in_order=in_order)
+    try:
+        file = os.open(files.out, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"-o {files.out}: {error.strerror}") from None
+    stack.callback(os.close, file)
+    return PipedResults(file, str(files.out), found.sha256[:16], in_order=in_order)
+
+
+class _Run:
+    """One run of a batch, and its figures."""
+
+    def __init__(self, files: Files, found: Input, results: Journal | PipedResults) -> None:
+        self._files = files
+        self._input = found
+        self._results = results
+        self._n_before = results.n_done
+        self._n_tokens = 0
+        self._seconds = 0.0
+        self._energy: Measurement | None = None
+        self.interrupted = False
+
+    @property
+    def complete(self) -> bool:
+        return self._results.n_done == self._input.n_requests
+
+    def answer(
+        self,
+        names: tuple[str, str | None],
+        loading: Loading,
+        defaults: Defaults,
+        meter: EnergyMeter,
+    ) -> None:
+        """Load the models and answer what has no result yet, or until Ctrl-C."""
+        from edgespec.batch.local import LocalWriter
+        from edgespec.batch.one_at_a_time import OneAtATime
+        from edgespec.batch.run import Pace, run_batch
+        from edgespec.cli.batch_display import BatchDisplay
+        from edgespec.cli.loading import load_engine
+        from edgespec.platform.signals import SignalPipe
+        from edgespec.server.requests import Service
+
+        with (
+            meter if meter.available else nullcontext(),
+            SignalPipe() as signals,
+            load_engine(
+                names,
+                loading.compute,
+                drafter=loading.drafter,
+                n_ctx=loading.ctx,
+                signals=signals,
+                prefix_cache=0,
+            ) as engine,
+        ):
+            service = Service.of(engine, n_ctx=loading.ctx)
+            writer = LocalWriter(
+                OneAtATime(engine), service, service.fingerprint(engine), defaults=defaults, log=message
+            )
+            window = meter.begin() if meter.available else None
+            began = time.monotonic()
+            try:
+                pace = Pace()
+                with BatchDisplay(self._results, self._input.n_requests, pace) as display:
+                    run_batch(self._input.requests(), writer, self._results, pace, display.update)
+            except KeyboardInterrupt:
+                self._tell_interrupted()
+            finally:
+                writer.close()
+                self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
+                self._energy = window.end() if window else None
+
+    def _tell_interrupted(self) -> None:
+        self.interrupted = True
+        done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
+        go_on = "nothing is kept" if self._files.piped else "the same command goes on from there"
+        message(f"interrupted: {done}; {go_on}")
+
+    def summarise(self) -> None:
+        """Say what was done: a line on stderr, or an object on stdout."""
+        from edgespec.cli.batch_display import format_time
+
+        rate = self._n_tokens / self._seconds if self._seconds else None
+        joules = self._energy.joules if self._energy else None
+        failed, total = self._results.n_failed, self._input.n_requests
+        if self._files.json:
+            facts = {
+                "out": str(self._files.out),
+                "lines": total,
+                "errors": failed,
+                "lines_before": self._n_before,
+                "tokens": self._n_tokens,
+                "tokens_per_s": rate,
+                "seconds": self._seconds,
+                "joules": joules,
+            }
+            sys.stdout.write(json_text.dumps(facts) + "\n")
+            return
+        where = "" if self._files.piped else f" in {self._files.out}"
+        parts = [f"{total} results{where}", f"{failed} with errors" if failed else "no errors"]
+        if rate is not None:
+            parts.append(f"{self._n_tokens} tokens in {format_time(self._seconds)}, {rate:.1f} tokens/s")
+        if joules is not None:
+            about = "about " if self._energy and self._energy.estimated else ""
+            parts.append(f"{about}{joules:.0f} J")
+        message("; ".join(parts))

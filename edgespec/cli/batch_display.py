@@ -1,0 +1,89 @@
+"""Shows how far a batch is: a bar in a terminal, a line now and then elsewhere. All on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+
+from edgespec.batch.run import Pace, Results
+from edgespec.cli.console import err
+
+_LINE_EVERY = 0.1  # share of the requests between two lines, if there is no bar
+_LINE_EVERY_S = 300.0  # and at least so often
+
+
+class BatchDisplay:
+    """Requests done, tokens a second over the last half minute, time left. A context manager."""
+
+    def __init__(
+        self, results: Results, n_requests: int, pace: Pace, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Show how `results` grow to `n_requests`."""
+        self._results = results
+        self._n_requests = n_requests
+        self._pace = pace
+        self._clock = clock
+        self._bar = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True)),
+            console=err,
+            transient=True,
+            refresh_per_second=2,  # drawing takes time from the models
+        )
+        self._task = self._bar.add_task("", total=n_requests, detail="")
+        self._said = clock()
+        self._said_at = results.n_done
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if err.is_terminal:
+            self._bar.stop()
+
+    def update(self) -> None:
+        """Show what has changed."""
+        now, n_done = self._clock(), self._results.n_done
+        if err.is_terminal:
+            if now >= self._drawn + 0.5 or n_done == self._n_requests:
+                self._drawn = now
+                self._bar.update(
+                    self._task, completed=n_done, description=self._done(), detail=", ".join(self._details())
+                )
+        elif n_done < self._n_requests and (
+            n_done - self._said_at >= self._n_requests * _LINE_EVERY or now >= self._said + _LINE_EVERY_S
+        ):
+            self._said, self._said_at = now, n_done
+            err.print(", ".join([self._done(), *self._details()]), markup=False)
+
+    def _done(self) -> str:
+        return f"{self._results.n_done} of {self._n_requests} requests"
+
+    def _details(self) -> list[str]:
+        details = []
+        if failed := self._results.n_failed:
+            details.append(f"{failed} with errors")
+        if rate := self._pace.tokens_per_s:
+            details.append(f"{rate:.1f} tokens/s")
+        left_s = self._pace.left_s(self._n_requests - self._results.n_done)
+        if left_s is not None:
+            details.append(f"{format_time(left_s)} left")
+        return details
+
+
+def format_time(seconds: float) -> str:
+    """Return a time as H:MM:SS, or M:SS below an hour."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

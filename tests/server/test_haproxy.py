@@ -154,6 +154,8 @@ def test_conversations_stay_on_their_nodes_and_are_spread(balanced: Balanced) ->
                 assert usage["edgespec"]["cached_tokens"] >= n_prompt[name]
             places[name], n_prompt[name] = node, usage["prompt_tokens"]
             messages += [says(answer["choices"][0]["message"]["content"], "assistant"), says(f"go on {turn}")]
+    for name, messages in talks.items():  # one after the other: another node has less to do each time
+        assert {balanced.ask(messages)[0] for _ in range(3)} == {places[name]}
     assert set(places.values()) == set(balanced.nodes)
     assert places["system"] != places["same system"]
 

@@ -52,9 +52,9 @@ class Journal(Closing):
     ) -> None:
         """Begin, or go on where an earlier run ended. With `restart`, throw away what that wrote.
 
-        `belongs_to` is what must be the same when a run goes on: words for the user, and values for JSON; it
-        has the input's "input_sha256". Raises UsageError where OUT is something else, belongs to something
-        else, or is being written by another process; OSError.
+        `belongs_to` is what must be the same when a run goes on: "input_sha256" and "target_sha256", and
+        options by their fields' names. Raises UsageError where OUT is something else or belongs to something
+        else, EdgespecError where another process writes it, OSError.
         """
         self.out = out.resolve()
         self.partial = self.out.with_name(f"{self.out.name}.partial")
@@ -171,12 +171,15 @@ class Journal(Closing):
             found = None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise UsageError(f"{self.partial} is no batch of edgespec: choose another -o, or --restart")
+        go_on = "go on with the same, choose another -o, or --restart"
         for name, value in wanted.items():
-            if found.get(name) != value:
-                problem = f"{self.partial} was begun with another {_WORDS.get(name, name)}"
-                if not name.endswith("sha256"):
-                    problem += f" ({found.get(name)}, now {value})"
-                raise UsageError(f"{problem}: go on with the same, choose another -o, or --restart")
+            was = found.get(name)
+            if was == value:
+                continue
+            if name in _WHAT:
+                raise UsageError(f"{self.partial} was begun with another {_WHAT[name]}: {go_on}")
+            begun, now = ("nothing" if said is None else said for said in (was, value))
+            raise UsageError(f"{self.partial} was begun with {begun}, not {now}: {go_on}", field=name)
 
     def _recover(self) -> None:
         """Read the results of earlier runs, and drop what is torn."""
@@ -233,27 +236,28 @@ class Journal(Closing):
             ) from None
 
     def _make_out(self) -> None:
-        with self._new.open("wb") as new, open(self._lock, "rb", closefd=False) as file:
-            for place in self._places:
-                file.seek(place)
-                new.write(file.readline())
-            new.flush()
-            os.fsync(new.fileno())
-        self._new.replace(self.out)
+        try:
+            with self._new.open("wb") as new, open(self._lock, "rb", closefd=False) as file:
+                for place in self._places:
+                    file.seek(place)
+                    new.write(file.readline())
+                new.flush()
+                os.fsync(new.fileno())
+            self._new.replace(self.out)
+        except BaseException:  # Ctrl-C too: leave the disk its space
+            with contextlib.suppress(OSError):
+                self._new.unlink(missing_ok=True)
+            raise
         _sync_folder(self.out.parent)
 
 
-_WORDS = {
+_WHAT = {
+    "version": "version of edgespec",
+    "in_order": "order of results",
     "input_sha256": "input",
     "target_sha256": "target model",
-    "ctx": "--ctx",
-    "kernels": "--kernels",
-    "system": "--system",
-    "n_predict": "--n-predict",
-    "temp": "--temp",
-    "seed": "--seed",
-    "in_order": "order of results",
 }
+"""What a batch belongs to, beside options."""
 
 
 def _locked(partial: Path, out: Path) -> int:

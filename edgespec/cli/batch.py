@@ -178,11 +178,11 @@ def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults)
     return {
         "input_sha256": found.sha256,
         "target_sha256": file_fingerprint(check_model_file(resolve(target))),
-        "ctx": loading.ctx,
+        "n_ctx": loading.ctx,
         "kernels": loading.compute.kernels,
         "system": defaults.system,
         "n_predict": defaults.n_predict,
-        "temp": defaults.temp,
+        "temperature": defaults.temp,
         "seed": defaults.seed,
     }
 

@@ -14,7 +14,7 @@ from edgespec.batch.run import Pace, Results
 from edgespec.cli.console import err
 
 _LINE_EVERY = 0.1  # share of the requests between two lines, if there is no bar
-_LINE_EVERY_S = 300.0  # and at least so often
+_LINES_S = 1.0, 300.0  # seconds between two lines: at least, and at most
 
 
 class BatchDisplay:
@@ -61,11 +61,14 @@ class BatchDisplay:
                 self._bar.update(
                     self._task, completed=n_done, description=self._done(), detail=", ".join(self._details())
                 )
-        elif n_done < self._n_requests and (
-            n_done - self._said_at >= self._n_requests * _LINE_EVERY or now >= self._said + _LINE_EVERY_S
-        ):
+        elif n_done < self._n_requests and self._line_is_due(now - self._said, n_done - self._said_at):
             self._said, self._said_at = now, n_done
             err.print(", ".join([self._done(), *self._details()]), markup=False)
+
+    def _line_is_due(self, seconds: float, n_new: int) -> bool:
+        """Return whether to print a line, so long after the last one and with so many new results."""
+        least_s, most_s = _LINES_S
+        return seconds >= (least_s if n_new >= self._n_requests * _LINE_EVERY else most_s)
 
     def _done(self) -> str:
         return f"{self._results.n_done} of {self._n_requests} requests"

@@ -127,7 +127,7 @@ def test_commands_and_options(complete):
     assert complete("--inst") == ["--install-completion"]
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "profile", "calibrate", "bench", "serve"])
+@pytest.mark.parametrize("command", ["run", "chat", "profile", "calibrate", "bench", "serve", "batch"])
 def test_models_and_pairs_of_a_command(complete, command):
     for option in ("--target", "-t", "--draft", "-d"):
         assert complete(command, option, "mi") == ["mine"]

@@ -1,0 +1,330 @@
+"""`edgespec batch` as a user runs it: real (tiny) models, real files, processes that are killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from batch_parts import custom_ids, results, write_lines
+from command_line import COMMAND, failed, run_cli, started
+from edgespec.batch.records import Answer
+from edgespec.batch.run import Pace
+from edgespec.cli.batch_display import BatchDisplay, format_time
+from terminals import Terminal
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One for all tests of this file: what one has measured another need not."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out.jsonl"
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Requests of every kind, a third of them not in order."""
+    lines = [
+        {
+            "custom_id": "chat",
+            "method": "POST",
+            "url": CHAT,
+            "body": {
+                "model": "edgespec",
+                "messages": [{"role": "user", "content": "the quick brown fox"}],
+                "max_tokens": 9,
+                "temperature": 0,
+            },
+        },
+        '"a plain prompt"',
+        "{broken",
+        {"custom_id": "chat", "prompt": "twice"},
+        {"custom_id": "vectors", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}},
+        {"custom_id": "long", "prompt": "word " * 600},
+        *({"custom_id": f"c{i}", "prompt": f"number {i}", "max_tokens": 5 + i} for i in range(14)),
+    ]
+    return write_lines(tmp_path / "in.jsonl", lines)
+
+
+@pytest.fixture
+def options(tiny_path):
+    return ("--target", tiny_path, "--drafter", "none", "--threads", 1, "--temp", 0, "-n", 6)
+
+
+NAMES = ["chat", "line-2", "line-3", "line-4", "vectors", "long", *(f"c{i}" for i in range(14))]
+FAILED = {"line-3": "not valid JSON", "line-4": "earlier line", "vectors": "url", "long": "context length"}
+
+
+def check(file, names=NAMES):
+    """Check every line of an output; return the texts by custom_id."""
+    texts = {}
+    lines = results(file)
+    assert [line["custom_id"] for line in lines] == names
+    assert len({line["id"] for line in lines}) == len(lines)
+    for line in lines:
+        name, response = line["custom_id"], line["response"]
+        assert line["error"] is None
+        assert response["status_code"] == (400 if name in FAILED else 200)
+        if name in FAILED:
+            assert FAILED[name] in response["body"]["error"]["message"]
+        else:
+            choice = response["body"]["choices"][0]
+            n_wanted = 9 if name == "chat" else 6 if name == "line-2" else 5 + int(name[1:])
+            assert (
+                response["body"]["usage"]["completion_tokens"] == n_wanted
+                or choice["finish_reason"] == "stop"
+            )
+            texts[name] = choice["message"]["content"]
+    return texts
+
+
+def left_over(folder):
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".gguf" and path.is_file())
+
+
+# ---- answers ----
+
+
+def test_a_file_of_requests(environment, source, out, options):
+    process = run_cli("batch", source, "-o", out, *options, env=environment)
+    assert (process.returncode, process.stdout) == (0, ""), process.stderr
+    check(out)
+    *progress, last = process.stderr.splitlines()
+    assert last.startswith(f"edgespec: 20 results in {out}; 4 with errors; ")
+    assert last.endswith(" tokens/s")
+    assert len(progress) <= 10
+    assert all(" of 20 requests" in line for line in progress)
+    assert "\x1b" not in process.stderr
+    assert left_over(out.parent) == ["in.jsonl", "out.jsonl"]
+
+
+def test_json_and_results_as_they_come(environment, source, out, options):
+    arguments = ("--as-they-come", "--json", "--assume-watts", 10)
+    process = run_cli("batch", source, "-o", out, *options, *arguments, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert sorted(custom_ids(out)) == sorted(NAMES)
+    facts = json.loads(process.stdout)
+    joules, seconds, rate = facts.pop("joules"), facts.pop("seconds"), facts.pop("tokens_per_s")
+    n_tokens = sum(
+        line["response"]["body"]["usage"]["completion_tokens"]
+        for line in results(out)
+        if line["response"]["status_code"] == 200
+    )
+    assert facts == {"out": str(out), "lines": 20, "errors": 4, "lines_before": 0, "tokens": n_tokens}
+    assert rate == pytest.approx(n_tokens / seconds)
+    assert joules == pytest.approx(10 * seconds, rel=0.2)
+
+
+def test_through_pipes(environment, source, out, options):
+    process = run_cli(
+        "batch", "-", "-o", "-", *options, env=environment, stdin=source.read_bytes(), text=False
+    )
+    assert process.returncode == 0, process.stderr
+    out.write_bytes(process.stdout)
+    check(out)
+    assert b"20 results; 4 with errors" in process.stderr
+
+
+def test_a_terminal_gets_a_bar(environment, source, out, options):
+    command = [*COMMAND, "batch", str(source), "-o", str(out), *map(str, options)]
+    with Terminal(command, environment) as terminal:
+        terminal.expect("of 20 requests")
+        terminal.expect("20 results in")
+    check(out)
+
+
+# ---- ends before the end ----
+
+
+def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source, tmp_path, out, options):
+    whole = tmp_path / "whole.jsonl"
+    assert run_cli("batch", source, "-o", whole, *options, env=environment).returncode == 0
+    moments = random.Random(3)
+    partial = Path(f"{out}.partial")
+    n_done = 0
+    for _ in range(4):
+        with started("batch", source, "-o", out, *options, env=environment) as process:
+            wanted = n_done + moments.randint(1, 3)
+            while process.poll() is None and n_done < wanted:
+                time.sleep(0.01)
+                n_done = max(n_done, partial.read_bytes().count(b"\n") - 1) if partial.exists() else n_done
+            process.kill()
+            process.wait(60)
+            assert process.returncode == -signal.SIGKILL, process.stderr.read()
+        assert not out.exists()
+    process = run_cli("batch", source, "-o", out, *options, "--json", env=environment)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["lines_before"] >= n_done
+    assert check(out) == check(whole)
+    assert left_over(tmp_path) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
+
+
+def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
+    partial = Path(f"{out}.partial")
+    with started("batch", source, "-o", out, *options, "-n", 400, env=environment) as process:
+        while not (partial.exists() and partial.read_bytes().count(b"\n") > 2):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        said, told = process.communicate(timeout=60)
+    line = told.decode().splitlines()[-1]
+    assert (process.returncode, said) == (130, b""), told
+    assert line.startswith("edgespec: interrupted: ")
+    assert line.endswith(" of 20 requests are done; the same command goes on from there")
+    n_done = partial.read_bytes().count(b"\n") - 1
+    assert f" {n_done} of 20" in line
+    process = run_cli("batch", source, "-o", out, *options, "-n", 400, env=environment)
+    assert process.returncode == 0
+    assert f"going on: {n_done} of 20 requests are done" in process.stderr
+    assert custom_ids(out) == NAMES
+
+
+def test_a_full_disk(environment, source, out, options):
+    limit = 4000
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, kept[1]))
+    try:
+        process = subprocess.run(
+            [*COMMAND, "batch", str(source), "-o", str(out), *map(str, options)],
+            env=environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    line = process.stderr.decode().splitlines()[-1]
+    assert process.returncode == 1, line
+    assert line.startswith(f"edgespec: error: {out}: File too large; ")
+    assert "of 20 requests are done and kept: the same command goes on from there" in line
+    assert "Traceback" not in process.stderr.decode()
+    assert run_cli("batch", source, "-o", out, *options, env=environment).returncode == 0
+    check(out)
+
+
+def test_a_device_that_takes_nothing(environment, source, options):
+    process = run_cli("batch", source, "-o", "/dev/full", *options, env=environment)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == "edgespec: error: /dev/full: No space left on device"
+
+
+# ---- what is refused before a model is loaded ----
+
+
+def test_files_that_cannot_be_used(environment, source, out, options, tmp_path):
+    def refused(code, *words, arguments):
+        failed(run_cli("batch", *options, *arguments, env=environment), code, *words)
+
+    refused(2, "missing.jsonl", "No such file", arguments=(tmp_path / "missing.jsonl", "-o", out))
+    refused(2, str(tmp_path), "directory", arguments=(tmp_path, "-o", out))
+    refused(2, "directory; name a file", arguments=(source, "-o", tmp_path))
+    refused(2, "no such directory", arguments=(source, "-o", tmp_path / "no" / "out.jsonl"))
+    refused(2, "that is the input", arguments=(source, "-o", source))
+    refused(2, "--out", arguments=(source,))
+    refused(2, "-o - and --json", arguments=(source, "-o", "-", "--json"))
+    refused(2, "--restart", arguments=(source, "-o", "-", "--restart"))
+    refused(2, "--n-predict 0", arguments=(source, "-o", out, "-n", 0))
+    refused(2, "--parallel", arguments=(source, "-o", out, "--parallel", 0))
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    refused(2, "empty.jsonl", "no request", arguments=(empty, "-o", out))
+    out.write_text("mine\n")
+    refused(2, "is there already", "--restart", arguments=(source, "-o", out))
+    assert out.read_text() == "mine\n"
+    assert left_over(tmp_path) == ["empty.jsonl", "in.jsonl", "out.jsonl"]
+
+
+def test_a_batch_that_was_begun_with_something_else(environment, source, out, options, tiny_draft_path):
+    with started("batch", source, "-o", out, *options, env=environment) as process:
+        partial = Path(f"{out}.partial")
+        while not (partial.exists() and partial.read_bytes().count(b"\n") > 2):
+            assert process.poll() is None
+            time.sleep(0.01)
+    again = ("batch", source, "-o", out, *options)
+    line = failed(run_cli(*again, "--temp", 1, env=environment), 2, "--temp: ", "with 0.0, not 1.0: go on")
+    assert line.endswith("choose another -o, or --restart\n")
+    failed(run_cli(*again, "-t", tiny_draft_path, env=environment), 2, "another target model")
+    with source.open("a") as more:
+        more.write('"one more"\n')
+    failed(run_cli(*again, env=environment), 2, "another input", "--restart")
+    process = run_cli(*again, "--restart", "--temp", 1, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert "going on" not in process.stderr
+    assert custom_ids(out) == [*NAMES, "line-21"]
+
+
+def test_two_at_once(environment, source, out, options):
+    with started("batch", source, "-o", out, *options, env=environment) as process:
+        while not Path(f"{out}.partial").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)
+        failed(run_cli("batch", source, "-o", out, *options, env=environment), 1, "another `edgespec batch`")
+        process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    check(out)
+
+
+def test_without_the_extra_one_line_says_what_to_install(environment, source, out, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else find(name))
+    process = run_cli("batch", source, "-o", out, env=environment)
+    failed(process, 1, "edgespec batch needs fastapi: pip install 'edgespec[serve]'")
+
+
+def test_help_shows_an_example(environment):
+    assert "Example: edgespec batch" in run_cli("batch", "--help", env=environment).stdout
+
+
+def test_lines_now_and_then_where_there_is_no_terminal(capfd, clock):
+    class Done:
+        n_done = 0
+        n_failed = 0
+
+    done, pace = Done(), Pace(clock)
+    display = BatchDisplay(done, 100, pace, clock)
+    with display:
+        for second in range(1, 1001):
+            clock.now = second
+            done.n_done, done.n_failed = min(100, second // 10), int(second > 500)
+            pace.note(20 * second)
+            if second % 10 == 0:
+                pace.answered(Answer(200, b"", 200))
+            display.update()
+            display.update()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 9
+    assert lines[0] == "10 of 100 requests, 20.0 tokens/s, 15:00 left"
+    assert lines[-1] == "90 of 100 requests, 1 with errors, 20.0 tokens/s, 1:40 left"
+    assert [format_time(seconds) for seconds in (0, 59.6, 3599, 36_000)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "10:00:00",
+    ]
+
+
+def test_a_slow_batch_still_says_that_it_goes_on(capfd, clock):
+    class Done:
+        n_done = 0
+        n_failed = 0
+
+    display = BatchDisplay(Done(), 100, Pace(clock), clock)
+    for second in range(1000):
+        clock.now = second
+        display.update()
+    assert capfd.readouterr().err.splitlines() == ["0 of 100 requests"] * 3

@@ -36,21 +36,36 @@ static void suffix_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static PyObject *suffix_extend(PyObject *object, PyObject *tokens_object) {
+static PyObject *suffix_extend(PyObject *object, PyObject *args) {
     suffix_object *self = (suffix_object *)object;
+    PyObject *tokens_object;
+    long long position = 0; /* one below 0 becomes one that is yet to come */
+    if (!PyArg_ParseTuple(args, "O|L:extend", &tokens_object, &position)) return NULL;
     Py_buffer tokens;
     if (get_buffer(tokens_object, &tokens, 'i', "tokens", 0) < 0) return NULL;
-    bool extended = false;
+    uint64_t document = (uint64_t)position;
+    bool is_last = false, extended = false;
     const bool entered = enter(self) == 0;
     if (entered) {
         Py_BEGIN_ALLOW_THREADS
-        extended = es_suffix_extend(self->store, tokens.buf, n_elements(&tokens));
+        is_last = es_suffix_is_last(self->store, document);
+        extended = es_suffix_extend(self->store, &document, tokens.buf, n_elements(&tokens));
         Py_END_ALLOW_THREADS
         self->busy = false;
     }
     PyBuffer_Release(&tokens);
     if (!entered) return NULL;
+    if (!is_last) return PyErr_Format(PyExc_ValueError, "document: none ends at position %lld", position);
     if (!extended) return PyErr_Format(PyExc_ValueError, "tokens: one is below %d", ES_SUFFIX_END);
+    return PyLong_FromUnsignedLongLong(document);
+}
+
+static PyObject *suffix_clear(PyObject *object, PyObject *args) {
+    (void)args;
+    suffix_object *self = (suffix_object *)object;
+    if (enter(self) < 0) return NULL;
+    es_suffix_clear(self->store);
+    self->busy = false;
     Py_RETURN_NONE;
 }
 
@@ -112,7 +127,9 @@ static PyObject *suffix_n_bytes(PyObject *object, void *closure) {
 }
 
 static PyMethodDef suffix_methods[] = {
-    {"extend", suffix_extend, METH_O, "extend(tokens): append them; -1 ends a document."},
+    {"extend", suffix_extend, METH_VARARGS,
+     "extend(tokens, document=0) -> document: append them to it, or to a new one; -1 ends a document."},
+    {"clear", suffix_clear, METH_NOARGS, "clear(): forget all tokens."},
     {"propose", suffix_propose, METH_VARARGS,
      "propose(tail, max, branches) -> (tokens, parents, probs): a tree of continuations of tail."},
     {"check", suffix_check, METH_NOARGS, "check() -> whether every invariant of the store holds."},
@@ -125,7 +142,7 @@ static PyGetSetDef suffix_getset[] = {
 };
 
 static PyType_Slot suffix_slots[] = {
-    {Py_tp_doc, "Remembers a stream of tokens and proposes continuations. See _core.pyi."},
+    {Py_tp_doc, "Remembers texts that grow and proposes continuations. See _core.pyi."},
     {Py_tp_new, suffix_new},
     {Py_tp_dealloc, suffix_dealloc},
     {Py_tp_methods, suffix_methods},

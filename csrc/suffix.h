@@ -1,8 +1,9 @@
-/* Remembers a stream of tokens and proposes how a text goes on: as it went on before.
+/* Remembers texts, of which many may grow at the same time, and proposes how one goes on: as it, or
+ * another, went on before.
  *
- * The stream is a log: a ring of the last `capacity` tokens, and hash chains over it as in zlib's
- * match finder.  A position is a counter of tokens, modulo 2^32; its token lies at that index modulo
- * `capacity`.  Position p is linked under the 1, 2, 4 and 8 tokens before it, the most recent first:
+ * All tokens are in one log: a ring of the last `capacity` tokens, and hash chains over it as in zlib's
+ * match finder.  A position is a counter of tokens; its token lies at that index modulo `capacity`.
+ * Position p is linked under the 1, 2, 4 and 8 tokens before it, the most recent first:
  *
  *      tokens   ... a b X  ...   a b Y   ...   a b Z ... |      the next token goes to `end`
  *                       ^            ^             ^
@@ -12,18 +13,30 @@
  * oldest token leaves by being overwritten, and a new store takes in 524,288 tokens in 25 to 50 ms
  * (50 to 100 ns a token; 22 to 60 in memory that was touched before).
  *
- * The age of a position is end - p.  Its link is alive when 1 <= age <= size: it lies in the window.
+ * The age of a position is end - p.  It is alive when 1 <= age <= size: it lies in the window.
  * Nothing else says that a link is dead, so nothing is done when a position leaves the window.
- * ES_SUFFIX_END ends a document: no match reaches across it and no proposal goes over it.
+ *
+ * Documents that grow in turns are mixed in the log.  So each position also says how far away the token
+ * before it and the token after it in its own document are; where one document grows alone, that is 1:
+ *
+ *      document A    a1 <---------------> a2 <-> a3 <---------------------> a4
+ *      document B           b1 <-> b2                   b3 <-> b4 <-> b5
+ *
+ * What is said below of tokens before or after a position is along these two distances.  The store does
+ * not know which documents still grow: who extends one names it by the position of its last token.
+ * ES_SUFFIX_END also ends a document, so that many can be appended at once: no match reaches across
+ * it and no proposal goes over it.
  *
  * Invariants, checked by es_suffix_check; "in the window" means the last `size` tokens:
  *   - capacity is a power of two and size <= capacity; tokens in the window are >= ES_SUFFIX_END;
+ *   - no distance is above the capacity; of two positions in the window both distances name the other,
+ *     or none does.  Only when the window is full may the token before a position have left it;
  *   - a chain's links are alive and strictly older one after the other, until one that is dead;
  *   - a position is in the chain of order k that the k tokens before it name, once, exactly when its
  *     token and those k are in the window and none is ES_SUFFIX_END.  A position whose k tokens
  *     left the window since may still be in a chain: it no longer matches k tokens;
  *   - no head or link of a chain has an age of 0 or above ES_SUFFIX_OLDEST, so that a dead link
- *     cannot come to life when the counter wraps round.
+ *     cannot come to life when its 32 bits wrap round.  `end` has 64 and does not.
  * Memory is allocated by es_suffix_new alone; nothing here allocates afterwards. */
 #ifndef EDGESPEC_SUFFIX_H
 #define EDGESPEC_SUFFIX_H
@@ -44,14 +57,20 @@ enum {
 #define ES_SUFFIX_OLDEST (UINT32_C(3) << 30)
 #define ES_SUFFIX_LEAST (1.0f / 1024) /* what is less likely, with all before it, is not proposed */
 
+typedef struct es_suffix_entry {
+    int32_t token;
+    uint32_t before; /* how much older the token before it is; 0: the document begins here */
+    uint32_t after;  /* how much younger the token after it is; 0: there is none yet */
+} es_suffix_entry;
+
 typedef struct es_suffix {
+    uint64_t end;         /* the position that the next token gets; 0 is no position */
     uint32_t capacity;
-    uint32_t end;    /* the position that the next token gets */
-    uint32_t size;   /* tokens in the window */
-    int32_t *tokens; /* [capacity], by position modulo capacity */
-    uint32_t *prev;  /* [ES_SUFFIX_ORDERS][capacity], the next older position in the chain */
-    uint32_t *head;  /* [ES_SUFFIX_ORDERS][capacity], by bucket: the most recent position */
-    void *memory;    /* the one allocation behind the three pointers above */
+    uint32_t size;        /* tokens in the window */
+    es_suffix_entry *log; /* [capacity], by position modulo capacity */
+    uint32_t *prev;       /* [ES_SUFFIX_ORDERS][capacity], modulo 2^32: the next older position in the chain */
+    uint32_t *head;       /* [ES_SUFFIX_ORDERS][capacity], modulo 2^32, by bucket: the most recent position */
+    void *memory;         /* the one allocation behind the three pointers above */
 } es_suffix;
 
 /* A token of what is proposed: a tree, in an array in which parents come first. */
@@ -67,8 +86,17 @@ typedef struct es_suffix_node {
 es_suffix *es_suffix_new(size_t capacity);
 void es_suffix_free(es_suffix *store);
 
-/* Appends tokens[n].  Returns false, and changes nothing, when one of them is below ES_SUFFIX_END. */
-bool es_suffix_extend(es_suffix *store, const int32_t *tokens, size_t n);
+/* Appends tokens[n] to a document and writes the position of its last token to *document.  The document
+ * is named by what was written there before; 0 begins a new one.  One whose last token has left the window
+ * goes on as a new one.  Returns false, and changes nothing, when a token is below ES_SUFFIX_END, or when
+ * *document is no document's last position: it is yet to come, or a token follows it. */
+bool es_suffix_extend(es_suffix *store, uint64_t *document, const int32_t *tokens, size_t n);
+
+/* Whether es_suffix_extend takes this for a document. */
+bool es_suffix_is_last(const es_suffix *store, uint64_t document);
+
+/* Forgets all tokens.  Documents that grew go on as new ones. */
+void es_suffix_clear(es_suffix *store);
 
 /* Writes how tail[n_tail] may go on to nodes[max]: at most `max` tokens, at most ES_SUFFIX_LONGEST, the
  * likeliest paths first, down to ES_SUFFIX_LEAST; at most `branches` tokens follow each.  With `branches`

@@ -124,15 +124,22 @@ class Sampler:
         """
 
 class SuffixStore:
-    """The last `capacity` tokens (rounded up to a power of two) of a stream, and how they went on.
+    """The last `capacity` tokens (rounded up to a power of two) of all documents, and how they went on.
 
-    A token of -1 ends a document: nothing is matched or proposed across it. Raises RuntimeError when two
-    threads use it at once.
+    Many documents may grow in turns: nothing is matched or proposed across them. A token of -1 also ends a
+    document, so that many can be appended at once. Raises RuntimeError when two threads use it at once.
     """
 
     def __new__(cls, capacity: int) -> SuffixStore: ...
-    def extend(self, tokens: _Ints | array[int]) -> None:
-        """Append `tokens` (int32); with one below -1 raise ValueError and append none."""
+    def extend(self, tokens: _Ints | array[int], document: int = 0, /) -> int:
+        """Append `tokens` (int32) to a document and return the position of its last token.
+
+        That position names the document when it is extended again; 0 begins a new one. Raises ValueError,
+        and appends nothing, with a token below -1 or a position at which no document ends.
+        """
+
+    def clear(self) -> None:
+        """Forget all tokens; a document that is extended later goes on as a new one."""
 
     def propose(
         self, tail: _Ints | array[int], max: int, branches: int
@@ -150,7 +157,7 @@ class SuffixStore:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that the store takes: all of it from the start, 36 bytes a token of capacity."""
+        """Memory that the store takes: all of it from the start, 44 bytes a token of capacity."""
 
     def __len__(self) -> int:
         """Tokens remembered."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from edgespec.batcher import Batcher, Passed, Text
 from edgespec.choices import DrafterName, KernelsChoice, Objective, check_choice
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.loop import Event, Loop
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.knowledge import Knowledge
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.proposal import DraftStep
-from edgespec.drafting.scheduler import Policy
+from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import Cascade
 from edgespec.options import OptionKeywords, Options
@@ -30,6 +35,42 @@ from edgespec.stream import Stream
 _LEADING = 32  # tokens of a text
 
 
+_SOON = 256  # tokens that a text is expected to need soon
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A stream under way, and what it has of the engine."""
+
+    prompt: str | Sequence[int]
+    plan: Plan
+    session: Session | None = None
+    draft: DraftModel | None = None
+    scheduler: Scheduler | None = None
+    text: Text | None = None
+    """Where it shares passes."""
+    events: Generator[Event] | None = None
+    """Where it runs by itself."""
+    keeps: bool = True
+    """Whether its text is remembered for drafting."""
+    n_steps: int = 0
+    shares: float = 0.0
+    """Of these steps, the parts that were its own."""
+
+    def n_left(self, stream: Stream) -> int:
+        """Return how many tokens it may still write."""
+        n_predict = self.plan.options.n_predict
+        return _SOON if n_predict is None else n_predict - len(stream.result.token_ids)
+
+
+def _advance(stream: Stream, events: Generator[Event]) -> None:
+    """Let a loop that runs by itself go on, and tell its stream."""
+    try:
+        stream.take(next(events))
+    except StopIteration:
+        stream.end()
+
+
 class Engine(Closing):
     """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
@@ -41,8 +82,6 @@ class Engine(Closing):
             print(engine.generate("Write a quicksort").text)
     """
 
-    _stream: Stream | None = None  # the last one, until its text is kept
-    _prompt: str | Sequence[int] = ""  # of that stream
     _closed = False
 
     def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
@@ -60,6 +99,8 @@ class Engine(Closing):
         meter: EnergyMeter | None = None,
         signals: Cancellation | None = None,
         prefix_cache: int | None = None,
+        parallel: int = 1,
+        n_cells: int | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled.
@@ -72,7 +113,9 @@ class Engine(Closing):
         disk, and add those of this engine (docs/cache.md). `meter`: measures the joules of each generation.
         `signals`: lets Ctrl-C, or another thread, end a running pass. `prefix_cache`: None reads every prompt
         from its beginning; 0 reads only the part of a prompt that is new after the last timeline; more keeps
-        earlier timelines too, in at most so many bytes. `on_message` takes lines that the user should know.
+        earlier timelines too, in at most so many bytes. `parallel`: most texts at once; their passes are
+        shared. `n_cells`: tokens that the cache holds, of all texts together; by default as many as one text
+        needs, or 1,024 for each of several. `on_message` takes lines that the user should know.
         Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """
         check_choice("objective", objective, Objective)
@@ -81,12 +124,21 @@ class Engine(Closing):
             raise UsageError(problem, field="objective", value=objective)
         drafts = drafter != "none"
         options = PairOptions(
-            drafter, n_ctx, n_threads, kernels=kernels, prefix_cache=prefix_cache, signals=signals
+            drafter,
+            n_ctx,
+            n_threads,
+            kernels=kernels,
+            prefix_cache=prefix_cache,
+            signals=signals,
+            parallel=parallel,
+            n_cells=n_cells,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
         self._on_message = on_message
         self._signals = signals
+        self._running: dict[Stream, _Running] = {}
+        self._batcher: Batcher | None = None
         self._pair = Pair(target, draft, options)
         header = self._pair.target_header
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
@@ -135,9 +187,19 @@ class Engine(Closing):
         """Number of threads that compute."""
         return self._pair.n_threads
 
+    @property
+    def parallel(self) -> int:
+        """Most texts at once."""
+        return self._pair.parallel
+
+    @property
+    def last_pass(self) -> Passed:
+        """The last step's pass of the target, of texts that share passes."""
+        return self._batcher.last if self._batcher else Passed()
+
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
-        self._end_stream(keep=False)
+        self._end_streams(keep=False)
         self._earlier_texts.ready().forget()
         self._pair.forget()
         if tables:
@@ -161,6 +223,20 @@ class Engine(Closing):
             messages.insert(0, {"role": "system", "content": system})
         return self.target.tokenize_chat(messages)
 
+    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
+        """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
+        running = [one for stream, one in self._running.items() if not stream.finished]
+        if len(running) >= self.parallel:
+            return False
+        if not running or self._batcher is None:
+            return True
+        if any(one.text is None or one.text.is_paused for one in running):
+            return False
+        soon = sum(min(_SOON, one.n_left(stream)) for stream, one in self._running.items())
+        needed = n_prompt + min(_SOON, n_predict or _SOON)
+        timelines = self._batcher.timelines
+        return timelines.n_used + soon + needed <= timelines.cache.n_ctx
+
     def stream(
         self,
         prompt: str | Sequence[int],
@@ -174,30 +250,43 @@ class Engine(Closing):
         """Continue `prompt` (text, or token ids), a Token at a time.
 
         `keywords` are fields of `Options` and override those of `options`. `system` and `chat`: as for
-        `prompt_tokens`. `on_step` is called after every step of a drafter. An earlier stream of this engine
-        is closed. Raises UsageError for bad values, EdgespecError if the prompt is longer than the context.
+        `prompt_tokens`. `on_step` is called after every step of a drafter. With `parallel` 1 an earlier
+        stream of this engine is closed; else it runs beside the others, whichever is read. Raises UsageError
+        for bad values or if as many texts are under way as there may be, EdgespecError if the prompt is
+        longer than the context.
         """
         called = time.perf_counter()
         if self._closed:
             raise UsageError("the engine is closed")
         plan = make_plan(self._pair, (options or Options()).changed(**keywords))
-        self._end_stream()
-        self._prompt = prompt
+        if self.parallel == 1:
+            self._end_streams()
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )
         if not tokens:
             raise UsageError("the prompt is empty")
-        loop = self._loop(plan, tokens, on_step)
+        if len(self._running) >= self.parallel:
+            problem = "as many texts are being written: end one, or allow more"
+            raise UsageError(problem, field="parallel", value=self.parallel)
+        if plan.options.cascade and self.parallel > 1:
+            raise UsageError("a cascade writes one text at a time: use an engine for one", field="cascade")
+        running = _Running(prompt, plan)
+        try:
+            loop = self._loop(running, tokens, on_step)
+        except BaseException:
+            self._release(running)
+            raise
         window = None
         if self.meter:
             began = time.perf_counter()
             window = self.meter.begin()
-            loop.mark = window.mark
+            if self.parallel == 1:
+                loop.mark = window.mark
             called += time.perf_counter() - began  # the meter's time is not the generation's
-        if self._signals:
+        if self._signals and not self._running:
             self._signals.drain()
-        self._stream = Stream(
+        stream = Stream(
             loop,
             self.target,
             Provenance(
@@ -211,36 +300,72 @@ class Engine(Closing):
             called=called,
             window=window,
         )
-        return self._stream
+        self._start(stream, running, loop)
+        return stream
+
+    def _start(self, stream: Stream, running: _Running, loop: Loop) -> None:
+        """Let `stream` be told what `loop` does."""
+        self._running[stream] = running
+        stream.on_closed = self._ended
+        if isinstance(loop, Generation) and running.session and self._batcher:
+            text = Text(loop, running.session, running.scheduler, stream.take, stream.end)
+            running.text = text
+            self._batcher.add(text)
+            stream.advance = self.step
+        else:
+            running.events = loop.events()
+            stream.advance = partial(_advance, stream, running.events)
+
+    def step(self) -> None:
+        """Make one pass of the target for all streams, and what is drafted for it; their tokens wait in them.
+
+        Raises KeyboardInterrupt if `signals` interrupts it; streams that failed raise when they are read.
+        """
+        if self._batcher:
+            self._batcher.step()
+            n_running = max(1, len(self._running))
+            for running in self._running.values():
+                running.n_steps += 1
+                running.shares += 1.0 / n_running
 
     def _loop(
-        self, plan: Plan, tokens: list[int], on_step: Callable[[DraftStep], None] | None
+        self, running: _Running, tokens: list[int], on_step: Callable[[DraftStep], None] | None
     ) -> Generation | Cascade:
         """Return the loop that generates the text, over sessions that are large enough for it."""
+        plan = running.plan
         n_predict = plan.options.n_predict
         n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
-        target = self._pair.target_session(n_ctx)
+        timelines = self._pair.timelines(n_ctx)
+        if self._batcher is None or self._batcher.timelines is not timelines:
+            self._batcher = Batcher(timelines, self._knowledge.clocks)
         drafter = None
         if plan.options.cascade:
             small = self._pair.small_model(n_ctx)
+            target = running.session = timelines.begin([0])
             if plan.policy:
-                drafter = self._drafter(plan, plan.policy, small, on_step)
+                drafter = self._drafter(running, plan.policy, small, on_step)
             return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
-        n_known = self._pair.prepare(target, tokens)
+        target = running.session = timelines.begin(tokens)
+        n_known = target.n_past
         if plan.policy:
-            model = self._pair.draft_model(n_ctx, len(tokens), n_predict) if plan.uses_model else None
-            drafter = self._drafter(plan, plan.policy, model, on_step)
+            if plan.uses_model:
+                running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
+            drafter = self._drafter(running, plan.policy, running.draft, on_step)
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known)
 
     def _drafter(
         self,
-        plan: Plan,
+        running: _Running,
         policy: Policy,
         model: DraftModel | None,
         on_step: Callable[[DraftStep], None] | None,
     ) -> TreeDrafter:
+        plan = running.plan
+        running.scheduler = self._knowledge.scheduler(
+            policy, running.prompt, greedy=plan.options.params.greedy
+        )
         return TreeDrafter(
-            self._knowledge.scheduler(policy, self._prompt, greedy=plan.options.params.greedy),
+            running.scheduler,
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=self.target.is_eog,
@@ -253,19 +378,38 @@ class Engine(Closing):
         """Return the draft model if it can write in a cascade, else raise UsageError."""
         return self._pair.check_cascade()
 
-    def _end_stream(self, *, keep: bool = True) -> None:
-        """End the running generation; with `keep`, remember its text for drafting."""
-        stream, self._stream = self._stream, None
-        if stream is None:
-            return
-        stream.close()
+    def _end_streams(self, *, keep: bool = True) -> None:
+        """End the streams under way; with `keep`, remember their texts for drafting."""
+        for stream, running in list(self._running.items()):
+            running.keeps = keep
+            stream.close()
+
+    def _ended(self, stream: Stream) -> None:
+        """Keep what can be used of a stream that has ended, and free the rest."""
+        running = self._running.pop(stream)
+        if running.text and self._batcher:
+            self._batcher.close(running.text)
+        if running.events:
+            running.events.close()
+        if running.n_steps:
+            stream.energy_share = running.shares / running.n_steps
+        self._release(running)
         result = stream.result
         if result.stop_reason in ("eog", "stop", "length"):
             unfinished = result.stop_reason == "length"
-            self._knowledge.answered(self._prompt, len(result.token_ids), unfinished=unfinished)
-        if keep:
+            self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
+        if running.keeps:
             # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
             self._earlier_texts.keep(stream.timeline[max(0, result.n_cached - _LEADING) :])
+
+    def _release(self, running: _Running) -> None:
+        """Give back the sessions of a text, and what was learnt with it."""
+        if running.session and self._batcher:
+            self._batcher.timelines.end(running.session)
+        if running.draft:
+            self._pair.end_draft(running.draft)
+        if running.scheduler:
+            self._knowledge.ended(running.scheduler)
 
     def generate(
         self,
@@ -287,6 +431,6 @@ class Engine(Closing):
         """Store what was learnt and free models and sessions; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._end_stream()
+            self._end_streams()
             self._knowledge.store(self._on_message)
             self._pair.close()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.drafting.history import History
-from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.suffix import Document, SuffixDrafts
 from edgespec.llama.backend import LlamaDraftModel
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
@@ -37,7 +37,7 @@ PACKED = {1: 1.0, 2: 1.11, 3: 1.17, 4: 1.28, 6: 1.61, 8: 1.92, 12: 2.88, 16: 3.5
 MOST = 31
 """Most tokens offered per step: with the last token they are as many as the store compares."""
 
-_CAPACITY = 1 << 16  # tokens remembered: 2.4 MB
+_CAPACITY = 1 << 16  # tokens remembered: 2.9 MB
 _CONTEXT = 32  # tokens before a new part that the store needs to find it again
 _LEAST = 0.5  # least chance of the first token: a match of one word only (1/3) comes true too rarely
 _CREDIT, _MOST_CREDIT = 3.0, 12.0  # passes that drafting may lose: at first, and after savings
@@ -80,6 +80,7 @@ class SuffixDraft(LlamaDraftModel):
         self._text: Ids = np.empty(0, np.intc)
         self._offered: Ids = np.empty(0, np.intc)
         self._store = SuffixDrafts(_CAPACITY)
+        self._document: Document | None = None
         if history is not None:
             with Model(Path(history), vocab_only=True) as model:
                 stored = History(tokenizer_fingerprint(model))
@@ -87,10 +88,10 @@ class SuffixDraft(LlamaDraftModel):
 
     def __call__(self, input_ids: Ids, /, **_: Any) -> Ids:  # noqa: ANN401 - as llama_cpp has it
         """Return tokens that may follow `input_ids`, the whole timeline; often none."""
-        self._follow(input_ids)
+        document = self._follow(input_ids)
         # Offer only what the credit covers if nothing is accepted, so that no more than it is ever lost.
         affordable = int(np.searchsorted(self._added, self._credit, "right")) - 1
-        tokens, chances = self._store.offer((), affordable)
+        tokens, chances = document.offer((), affordable)
         if not tokens or chances[0] < _LEAST:
             return self._offer([])
         # Expected tokens of a pass over its cost; a plain pass yields 1 token for 1.
@@ -101,18 +102,21 @@ class SuffixDraft(LlamaDraftModel):
         self._offered = np.array(tokens, np.intc)
         return self._offered
 
-    def _follow(self, text: Ids) -> None:
-        """Add the new part of `text` to the store. `text` is `Llama`'s own memory: keep copies only."""
+    def _follow(self, text: Ids) -> Document:
+        """Add the new part of `text` to its document. `text` is `Llama`'s own memory: keep copies only."""
         n = min(len(text), len(self._text))
         differs = text[:n] != self._text[:n]
         n_common = int(differs.argmax()) if differs.any() else n
         new = text[n_common:].tolist()
-        if n_common == len(self._text) and n_common:
+        document = self._document
+        if document and n_common == len(self._text) and n_common:
             self._settle(text[n_common:])
-            self._store.extend(new)
+            document.extend(new)
         else:  # another text from here on: store it as a new document, with some context to recognize it
-            self._store.begin(text[max(0, n_common - _CONTEXT) : n_common].tolist() + new)
+            document = self._store.document(text[max(0, n_common - _CONTEXT) : n_common].tolist() + new)
+        self._document = document
         self._text = text.copy()
+        return document
 
     def _settle(self, new: Ids) -> None:
         """Settle the last offer's account: accepted tokens minus their cost."""

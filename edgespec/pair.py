@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
 from edgespec.choices import DrafterName, KernelsChoice, check_choice
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
@@ -15,12 +14,12 @@ from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.prefixes import prefixes_of_pair
-from edgespec.llama.session import Session
+from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
 from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
@@ -33,6 +32,15 @@ from edgespec.platform.signals import Cancellation
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
+
+MAX_PARALLEL = 64
+"""Most texts at once."""
+
+_KEPT = 16  # timelines beside those under way, kept for prompts that begin like them
+_DRAFT_SHARE = 0.25  # of the bytes for these: a token takes fewer in a smaller model
+_USUAL_CELLS = 1024  # tokens for each of several texts at once, where nothing else is asked for
+_DRAFT_CELLS = 1024  # tokens that the draft model keeps of each of several texts
+_ROWS = 64  # rows of logits in a pass for several texts
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
@@ -53,19 +61,29 @@ class PairOptions:
     is read from its beginning."""
     signals: Cancellation | None = None
     """Lets Ctrl-C, or another thread, end a running pass."""
+    parallel: int = 1
+    """Most texts at once."""
+    n_cells: int | None = None
+    """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
+    1,024 for each of several."""
 
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
-        for name, value in (("n_ctx", self.n_ctx), ("n_threads", self.n_threads)):
+        for name in ("n_ctx", "n_threads", "n_cells"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError("must be 1 or more", field=name, value=value)
+        if not 1 <= self.parallel <= MAX_PARALLEL:
+            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
+        if self.prefix_cache is not None and self.prefix_cache < 0:
+            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
 
 
 class Pair(Closing):
     """A target and perhaps a draft model: chosen and checked when made, loaded by `load`.
 
-    Sessions are kept between generations; one that is too small is replaced by a larger one.
+    Caches are kept between generations; one that is too small is replaced by a larger one.
     """
 
     target: Model
@@ -84,6 +102,8 @@ class Pair(Closing):
         """
         self.options = options
         self.n_threads = options.n_threads or default_threads()
+        self.parallel = options.parallel
+        """Most texts at once."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         self._headers = [check_model_file(resolve(name)) for name in names]
@@ -93,12 +113,12 @@ class Pair(Closing):
             problem = f"{self.target_name} was trained for {n_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
         fits_in_memory([(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in self._headers])
-        self._prefixes, self._draft_prefixes = prefixes_of_pair(options.prefix_cache)
         self._vocabulary_map: VocabularyMap | None = None
         self._models: list[Model] = []
-        self._target_session = _Slot[Session](self._hold)
-        self._draft_model = _Slot[DraftModel](DraftModel.hold)
-        self._small = _Slot[SmallModel]()
+        self._timelines: Timelines | None = None
+        self._draft_timelines: Timelines | None = None
+        self._idle_drafts: list[DraftModel] = []
+        self._small: SmallModel | None = None
 
     @property
     def target_header(self) -> GGUFHeader:
@@ -123,6 +143,11 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
+        if self.parallel > 1 and not self.target.can_rewind:
+            on_message(
+                f"{self.target.name} cannot take tokens back (recurrent or hybrid): one text at a time"
+            )
+            self.parallel = 1
         if len(self._models) > 1:
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
@@ -174,7 +199,7 @@ class Pair(Closing):
         Raises EdgespecError if the prompt does not fit.
         """
         asked = self.options.n_ctx
-        n_ctx = asked or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        n_ctx = asked or self.n_ctx_shared or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
         if n_prompt < n_ctx:
             return n_ctx
         problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
@@ -182,34 +207,84 @@ class Pair(Closing):
             raise EdgespecError(f"{problem}; shorten it or choose a larger one", field="n_ctx", value=asked)
         raise EdgespecError(f"{problem}, what {self.target_name} was trained for; shorten it")
 
-    def prepare(self, session: Session, tokens: Sequence[int]) -> int:
-        """Make the target's `session` hold the known beginning of `tokens`; return its length."""
-        return self._prefixes.prepare(session, tokens) if self._prefixes and self.target.can_rewind else 0
+    @property
+    def n_ctx_shared(self) -> int | None:
+        """The context of each text, where the cache's size was decided before there were any; else None."""
+        cells = self._cells
+        return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
 
-    def target_session(self, n_ctx: int) -> Session:
-        """Return the target's session, with a context of at least `n_ctx` tokens."""
-        return self._target_session.at_least(n_ctx, lambda: self._open(self.target, n_ctx))
+    @property
+    def _cells(self) -> int | None:
+        """Tokens of the target's cache, where that does not depend on the text."""
+        options = self.options
+        if options.n_cells is None and self.parallel == 1:
+            return None
+        return options.n_cells or max(options.n_ctx or 0, self.parallel * _USUAL_CELLS)
 
-    def draft_model(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
-        """Return the draft model for a generation, or None.
+    def timelines(self, n_ctx: int) -> Timelines:
+        """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
+        if self._timelines is None or self._timelines.n_ctx < n_ctx:
+            cells = self._cells or n_ctx + self._kept_cells(self.target, 1.0 - _DRAFT_SHARE)
+            self._timelines = self._replaced(self._timelines, self.target, cells, n_ctx)
+        return self._timelines
+
+    def _kept_cells(self, model: Model, share: float) -> int:
+        """Return how many tokens are kept beside those of the texts under way."""
+        return int(share * (self.options.prefix_cache or 0)) // (model.header.kv_bytes(CTX_STEP) // CTX_STEP)
+
+    def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
+        """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
+        parallel = self.parallel
+        n_timelines = parallel + (_KEPT if self.options.prefix_cache or parallel > 1 else 0)
+        size = CacheSize(
+            n_ctx=cells,
+            n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
+            n_timelines=min(n_timelines, MAX_TIMELINES) if model.can_rewind else 1,
+        )
+        kept = smaller.last() if smaller else None
+        if smaller:
+            smaller.close()
+        larger = Timelines(
+            self._cache(model, size),
+            n_ctx=n_ctx,
+            reserved=parallel * n_ctx if model is self.draft else 0,
+            keeps=self.options.prefix_cache is not None,
+        )
+        if kept:
+            larger.adopt(*kept)
+        return larger
+
+    def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
+        """Return a draft model for a generation, until `end_draft`; or None.
 
         Its context holds what the generation needs, or only the recent part of a long one.
         """
         draft = self.draft
         if draft is None:
             return None
+        parallel = self.parallel
         n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
+        if parallel > 1:
+            n_ctx = min(_DRAFT_CELLS, draft.n_ctx_train)
+        n_own = n_ctx
         if self._vocabulary_map:
-            n_ctx = min(n_ctx, int(draft.n_ctx_train / ROOM_PER_TOKEN))
-        return self._draft_model.at_least(n_ctx, lambda: self._open_draft(draft, n_ctx))
-
-    def _open_draft(self, draft: Model, n_ctx: int) -> DraftModel:
+            n_own = min(math.ceil(n_ctx * ROOM_PER_TOKEN), draft.n_ctx_train)
+        if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
+            self._idle_drafts.clear()
+            cells = parallel * n_own + self._kept_cells(draft, _DRAFT_SHARE)
+            self._draft_timelines = self._replaced(self._draft_timelines, draft, cells, n_own)
+        if self._idle_drafts:
+            return self._idle_drafts.pop()
         if self._vocabulary_map:
-            session = self._open(draft, math.ceil(n_ctx * ROOM_PER_TOKEN))
-            return TranslatedDraft(session, self.target, self._vocabulary_map)
-        model = DraftModel(self._open(draft, n_ctx), n_vocab=self.target.n_vocab, cut=self.cut)
-        model.prefixes = self._draft_prefixes
+            return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
+        model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
+        model.timelines = self._draft_timelines
         return model
+
+    def end_draft(self, model: DraftModel) -> None:
+        """Take back a draft model: the next generation may have it."""
+        model.rest()
+        self._idle_drafts.append(model)
 
     def small_model(self, n_ctx: int) -> SmallModel:
         """Return the draft model as a cascade's writer.
@@ -218,66 +293,33 @@ class Pair(Closing):
         """
         draft = self.check_cascade()
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
-        return self._small.at_least(
-            n_ctx, lambda: SmallModel(self._open(draft, n_ctx), n_vocab=self.target.n_vocab)
-        )
+        if self._small is None or self._small.n_ctx < n_ctx:
+            self._small = None
+            cache = self._cache(draft, CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1))
+            self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
+        return self._small
 
-    def _open(self, model: Model, n_ctx: int) -> Session:
-        fits_in_memory([(model.header, n_ctx)], weights_loaded=True)
-        interrupt = self.options.signals.interrupt if self.options.signals else None
-        return Session(
+    def _cache(self, model: Model, size: CacheSize) -> Cache:
+        fits_in_memory([(model.header, size.n_ctx)], weights_loaded=True)
+        signals = self.options.signals
+        return Cache(
             model,
-            n_ctx=n_ctx,
+            size,
             n_threads=self.n_threads,
-            n_logits_max=MAX_GAMMA + 1,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
-            interrupt=interrupt,
+            interrupt=signals.interrupt if signals else None,
         )
-
-    def _hold(self, session: Session) -> None:
-        if self._prefixes:
-            self._prefixes.hold(session)
 
     def forget(self) -> None:
         """Forget the timelines that were kept."""
-        for prefixes in (self._prefixes, self._draft_prefixes):
-            if prefixes:
-                prefixes.forget()
+        for timelines in (self._timelines, self._draft_timelines):
+            if timelines:
+                timelines.forget()
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
         for model in self._models:
             model.close()
-
-
-class _Opened(Protocol):
-    """A session, or an object that works with one."""
-
-    @property
-    def n_ctx(self) -> int: ...
-    def close(self) -> None: ...
-
-
-_T = TypeVar("_T", bound=_Opened)
-
-
-class _Slot(Generic[_T]):
-    """A model's open session, replaced when more context is needed."""
-
-    def __init__(self, hold: Callable[[_T], None] = lambda _opened: None) -> None:
-        """`hold` takes the old session before it is closed, to keep its cache for the new one."""
-        self._hold = hold
-        self._opened: _T | None = None
-
-    def at_least(self, n_ctx: int, open_: Callable[[], _T]) -> _T:
-        """Return the open session if it has `n_ctx` tokens of context, else replace it by `open_()`."""
-        if self._opened is None or self._opened.n_ctx < n_ctx:
-            smaller, self._opened = self._opened, None
-            if smaller:
-                self._hold(smaller)
-                smaller.close()
-            self._opened = open_()
-        return self._opened
 
 
 def choose_models(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from edgespec.decoding.loop import Loop
+from edgespec.decoding.loop import Event, Loop
 from edgespec.decoding.text import TextStream
 from edgespec.energy import Measurement, Window
 from edgespec.llama.weights import Model
@@ -25,7 +26,10 @@ from edgespec.records import (
 
 
 class Stream:
-    """An iterator over the tokens of one generation. `result` holds what has come so far."""
+    """An iterator over the tokens of one generation. `result` holds what has come so far.
+
+    What the loop does is told to it (`take`, `end`); a token becomes text when the reader takes it.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class Stream:
         self._n_prompt = len(loop.tokens)
         self._window = window
         self._energy: Measurement | None = None
+        self.energy_share = 1.0
+        """Of the energy measured while it ran, what belongs to it and not to others that ran beside it."""
         self._n_alone = 0
         self._parts: list[str] = []
         self._ids: list[int] = []
@@ -57,18 +63,52 @@ class Stream:
         self._ended: float | None = None
         self._stop_reason: StopReason = "interrupted"
         self._note = ""
-        self._tokens = self._run()
+        self._emitted: deque[tuple[int, Origin, Logprobs | None]] = deque()  # no text yet
+        self._waiting: Token | None = None  # the last token, while text is held back with it
+        self._loop_ended = False
+        self._error: BaseException | None = None
+        self.advance: Callable[[], None] = self.close
+        """Lets the loop go on; set by whoever runs it."""
+        self.on_closed: Callable[[Stream], None] = lambda _stream: None
+        """Called once, when nothing more will come; set by whoever runs it."""
 
     def __iter__(self) -> Iterator[Token]:
         return self
 
     def __next__(self) -> Token:
-        return next(self._tokens)
+        while True:
+            if token := self._take_token():
+                return token
+            self._raise()
+            if self.finished:
+                raise StopIteration
+            try:
+                self.advance()
+            except BaseException:
+                self.close()
+                raise
+
+    def made(self) -> list[Token]:
+        """Return the tokens made since the last call, and compute nothing.
+
+        Raises what ended the generation, if it failed, once no tokens are left.
+        """
+        tokens = []
+        while token := self._take_token():
+            tokens.append(token)
+        if not tokens:
+            self._raise()
+        return tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended is not None
 
     def close(self) -> None:
         """End the generation here; `result` stays."""
-        self._tokens.close()
-        self._end_energy()  # also where no token was ever asked for
+        if not self.finished:
+            self._finish()
 
     @property
     def timeline(self) -> list[int]:
@@ -97,9 +137,79 @@ class Stream:
             target_share=1.0 - self._n_alone / len(self._ids) if self._ids else 1.0,
         )
 
-    def _end_energy(self) -> None:
+    # ---- told by whoever runs the loop ----
+
+    def take(self, event: Event) -> None:
+        """Take what the loop has done."""
+        event.add_to(self._tally)
+        if self._ttft_s is None and event.tokens:
+            self._ttft_s = time.perf_counter() - self._called
+        logprobs = event.logprobs or (None,) * len(event.tokens)
+        for token, origin, said in zip(event.tokens, event.origins, logprobs, strict=True):
+            if not self._model.is_eog(token):
+                self._emitted.append((token, origin, said))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take note that the loop ended, by itself or because of `error`."""
+        self._loop_ended, self._error = True, error
+
+    # ---- tokens with their text ----
+
+    def _take_token(self) -> Token | None:
+        """Return the next token; None if none is there."""
+        if self.finished:
+            return None
+        if self._waiting and self._emitted:
+            token, self._waiting = self._waiting, None
+            return token
+        while self._emitted:
+            made = self._write(*self._emitted.popleft())
+            if self._text.stopped:
+                self._stop_reason = "stop"
+                self._finish()
+                return made
+            if not self._text.holds:
+                return made
+            if self._emitted:
+                return made
+            self._waiting = made
+        if self._loop_ended:
+            self._stop_reason = self._loop.stop_reason
+            waiting, self._waiting = self._waiting, None
+            held = self._finish()
+            return replace(waiting, text=waiting.text + held) if waiting else None
+        return None
+
+    def _write(self, token: int, origin: Origin, said: Logprobs | None) -> Token:
+        started = time.perf_counter()
+        text = self._text.feed(self._model.piece(token))
+        made = Token(token, text, origin, said.logprob, said.top) if said else Token(token, text, origin)
+        self._parts.append(made.text)
+        self._ids.append(token)
+        self._n_alone += origin == "alone"
+        self._tally.rest_s += time.perf_counter() - started
+        return made
+
+    def _finish(self) -> str:
+        """End it; return the text that was held back."""
+        self._ended = time.perf_counter()
+        self._emitted.clear()
         if self._window:
             self._energy, self._window = self._window.end(), None
+        self.on_closed(self)
+        if self._energy:
+            self._energy = self._energy.part(self.energy_share)
+        self._note = self._loop.note()  # now: it speaks of tables that later texts go on changing
+        held = self._text.finish()
+        self._parts.append(held)
+        return held
+
+    def _raise(self) -> None:
+        error = self._error
+        if error and self._loop_ended and not self._emitted:
+            self.close()
+            self._error = None
+            raise error
 
     def _stats(self) -> Stats:
         return summarise(
@@ -110,54 +220,3 @@ class Stream:
             total_s=(self._ended or time.perf_counter()) - self._called,
             peak_rss_bytes=peak_rss_bytes(),
         )
-
-    def _run(self) -> Generator[Token]:
-        waiting: Token | None = None  # the last token, while text is held back with it
-        emitted = self._emitted()
-        try:
-            for token, origin, said in emitted:
-                if waiting:
-                    yield waiting
-                    waiting = None
-                started = time.perf_counter()
-                text = self._text.feed(self._model.piece(token))
-                made = (
-                    Token(token, text, origin, said.logprob, said.top) if said else Token(token, text, origin)
-                )
-                self._parts.append(made.text)
-                self._ids.append(token)
-                self._n_alone += origin == "alone"
-                self._tally.rest_s += time.perf_counter() - started
-                if self._text.stopped:
-                    self._stop_reason = "stop"
-                    yield made
-                    return
-                if self._text.holds:
-                    waiting = made
-                else:
-                    yield made
-            self._stop_reason = self._loop.stop_reason
-        finally:
-            emitted.close()
-            self._ended = time.perf_counter()
-            self._end_energy()
-            self._note = self._loop.note()  # now: it speaks of tables that later texts go on changing
-            held = self._text.finish()
-            self._parts.append(held)
-        if waiting:
-            yield replace(waiting, text=waiting.text + held)
-
-    def _emitted(self) -> Generator[tuple[int, Origin, Logprobs | None]]:
-        """The loop's tokens with what is known of them, without an end-of-generation token."""
-        events = self._loop.events()
-        try:
-            for event in events:
-                event.add_to(self._tally)
-                if self._ttft_s is None and event.tokens:
-                    self._ttft_s = time.perf_counter() - self._called
-                logprobs = event.logprobs or (None,) * len(event.tokens)
-                for token, origin, said in zip(event.tokens, event.origins, logprobs, strict=True):
-                    if not self._model.is_eog(token):
-                        yield token, origin, said
-        finally:
-            events.close()

@@ -27,17 +27,6 @@ constexpr int ROW_TILE = LANES == 16 ? 6 : 4;    // rows of a micro-kernel
 constexpr int KEY_VECTORS = LANES == 8 ? 2 : 4;  // vectors of scores for each of its rows: AVX2 has 16 registers
 constexpr int DIM_VECTORS = LANES == 8 ? 2 : 4;  // vectors of outputs
 
-enum MaskKind { ALL_MASKED, NONE_MASKED, MIXED };
-
-inline MaskKind mask_kind(const uint16_t *mask, int n) {
-    int masked = 0, zero = 0;
-    for (int j = 0; j < n; j++) {
-        masked += mask[j] == 0xFC00; // minus infinity
-        zero += mask[j] == 0;
-    }
-    return masked == n ? ALL_MASKED : zero == n ? NONE_MASKED : MIXED;
-}
-
 // scores[r][0 .. KEY_VECTORS * LANES) = q[r] . keys; keys[d][ATTN_BLOCK] transposed.
 template <int ROWS>
 void score(int64_t head_dim, const float *const *q, const float *keys, float *scores) {
@@ -66,19 +55,40 @@ void score(int64_t head_dim, const float *const *q, const float *keys, float *sc
     }
 }
 
-// out[r] = out[r] * correction[r] + sum over j of weights[r][j] * values[j], for VECTORS vectors of dimensions.
-// Fetches the next block's keys meanwhile.
+// A block of places: where its keys, values and the keys of the next one lie, and which of the places are seen.
+struct BlockRows {
+    const char *keys[ATTN_BLOCK], *values[ATTN_BLOCK], *next_keys[ATTN_BLOCK];
+    const CellBlock *block;
+    int64_t begin; // the first place
+};
+
+inline void find_rows(const CellBlock &block, const char *base, int64_t stride, const char **rows) {
+    if (block.are_neighbours) {
+        base += block.cells[0] * stride;
+        for (int j = 0; j < ATTN_BLOCK; j++) {
+            rows[j] = base + j * stride;
+        }
+    } else {
+        for (int j = 0; j < ATTN_BLOCK; j++) {
+            rows[j] = base + block.cells[j] * stride;
+        }
+    }
+}
+
+// out[r] = out[r] * correction[r] + sum over j of weights[r][j] * values[j], for VECTORS vectors of dimensions from
+// `d` on. Fetches the next block's keys meanwhile.
 template <int ROWS, int VECTORS>
-void accumulate(int n, int64_t head_dim, const float *weights, const float *correction, const char *values,
-                int64_t stride, const char *next_keys, int64_t k_stride, float *out) {
+void accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weights, const float *correction,
+                float *out) {
     F sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++) {
         const F c = f_set1(correction[r]);
         for (int v = 0; v < VECTORS; v++) {
-            sum[r][v] = f_mul(c, f_load(out + r * head_dim + v * LANES));
+            sum[r][v] = f_mul(c, f_load(out + r * head_dim + d + v * LANES));
         }
     }
-    for (int j = 0; j < n; j++, values += stride, next_keys += k_stride) {
+    for (int j = rows.block->first; j < rows.block->last; j++) {
+        const char *const values = rows.values[j] + 2 * d, *const next_keys = rows.next_keys[j] + 2 * d;
         for (int byte = 0; byte < VECTORS * LANES * 2; byte += 64) {
             __builtin_prefetch(next_keys + byte);
         }
@@ -95,29 +105,24 @@ void accumulate(int n, int64_t head_dim, const float *weights, const float *corr
     }
     for (int r = 0; r < ROWS; r++) {
         for (int v = 0; v < VECTORS; v++) {
-            f_store(out + r * head_dim + v * LANES, sum[r][v]);
+            f_store(out + r * head_dim + d + v * LANES, sum[r][v]);
         }
     }
 }
 
-// The F16 keys [0, n) of a block as floats, transposed; the last one again after them. Fetches the values
-// meanwhile: the stream of weights has pushed the cache of keys and values out of the processor's.
-void transpose_keys(int64_t head_dim, const char *k, int64_t stride, int n, float *keys, const char *values,
-                    int64_t v_stride) {
+// The F16 keys of a block as floats, transposed. Fetches the values meanwhile: the stream of weights has pushed the
+// cache of keys and values out of the processor's.
+void transpose_keys(const BlockRows &rows, int64_t head_dim, float *keys) {
     for (int j = 0; j < ATTN_BLOCK; j += LANES) {
-        const char *row[LANES];
-        for (int i = 0; i < LANES; i++) {
-            row[i] = k + (j + i < n ? j + i : n - 1) * stride;
-        }
         for (int64_t d = 0; d < head_dim; d += LANES) {
             F t[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                t[i] = f_half(row[i] + 2 * d);
+                t[i] = f_half(rows.keys[j + i] + 2 * d);
             }
             if (2 * d % 64 == 0) {
-                for (int i = j; i < j + LANES && i < n; i++) {
-                    __builtin_prefetch(values + i * v_stride + 2 * d);
+                for (int i = j; i < j + LANES && i < rows.block->last; i++) {
+                    __builtin_prefetch(rows.values[i] + 2 * d);
                 }
             }
             f_transpose(t);
@@ -130,20 +135,27 @@ void transpose_keys(int64_t head_dim, const char *k, int64_t stride, int n, floa
 }
 
 // Softmax weights of a row's scores of a block, in place; returns the factor for what the row has so far.
-float weigh(const uint16_t *mask, MaskKind kind, int n, float scale, float *scores, float &max, float &sum) {
+float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *scores, float &max, float &sum) {
+    const int64_t before = unit.start[row] - rows.begin, seen = unit.end[row] - rows.begin;
+    const int from = before > 0 ? (int)before : 0, to = seen < ATTN_BLOCK ? (int)seen : ATTN_BLOCK;
+    const uint16_t *const mask = unit.mask[row];
+    const bool sees_all = from == 0 && to == ATTN_BLOCK && !mask;
     F x[ATTN_BLOCK / LANES], largest = f_set1(max);
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
-        x[v] = f_mul(f_load(scores + v * LANES), f_set1(scale));
-        if (kind == MIXED || n < ATTN_BLOCK) {
+        x[v] = f_mul(f_load(scores + v * LANES), f_set1(unit.scale));
+        if (!sees_all) {
             uint16_t m[LANES];
             for (int i = 0; i < LANES; i++) {
-                m[i] = v * LANES + i < n ? mask[v * LANES + i] : 0xFC00;
+                m[i] = v * LANES + i >= from && v * LANES + i < to ? 0 : 0xFC00; // minus infinity
+            }
+            for (int i = 0; mask && i < LANES; i++) {
+                m[i] = m[i] ? m[i] : mask[rows.block->cells[v * LANES + i]];
             }
             x[v] = f_add(x[v], f_half(m));
         }
         largest = f_max(largest, x[v]);
     }
-    const float before = max;
+    const float max_before = max;
     max = f_reduce_max(largest);
     F total = f_zero();
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
@@ -151,123 +163,80 @@ float weigh(const uint16_t *mask, MaskKind kind, int n, float scale, float *scor
         total = f_add(total, w);
         f_store(scores + v * LANES, w);
     }
-    const float correction = exp1(before - max);
+    const float correction = exp1(max_before - max);
     sum = sum * correction + f_reduce_add(total);
     return correction;
 }
 
+// Rows from `first` on.
 template <int ROWS>
-void attend_rows(const AttentionUnit &unit, const float *keys, const char *values, int64_t j, int n, int first,
-                 const MaskKind *kinds, const AttentionState &state) {
+void attend_rows(const AttentionUnit &unit, const BlockRows &rows, const float *keys, int first,
+                 const AttentionState &state) {
     alignas(64) float scores[ROWS * ATTN_BLOCK];
     for (int key = 0; key < ATTN_BLOCK; key += KEY_VECTORS * LANES) {
         score<ROWS>(unit.head_dim, unit.q + first, keys + key, scores + key);
     }
     float correction[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        const int row = first + r;
-        if (kinds[row] == ALL_MASKED) {
-            correction[r] = 1; // weights of zero change nothing
-            for (int i = 0; i < ATTN_BLOCK; i += LANES) {
-                f_store(scores + r * ATTN_BLOCK + i, f_zero());
-            }
-        } else {
-            correction[r] = weigh(unit.mask[row] + j, kinds[row], n, unit.scale, scores + r * ATTN_BLOCK,
-                                  state.max[row], state.sum[row]);
-        }
+        correction[r] =
+            weigh(unit, rows, first + r, scores + r * ATTN_BLOCK, state.max[first + r], state.sum[first + r]);
     }
     float *out = state.out + first * unit.head_dim;
-    const char *next_keys = unit.k + (j + ATTN_BLOCK) * unit.k_stride; // maybe past the last: only fetched
     int64_t d = 0;
     for (; d + DIM_VECTORS * LANES <= unit.head_dim; d += DIM_VECTORS * LANES) {
-        accumulate<ROWS, DIM_VECTORS>(n, unit.head_dim, scores, correction, values + 2 * d, unit.v_stride,
-                                      next_keys + 2 * d, unit.k_stride, out + d);
+        accumulate<ROWS, DIM_VECTORS>(rows, unit.head_dim, d, scores, correction, out);
     }
     for (; d < unit.head_dim; d += LANES) {
-        accumulate<ROWS, 1>(n, unit.head_dim, scores, correction, values + 2 * d, unit.v_stride, next_keys + 2 * d,
-                            unit.k_stride, out + d);
+        accumulate<ROWS, 1>(rows, unit.head_dim, d, scores, correction, out);
     }
 }
 
-typedef void AttendRows(const AttentionUnit &, const float *, const char *, int64_t, int, int, const MaskKind *,
-                        const AttentionState &);
+typedef void AttendRows(const AttentionUnit &, const BlockRows &, const float *, int, const AttentionState &);
 
-// Cells [j, j + n), at most a block, for the rows that see any of them there.
-void attend_block(const AttentionUnit &unit, int64_t j, int n, float *keys, const AttentionState &state) {
+// Rows [first, last), all of which see the block.
+void attend_block(const AttentionUnit &unit, const BlockRows &rows, int first, int last, float *keys,
+                  const AttentionState &state) {
     static AttendRows *const tiles[6] = {attend_rows<1>, attend_rows<2>, attend_rows<3>,
                                          attend_rows<4>, attend_rows<5>, attend_rows<6>};
-    MaskKind kinds[ATTN_ROWS];
-    bool any = false;
-    for (int r = 0; r < unit.rows; r++) { // heads of a token share its mask
-        const bool same = r > 0 && unit.mask[r] == unit.mask[r - 1];
-        const bool beyond = unit.gap[r] && j >= unit.gap[r]->first; // see attend_gathered
-        kinds[r] = beyond ? ALL_MASKED : same ? kinds[r - 1] : mask_kind(unit.mask[r] + j, n);
-        any |= kinds[r] != ALL_MASKED;
-    }
-    if (!any) {
-        return;
-    }
-    transpose_keys(unit.head_dim, unit.k + j * unit.k_stride, unit.k_stride, n, keys, unit.v + j * unit.v_stride,
-                   unit.v_stride);
-    const int n_tiles = (unit.rows + ROW_TILE - 1) / ROW_TILE;
-    for (int t = 0, first = 0; t < n_tiles; t++) { // of about the same size
-        const int rows = (unit.rows - first + n_tiles - t - 1) / (n_tiles - t);
-        bool wanted = false;
-        for (int r = first; r < first + rows; r++) {
-            wanted |= kinds[r] != ALL_MASKED;
-        }
-        if (wanted) {
-            tiles[rows - 1](unit, keys, unit.v + j * unit.v_stride, j, n, first, kinds, state);
-        }
-        first += rows;
+    transpose_keys(rows, unit.head_dim, keys);
+    for (int n_tiles = (last - first + ROW_TILE - 1) / ROW_TILE; first < last; n_tiles--) { // of about the same size
+        const int n = (last - first + n_tiles - 1) / n_tiles;
+        tiles[n - 1](unit, rows, keys, first, state);
+        first += n;
     }
 }
 
-// The block that rows with a gap see as [j, j + ATTN_BLOCK): its keys and values side by side, as without the gap.
-void attend_gathered(const AttentionUnit &unit, int64_t j, float *keys, const AttentionState &state) {
-    alignas(64) uint16_t k[MAX_HEAD_DIM * ATTN_BLOCK], v[MAX_HEAD_DIM * ATTN_BLOCK];
-    uint16_t masks[ATTN_ROWS * ATTN_BLOCK];
-    for (int first = 0, end; first < unit.rows; first = end) {
-        const Gap *gap = unit.gap[first];
-        for (end = first + 1; end < unit.rows && unit.gap[end] == gap;) {
-            end++;
-        }
-        if (!gap || j < gap->first || j - gap->first >= gap->n) {
-            continue;
-        }
-        const int32_t *cells = gap->cells + (j - gap->first);
-        const int64_t left = gap->n - (j - gap->first), row_bytes = unit.head_dim * 2;
-        const int n = left < ATTN_BLOCK ? (int)left : ATTN_BLOCK;
-        for (int i = 0; i < n; i++) {
-            __builtin_memcpy((char *)k + i * row_bytes, unit.k + cells[i] * unit.k_stride, (size_t)row_bytes);
-            __builtin_memcpy((char *)v + i * row_bytes, unit.v + cells[i] * unit.v_stride, (size_t)row_bytes);
-        }
-        AttentionUnit part;
-        part.head_dim = unit.head_dim;
-        part.rows = end - first;
-        part.k = (const char *)k;
-        part.v = (const char *)v;
-        part.k_stride = part.v_stride = row_bytes;
-        part.scale = unit.scale;
-        part.any_gap = false;
-        for (int r = 0; r < part.rows; r++) {
-            const uint16_t *mask = unit.mask[first + r];
-            part.q[r] = unit.q[first + r];
-            part.gap[r] = nullptr;
-            if (r > 0 && mask == unit.mask[first + r - 1]) {
-                part.mask[r] = part.mask[r - 1];
-                continue;
-            }
-            part.mask[r] = masks + r * ATTN_BLOCK;
-            for (int i = 0; i < n; i++) {
-                masks[r * ATTN_BLOCK + i] = mask[cells[i]];
-            }
-        }
-        attend_block(part, 0, n, keys, {state.max + first, state.sum + first, state.out + first * unit.head_dim});
-    }
+// The block with place `begin` that a row sees, or nullptr.
+inline const CellBlock *block_of(const AttentionUnit &unit, int row, int64_t begin) {
+    const int64_t block = begin / ATTN_BLOCK, first = unit.start[row] / ATTN_BLOCK;
+    return block >= first && begin < unit.end[row] ? unit.blocks + unit.block_ids[row][block - first] : nullptr;
 }
 
-void attend(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionState &state) {
+// Neighbouring rows that see the same block.
+struct Run {
+    const CellBlock *block;
+    int64_t begin;
+    int first, last;
+};
+
+// The runs of a segment, block by block; returns how many.
+int find_runs(const AttentionUnit &unit, int64_t begin, int64_t end, Run *runs) {
+    int n = 0;
+    for (; begin < end; begin += ATTN_BLOCK) {
+        for (int first = 0, last; first < unit.rows; first = last) {
+            const CellBlock *const block = block_of(unit, first, begin);
+            for (last = first + 1; last < unit.rows && block_of(unit, last, begin) == block;) {
+                last++;
+            }
+            if (block) {
+                runs[n++] = {block, begin, first, last};
+            }
+        }
+    }
+    return n;
+}
+
+void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state) {
     alignas(64) float keys[MAX_HEAD_DIM * ATTN_BLOCK];
     for (int r = 0; r < unit.rows; r++) {
         state.max[r] = -__builtin_inff();
@@ -276,11 +245,18 @@ void attend(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionSt
     for (int64_t i = 0; i < unit.rows * unit.head_dim; i += LANES) {
         f_store(state.out + i, f_zero());
     }
-    for (int64_t j = j0; j < j1; j += ATTN_BLOCK) {
-        attend_block(unit, j, j1 - j < ATTN_BLOCK ? (int)(j1 - j) : ATTN_BLOCK, keys, state);
-        if (unit.any_gap) {
-            attend_gathered(unit, j, keys, state);
-        }
+    Run runs[ATTN_SEGMENT / ATTN_BLOCK * ATTN_ROWS];
+    const int n_runs = find_runs(unit, begin, end, runs);
+    BlockRows rows;
+    for (int i = 0; i < n_runs; i++) {
+        const Run &run = runs[i];
+        const CellBlock *next = i + 1 < n_runs ? runs[i + 1].block : block_of(unit, run.first, end);
+        rows.block = run.block;
+        rows.begin = run.begin;
+        find_rows(*run.block, unit.k, unit.k_stride, rows.keys);
+        find_rows(*run.block, unit.v, unit.v_stride, rows.values);
+        find_rows(next ? *next : *run.block, unit.k, unit.k_stride, rows.next_keys);
+        attend_block(unit, rows, run.first, run.last, keys, state);
     }
 }
 

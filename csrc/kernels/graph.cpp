@@ -97,7 +97,8 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
         const Tensor *q = a, *k = b, *v = op->src[2], *mask = op->src[3];
         const float max_bias = param(op, 1), soft_cap = param(op, 2);
         return is_float_rows(op) && is_float_rows(q) && is_rows(k, TYPE_F16, 2) && is_rows(v, TYPE_F16, 2) &&
-               is_rows(mask, TYPE_F16, 2) && !op->src[4] && max_bias == 0 && soft_cap == 0 && q->ne[3] == 1 &&
+               is_rows(mask, TYPE_F16, 2) && mask->op == OP_NONE && mask->ne[0] == k->ne[1] &&
+               mask->ne[1] >= q->ne[1] && !op->src[4] && max_bias == 0 && soft_cap == 0 && q->ne[3] == 1 &&
                k->ne[3] == 1 && mask->ne[2] == 1 && mask->ne[3] == 1 && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
                q->ne[0] % 16 == 0 && q->ne[0] <= MAX_HEAD_DIM && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0;
     }
@@ -111,7 +112,9 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
 bool Executor::plan(const std::vector<Tensor *> &nodes) {
     steps_.clear();
     angles_.clear();
-    gaps_.clear();
+    attentions_.clear();
+    tiles_.clear();
+    n_views_ = 0;
     size_t acts = 0, states = 0, angles = 0;
     const Tensor *quantized = nullptr; // what acts_ holds, and in blocks of how many
     int act_block = 0;
@@ -122,6 +125,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             ops.push_back(node);
         }
     }
+    learn_cells(ops);
     for (size_t i = 0; i < ops.size(); i++) {
         const Tensor *op = ops[i], *next = i + 1 < ops.size() ? ops[i + 1] : nullptr;
         switch (op->op) {
@@ -188,13 +192,15 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             steps_.emplace_back(&Executor::get_rows, op);
             break;
         case OP_FLASH_ATTN_EXT: {
-            const Attention a(op, n_threads);
-            const int64_t n = a.by_segment ? a.n_units() * a.n_segments : 2 * n_threads;
+            Attention &a = attentions_.emplace_back(op, find_views(op));
+            cut(a);
+            const int64_t n = a.by_segment ? a.n_units() : 2 * n_threads;
             states = std::max(states, (size_t)n * a.state_floats());
             steps_.emplace_back(&Executor::attend, op);
-            steps_.back().gaps = find_gaps(op);
+            steps_.back().attention = attentions_.size() - 1;
             if (a.by_segment) {
                 steps_.emplace_back(&Executor::merge, op);
+                steps_.back().attention = attentions_.size() - 1;
             }
             break;
         }
@@ -235,15 +241,114 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     return true;
 }
 
-// The masks are inputs of the graph, so they can be read before it runs. One that is computed is not looked at:
-// its tokens' sums depend on where the gaps are, in the last bits.
-const Gap *const *Executor::find_gaps(const Tensor *attention) {
-    const Tensor *mask = attention->src[3];
-    if (mask->op != OP_NONE) {
-        return nullptr;
+// Of the cache that begins where `keys` do; nullptr: not known.
+Cells *Executor::cells_of(const Tensor *keys) {
+    for (Cells &cells : cells_) {
+        if (cells.has_layer(keys->data)) {
+            return &cells;
+        }
     }
-    const auto known = std::find_if(gaps_.begin(), gaps_.end(), [&](const Gaps &g) { return g.mask == mask; });
-    return (known == gaps_.end() ? gaps_.emplace_back(mask, attention->src[0]->ne[1]) : *known).tokens();
+    return nullptr;
+}
+
+// Which positions the graph writes into which cells. Both are inputs of the graph: they can be read before it runs.
+void Executor::learn_cells(const std::vector<const Tensor *> &ops) {
+    const auto is_input = [](const Tensor *t) { return t && t->op == OP_NONE; };
+    const auto rotation_of = [&](const Tensor *keys) { // nullptr: none
+        for (int i = 0; i < 8 && keys && keys->op != OP_ROPE; i++) {
+            keys = keys->src[0];
+        }
+        return keys && keys->op == OP_ROPE && is_input(keys->src[1]) ? keys->src[1] : nullptr;
+    };
+    for (Cells &cells : cells_) {
+        cells.settle(false); // a graph that could not be planned was not run
+    }
+    positions_ = nullptr;
+    std::vector<const void *> attended;
+    for (const Tensor *op : ops) {
+        if (!positions_ && (op->op == OP_SET_ROWS || op->op == OP_ROPE)) {
+            positions_ = rotation_of(op);
+        }
+        if (op->op == OP_FLASH_ATTN_EXT) {
+            attended.push_back(op->src[1]->data);
+        }
+    }
+    std::vector<std::pair<const Tensor *, Cells *>> written; // the layers of a cache share the list of cells
+    for (const Tensor *op : ops) {
+        const bool holds_keys =
+            op->op == OP_SET_ROWS && is_input(op->src[1]) &&
+            (rotation_of(op) || std::find(attended.begin(), attended.end(), op->data) != attended.end());
+        if (!holds_keys) {
+            continue;
+        }
+        const Tensor *index = op->src[1];
+        Cells *cells = cells_of(op);
+        const auto group = std::find_if(written.begin(), written.end(), [&](const auto &w) { return w.first == index; });
+        if (!cells) {
+            cells = group == written.end() ? &cells_.emplace_back(op->ne[1]) : group->second;
+            cells->add_layer(op);
+        }
+        if (group == written.end()) {
+            written.push_back({index, cells});
+            const bool fits = positions_ && positions_->type == TYPE_I32 && positions_->ne[0] == index->ne[0];
+            cells->write(index, fits ? (const int32_t *)positions_->data : nullptr);
+        }
+    }
+}
+
+const Views *Executor::find_views(const Tensor *attention) {
+    const Tensor *k = attention->src[1], *mask = attention->src[3];
+    const int64_t n = attention->src[0]->ne[1];
+    Cells *const known = cells_of(k), *const cells = known && known->size() >= k->ne[1] ? known : nullptr;
+    for (size_t i = 0; i < n_views_; i++) {
+        if (views_[i].mask == mask && views_[i].cells == cells) {
+            return &views_[i];
+        }
+    }
+    if (n_views_ == views_.size()) {
+        views_.emplace_back();
+    }
+    Views &views = views_[n_views_++];
+    const bool fits = positions_ && positions_->type == TYPE_I32 && positions_->ne[0] == n;
+    views.read(mask, n, cells, fits ? (const int32_t *)positions_->data : nullptr);
+    return &views;
+}
+
+// Cut the rows into tiles of about the same size, between tokens where that fits.
+void Executor::cut(Attention &a) {
+    for (const Attention &other : attentions_) {
+        if (&other != &a && other.views == a.views && other.gqa == a.gqa && other.n_heads == a.n_heads) {
+            a.n_tiles = other.n_tiles;
+            a.n_pieces = other.n_pieces;
+            a.first_tile = other.first_tile;
+            a.by_segment = other.by_segment;
+            return;
+        }
+    }
+    a.first_tile = tiles_.size();
+    a.n_tiles = (a.n_rows + ATTN_ROWS - 1) / ATTN_ROWS;
+    const auto bound = [&](int64_t tile, bool between) {
+        const int64_t row = a.n_rows * tile / a.n_tiles;
+        return between ? (row + a.gqa / 2) / a.gqa * a.gqa : row;
+    };
+    bool between = true;
+    for (int64_t t = 0; t < a.n_tiles; t++) {
+        const int64_t n = bound(t + 1, true) - bound(t, true);
+        between = between && n > 0 && n <= ATTN_ROWS;
+    }
+    a.n_pieces = 0;
+    for (int64_t t = 0; t < a.n_tiles; t++) {
+        Tile tile = {bound(t, between), bound(t + 1, between), INT64_MAX, 0, a.n_pieces};
+        for (int64_t token = tile.first / a.gqa; token <= (tile.last - 1) / a.gqa; token++) {
+            const Views::View &view = a.views->of(token);
+            tile.first_segment = std::min(tile.first_segment, view.start / ATTN_SEGMENT);
+            tile.last_segment = std::max(tile.last_segment, (view.end + ATTN_SEGMENT - 1) / ATTN_SEGMENT);
+        }
+        tile.last_segment = std::max(tile.last_segment, tile.first_segment + 1); // who sees nothing gets zeros
+        a.n_pieces += tile.last_segment - tile.first_segment;
+        tiles_.push_back(tile);
+    }
+    a.by_segment = a.n_pieces > a.n_tiles && a.n_heads * a.n_tiles < 4 * n_threads;
 }
 
 int Executor::compute(Graph *graph) {
@@ -260,7 +365,11 @@ int Executor::compute(const std::vector<Tensor *> &nodes) {
     }
     n_wanted_.store(steps_.size(), std::memory_order_relaxed);
     run_team(n_threads, [this](Team &team, int thread) { run(team, thread); });
-    return n_wanted_.load(std::memory_order_relaxed) < steps_.size() ? STATUS_ABORTED : STATUS_SUCCESS;
+    const bool done = n_wanted_.load(std::memory_order_relaxed) == steps_.size();
+    for (Cells &cells : cells_) {
+        cells.settle(done);
+    }
+    return done ? STATUS_SUCCESS : STATUS_ABORTED;
 }
 
 void Executor::run(Team &team, int thread) {
@@ -278,17 +387,12 @@ void Executor::run(Team &team, int thread) {
     }
 }
 
-Attention::Attention(const Tensor *op, int n_threads) {
+Attention::Attention(const Tensor *op, const Views *v) : views(v) {
     const Tensor *q = op->src[0], *k = op->src[1];
     head_dim = q->ne[0];
     n_heads = k->ne[2];
     gqa = q->ne[2] / k->ne[2];
     n_rows = q->ne[1] * gqa;
-    n_kv = k->ne[1];
-    n_segments = (n_kv + ATTN_SEGMENT - 1) / ATTN_SEGMENT;
-    n_tiles = (n_rows + ATTN_ROWS - 1) / ATTN_ROWS;
-    tile_rows = (n_rows + n_tiles - 1) / n_tiles;
-    by_segment = n_segments > 1 && n_units() < 4 * n_threads;
 }
 
 } // namespace edgespec

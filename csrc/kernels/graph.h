@@ -1,11 +1,12 @@
 // Runs a ggml graph, or a part of one, on a team of threads.
 #pragma once
 
-#include "gaps.h"
 #include "ggml_abi.h"
 #include "isa.h"
 #include "team.h"
+#include "views.h"
 
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -29,16 +30,25 @@ bool is_packed_matmul(const ggml::Tensor *op, const ggml::BufferType *packed, co
 // Whether `op` is one of the others that can be run.
 bool can_run(const ggml::Tensor *op, const Ggml &ggml);
 
-// How an attention is cut into units: rows of queries that share a head of the cache x segments of the cache.
-struct Attention {
-    Attention(const ggml::Tensor *op, int n_threads);
+// Rows (token, head) of queries that share a head of the cache, [first, last) of all of them; they see places in
+// segments [first_segment, last_segment) of ATTN_SEGMENT.
+struct Tile {
+    int64_t first, last;
+    int64_t first_segment, last_segment;
+    int64_t piece; // how many segments the tiles before have
+};
 
+// How an attention is cut into units of work: heads of the cache x tiles of rows, and perhaps x their segments.
+struct Attention {
+    const Views *views;
     int64_t head_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
-    int64_t n_kv, n_segments;
-    int64_t n_tiles, tile_rows;
+    int64_t n_tiles, n_pieces;              // of each head
+    size_t first_tile;                      // of the executor's
     bool by_segment; // too few tiles for the threads: segments are units too, merged in a second step
-    int64_t n_units() const { return n_heads * n_tiles; }
-    size_t state_floats() const { return AttentionState::n_floats(head_dim, (int)tile_rows); }
+
+    Attention(const ggml::Tensor *op, const Views *views);
+    int64_t n_units() const { return n_heads * (by_segment ? n_pieces : n_tiles); }
+    size_t state_floats() const { return AttentionState::n_floats(head_dim, ATTN_ROWS); }
 };
 
 // One context's executor; it keeps its work memory from graph to graph.
@@ -62,8 +72,8 @@ class Executor {
         const ggml::Tensor *op;
         const ggml::Tensor *fused = nullptr; // the ADD after a product, the MUL after a norm: written as well
         const ggml::Tensor *other = nullptr; // its other operand
-        const Gap *const *gaps = nullptr;    // of an attention's tokens, if there are any
         size_t index = 0;                    // of the counters; of the angles of a rotation
+        size_t attention = 0;                // which of attentions_
         Step(void (Executor::*f)(const Step &, int, int), const ggml::Tensor *t) : run(f), op(t) {}
     };
     // Cosines and sines of a rotation, n_tokens x n_dims / 2: the same for all layers, computed once a graph.
@@ -72,7 +82,10 @@ class Executor {
         float *cosines, *sines;
     };
     bool plan(const std::vector<ggml::Tensor *> &nodes);
-    const Gap *const *find_gaps(const ggml::Tensor *attention);
+    Cells *cells_of(const ggml::Tensor *keys);
+    void learn_cells(const std::vector<const ggml::Tensor *> &ops);
+    const Views *find_views(const ggml::Tensor *attention);
+    void cut(Attention &attention);
     void run(Team &team, int thread);
 
     void quantize(const Step &step, int thread, int n);
@@ -93,7 +106,12 @@ class Executor {
     const Ggml &ggml_;
     std::vector<Step> steps_;
     std::vector<Angles> angles_;
-    std::deque<Gaps> gaps_; // one for each mask: all layers have the same few
+    std::deque<Cells> cells_; // one for each cache, from graph to graph
+    const ggml::Tensor *positions_ = nullptr; // of the graph's tokens, if known
+    std::deque<Views> views_; // one for each mask and cache: all layers have the same few
+    size_t n_views_ = 0;      // of this graph; the others are kept for their memory
+    std::vector<Attention> attentions_;
+    std::vector<Tile> tiles_;
     std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, n_threads for each step
     size_t n_counters_ = 0;
     std::unique_ptr<char[]> memory_;

@@ -36,23 +36,25 @@ struct Prefetch {
 typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows,
                       int64_t ahead);
 
-// What a token sees from cell `first` on, a multiple of ATTN_BLOCK, where others lie between: these n cells. They
-// are taken as if they were first, first + 1, ..., so that sums are grouped as without the others.
-struct Gap {
-    int64_t first;
-    const int32_t *cells;
-    int64_t n;
+// The cells of a block of ATTN_BLOCK places, of which [first, last) are seen; the others repeat the nearest cell, so
+// that all can be read.
+struct CellBlock {
+    int32_t cells[ATTN_BLOCK];
+    int32_t first, last;
+    bool are_neighbours; // all are seen, and follow each other
 };
 
-// One unit of attention: `rows` (token, head) rows that share a head of the cache.
+// One unit of attention: `rows` (token, head) rows that share a head of the cache. Each sees places [start, end) of
+// its sequence; which cells these are: views.h.
 struct AttentionUnit {
     int64_t head_dim;
     int rows;
-    const float *q[ATTN_ROWS];        // head_dim floats each
-    const uint16_t *mask[ATTN_ROWS];  // F16, indexed by cached token
-    const Gap *gap[ATTN_ROWS];        // nullptr: none
-    bool any_gap;
-    const char *k, *v;                // F16 rows of the head, k_stride and v_stride bytes apart
+    const float *q[ATTN_ROWS]; // head_dim floats each
+    int64_t start[ATTN_ROWS], end[ATTN_ROWS];
+    const int32_t *block_ids[ATTN_ROWS]; // of the blocks from start / ATTN_BLOCK on
+    const CellBlock *blocks;
+    const uint16_t *mask[ATTN_ROWS]; // F16, by cell: added to the scores; all nullptr where it only hides
+    const char *k, *v;               // F16 rows of the head, k_stride and v_stride bytes apart
     int64_t k_stride, v_stride;
     float scale;
 };
@@ -73,8 +75,8 @@ struct Isa {
     void (*quantize)(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile,
                      int nc, int c);
     MatmulFn *matmul[PREFETCH_LEVELS][N_TYPES][MAX_TILE];
-    // Set the state to what cached tokens [j0, j1), at most a segment, give: beyond a gap those taken as such.
-    void (*attend)(const AttentionUnit &unit, int64_t j0, int64_t j1, const AttentionState &state);
+    // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
+    void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);
     // Row r of `part` joins row r of `total`.
     void (*merge)(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total);
 

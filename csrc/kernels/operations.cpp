@@ -182,25 +182,25 @@ struct Rows {
     AttentionUnit unit;
     int64_t token[ATTN_ROWS], head[ATTN_ROWS];
 
-    Rows(const Tensor *op, const Gap *const *gaps, const Attention &a, int64_t tile) {
+    Rows(const Tensor *op, const Attention &a, const Tile &tile, int64_t cache_head) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-        const int64_t cache_head = tile / a.n_tiles, t = tile % a.n_tiles;
-        const int64_t first = a.n_rows * t / a.n_tiles, last = a.n_rows * (t + 1) / a.n_tiles;
         unit.head_dim = a.head_dim;
-        unit.rows = (int)(last - first);
+        unit.rows = (int)(tile.last - tile.first);
+        unit.blocks = a.views->blocks();
         unit.k = at<const char>(k, 0, cache_head);
         unit.v = at<const char>(v, 0, cache_head);
         unit.k_stride = (int64_t)k->nb[1];
         unit.v_stride = (int64_t)v->nb[1];
         unit.scale = param(op, 0);
-        unit.any_gap = false;
         for (int r = 0; r < unit.rows; r++) {
-            token[r] = (first + r) / a.gqa;
-            head[r] = cache_head * a.gqa + (first + r) % a.gqa;
+            token[r] = (tile.first + r) / a.gqa;
+            head[r] = cache_head * a.gqa + (tile.first + r) % a.gqa;
+            const Views::View &view = a.views->of(token[r]);
             unit.q[r] = at<const float>(q, token[r], head[r]);
-            unit.mask[r] = at<const uint16_t>(mask, token[r]);
-            unit.gap[r] = gaps ? gaps[token[r]] : nullptr;
-            unit.any_gap |= unit.gap[r] != nullptr;
+            unit.start[r] = view.start;
+            unit.end[r] = view.end;
+            unit.block_ids[r] = a.views->block_ids(token[r]);
+            unit.mask[r] = a.views->is_biased ? at<const uint16_t>(mask, token[r]) : nullptr;
         }
     }
 
@@ -218,21 +218,29 @@ struct Rows {
 } // namespace
 
 void Executor::attend(const Step &step, int thread, int) {
-    const Attention a(step.op, n_threads);
-    const int64_t units = a.n_units() * (a.by_segment ? a.n_segments : 1);
+    const Attention &a = attentions_[step.attention];
+    const Tile *const tiles = &tiles_[a.first_tile];
     const auto attend_segment = [&](const Rows &rows, int64_t s, const AttentionState &state) {
-        isa_.attend(rows.unit, s * ATTN_SEGMENT, std::min(a.n_kv, (s + 1) * ATTN_SEGMENT), state);
+        isa_.attend(rows.unit, s * ATTN_SEGMENT, (s + 1) * ATTN_SEGMENT, state);
     };
-    for (int64_t unit; (unit = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < units;) {
-        const Rows rows(step.op, step.gaps, a, unit % a.n_units());
+    const int64_t n_units = a.n_units(), n = n_units / a.n_heads; // n for each head
+    for (int64_t unit; (unit = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < n_units;) {
         if (a.by_segment) {
-            attend_segment(rows, unit / a.n_units(), rows.state(states_ + (size_t)unit * a.state_floats()));
+            const Tile *tile = tiles;
+            while (tile->piece + tile->last_segment - tile->first_segment <= unit % n) {
+                tile++;
+            }
+            const Rows rows(step.op, a, *tile, unit / n);
+            attend_segment(rows, tile->first_segment + unit % n - tile->piece,
+                           rows.state(states_ + (size_t)unit * a.state_floats()));
             continue;
         }
+        const Tile &tile = tiles[unit % n];
+        const Rows rows(step.op, a, tile, unit / n);
         float *memory = states_ + (size_t)thread * 2 * a.state_floats();
         const AttentionState total = rows.state(memory), part = rows.state(memory + a.state_floats());
-        attend_segment(rows, 0, total);
-        for (int64_t s = 1; s < a.n_segments; s++) {
+        attend_segment(rows, tile.first_segment, total);
+        for (int64_t s = tile.first_segment + 1; s < tile.last_segment; s++) {
             attend_segment(rows, s, part);
             isa_.merge(a.head_dim, rows.unit.rows, part, total);
         }
@@ -241,14 +249,17 @@ void Executor::attend(const Step &step, int thread, int) {
 }
 
 void Executor::merge(const Step &step, int thread, int n) {
-    const Attention a(step.op, n_threads);
-    const Share share(a.n_units(), thread, n);
-    for (int64_t tile = share.first; tile < share.last; tile++) {
-        const Rows rows(step.op, nullptr, a, tile);
+    const Attention &a = attentions_[step.attention];
+    const Share share(a.n_heads * a.n_tiles, thread, n);
+    for (int64_t i = share.first; i < share.last; i++) {
+        const int64_t cache_head = i / a.n_tiles;
+        const Tile &tile = tiles_[a.first_tile + (size_t)(i % a.n_tiles)];
+        const Rows rows(step.op, a, tile, cache_head);
         const auto of_segment = [&](int64_t s) {
-            return rows.state(states_ + (size_t)(s * a.n_units() + tile) * a.state_floats());
+            const int64_t unit = cache_head * a.n_pieces + tile.piece + s;
+            return rows.state(states_ + (size_t)unit * a.state_floats());
         };
-        for (int64_t s = 1; s < a.n_segments; s++) {
+        for (int64_t s = 1; s < tile.last_segment - tile.first_segment; s++) {
             isa_.merge(a.head_dim, rows.unit.rows, of_segment(s), of_segment(0));
         }
         rows.write(isa_, of_segment(0), step.op);

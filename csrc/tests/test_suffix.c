@@ -14,10 +14,16 @@ static uint64_t state = 5;
 static void *counted_calloc(size_t n, size_t size) { return ++n_calls == failing_call ? NULL : calloc(n, size); }
 
 /* The counter at `position`, as if the store had been emptied there. */
-static void start_at(es_suffix *s, uint32_t position) {
+static void start_at(es_suffix *s, uint64_t position) {
     s->size = 0;
     s->end = position;
     rejuvenate(s);
+}
+
+/* Appends a document of its own. */
+static bool append_all(es_suffix *s, const int32_t *tokens, size_t n) {
+    uint64_t document = 0;
+    return es_suffix_extend(s, &document, tokens, n);
 }
 
 static es_suffix *new_at(size_t capacity, uint32_t position) {
@@ -28,22 +34,49 @@ static es_suffix *new_at(size_t capacity, uint32_t position) {
     return s;
 }
 
-/* ---- the oracle: all that was ever appended, and loops over it ---- */
+/* ---- the oracle: all that was ever appended, of which document, and loops over it ---- */
 
 enum { MOST_LOG = 8192, MOST_TAIL = 80 };
 
 typedef struct stream {
     int32_t tokens[MOST_LOG];
-    size_t n, capacity;
+    uint32_t document[MOST_LOG];
+    size_t n, capacity, cleared; /* cleared: tokens there were when all were forgotten */
 } stream;
 
-static size_t slow_start(const stream *l) { return l->n > l->capacity ? l->n - l->capacity : 0; }
+static size_t slow_start(const stream *l) {
+    const size_t start = l->n > l->capacity ? l->n - l->capacity : 0;
+    return start > l->cleared ? start : l->cleared;
+}
+
+static void slow_extend(stream *l, uint32_t document, const int32_t *tokens, size_t n) {
+    for (size_t i = 0; i < n; i++, l->n++) {
+        l->tokens[l->n] = tokens[i];
+        l->document[l->n] = document;
+    }
+}
+
+/* The token before another of its document, in the window; SIZE_MAX: there is none. */
+static size_t slow_before(const stream *l, size_t p) {
+    const uint32_t document = l->document[p];
+    while (p-- > slow_start(l))
+        if (l->document[p] == document) return p;
+    return SIZE_MAX;
+}
+
+/* The token after; SIZE_MAX: there is none. */
+static size_t slow_after(const stream *l, size_t p) {
+    const uint32_t document = l->document[p];
+    while (++p < l->n)
+        if (l->document[p] == document) return p;
+    return SIZE_MAX;
+}
 
 static size_t slow_len(const stream *l, size_t p, const int32_t *text, size_t n_text) {
     size_t len = 0;
-    while (len < 32 && len < n_text && len < p - slow_start(l)) {
-        const int32_t token = l->tokens[p - 1 - len];
-        if (token == -1 || token != text[n_text - 1 - len]) break;
+    while (len < 32 && len < n_text) {
+        p = slow_before(l, p);
+        if (p == SIZE_MAX || l->tokens[p] == -1 || l->tokens[p] != text[n_text - 1 - len]) break;
         len++;
     }
     return len;
@@ -107,8 +140,8 @@ static size_t slow_behind(const stream *l, const int32_t *tail, size_t n_tail, c
         const size_t n_above = slow_behind(l, tail, n_tail, nodes, nodes[node].parent, above, above_len);
         for (size_t j = 0; j < n_above; j++) {
             if (l->tokens[above[j]] != nodes[node].token) continue;
-            if (above[j] + 1 == l->n || l->tokens[above[j] + 1] == -1) continue;
-            at[n] = above[j] + 1;
+            at[n] = slow_after(l, above[j]);
+            if (at[n] == SIZE_MAX || l->tokens[at[n]] == -1) continue;
             len[n++] = above_len[j] < 32 ? above_len[j] + 1 : 32;
         }
     }
@@ -146,13 +179,26 @@ static int32_t random_token(size_t alphabet, size_t end_every) {
     return (int32_t)random_below(&state, alphabet);
 }
 
-/* New tokens, mixed with copies of what was there. */
+/* New tokens, or a copy of what was there in a document. */
 static void random_piece(const stream *l, size_t alphabet, size_t end_every, int32_t *tokens, size_t n) {
-    const bool copies = l->n > n && random_bits(&state) % 2;
-    const size_t from = copies ? random_below(&state, l->n - n) : 0;
-    for (size_t i = 0; i < n; i++) tokens[i] = copies ? l->tokens[from + i] : random_token(alphabet, end_every);
+    const bool copies = l->n > 0 && random_bits(&state) % 2;
+    size_t from = copies ? random_below(&state, l->n) : SIZE_MAX;
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = from == SIZE_MAX ? random_token(alphabet, end_every) : l->tokens[from];
+        if (from != SIZE_MAX) from = slow_after(l, from);
+    }
     if (copies && n && random_bits(&state) % 2)
         tokens[random_below(&state, n)] = random_token(alphabet, end_every);
+}
+
+/* Copies at most the last `n` tokens of the document of a random position; returns how many. */
+static size_t end_of_document(const stream *l, int32_t *tail, size_t n) {
+    size_t p = l->n ? random_below(&state, l->n) : SIZE_MAX, found = 0;
+    if (p != SIZE_MAX && p < slow_start(l)) p = SIZE_MAX;
+    while (p != SIZE_MAX && slow_after(l, p) != SIZE_MAX) p = slow_after(l, p);
+    for (; p != SIZE_MAX && found < n; p = slow_before(l, p)) tail[n - ++found] = l->tokens[p];
+    memmove(tail, tail + n - found, found * sizeof *tail);
+    return found;
 }
 
 /* Whatever the shape: the first children are what a chain is, and none is left out that would fit. */
@@ -176,12 +222,13 @@ static void check_shape(const es_suffix_node *nodes, size_t n, const es_suffix_n
 }
 
 static void compare(const es_suffix *s, const stream *l, size_t alphabet) {
-    const size_t n_tail = random_below(&state, MOST_TAIL), max = random_below(&state, 40);
+    size_t n_tail = random_below(&state, MOST_TAIL);
+    const size_t max = random_below(&state, 40);
     const size_t branches = random_bits(&state) % 2 ? 1 : 1 + random_below(&state, 40);
     int32_t *tail = exact(n_tail * sizeof *tail);
     es_suffix_node *nodes = exact(max * sizeof *nodes), want[32], chain[32];
-    if (random_bits(&state) % 2 && l->n >= n_tail) {
-        for (size_t i = 0; i < n_tail; i++) tail[i] = l->tokens[l->n - n_tail + i];
+    if (random_bits(&state) % 2) {
+        n_tail = end_of_document(l, tail, n_tail);
     } else {
         random_piece(l, alphabet, 30, tail, n_tail);
         if (n_tail && random_bits(&state) % 8 == 0) tail[random_below(&state, n_tail)] = INT32_MIN;
@@ -197,6 +244,29 @@ static void compare(const es_suffix *s, const stream *l, size_t alphabet) {
     free(nodes);
 }
 
+enum { MOST_GROWING = 8 };
+
+/* A piece for one of the documents that grow, or for a new one in its place. */
+static void extend_both(es_suffix *s, stream *l, uint64_t *last, uint32_t *names, size_t n_growing,
+                        size_t alphabet, size_t end_every) {
+    static uint32_t n_documents;
+    const size_t chosen = random_below(&state, n_growing);
+    const size_t n = random_below(&state, random_bits(&state) % 4 ? 8 : s->capacity + 20);
+    int32_t *tokens = exact(n * sizeof *tokens);
+    random_piece(l, alphabet, end_every, tokens, n);
+    if (last[chosen] == 0 || random_below(&state, 30) == 0) {
+        last[chosen] = 0;
+        names[chosen] = n_documents++;
+    }
+    CHECK(es_suffix_is_last(s, last[chosen]));
+    const uint64_t was = last[chosen];
+    CHECK(es_suffix_extend(s, &last[chosen], tokens, n));
+    CHECK(n ? last[chosen] == s->end - 1 : last[chosen] == was);
+    CHECK(es_suffix_is_last(s, was) == (n == 0 || was == 0 || s->end - was > s->size));
+    slow_extend(l, names[chosen], tokens, n);
+    free(tokens);
+}
+
 static void proposals_are_the_oracles(size_t n_runs) {
     static const size_t capacities[] = {1, 2, 3, 4, 7, 8, 9, 16, 33, 64, 128, 1024};
     static const uint32_t starts[] = {0, 1, UINT32_MAX, UINT32_MAX - 70, UINT32_MAX - 700, INT32_MAX,
@@ -207,16 +277,17 @@ static void proposals_are_the_oracles(size_t n_runs) {
         const size_t alphabet = (size_t[]){1, 2, 3, 5, 20}[random_below(&state, 5)];
         const size_t end_every = (size_t[]){0, 40, 5}[random_below(&state, 3)];
         const size_t goal = s->capacity * (1 + random_below(&state, 5)) + 40;
-        l.n = 0;
+        const size_t n_growing = (size_t[]){1, 2, 3, MOST_GROWING}[random_below(&state, 4)];
+        uint64_t last[MOST_GROWING] = {0};
+        uint32_t names[MOST_GROWING];
+        l.n = l.cleared = 0;
         for (l.capacity = 1; l.capacity < capacities[run % 12];) l.capacity *= 2;
         while (l.n < goal) {
-            const size_t n = random_below(&state, random_bits(&state) % 4 ? 8 : s->capacity + 20);
-            int32_t *tokens = exact(n * sizeof *tokens);
-            random_piece(&l, alphabet, end_every, tokens, n);
-            CHECK(es_suffix_extend(s, tokens, n));
-            memcpy(l.tokens + l.n, tokens, n * sizeof *tokens);
-            l.n += n;
-            free(tokens);
+            if (random_below(&state, 60) == 0) {
+                es_suffix_clear(s);
+                l.cleared = l.n;
+            }
+            extend_both(s, &l, last, names, n_growing, alphabet, end_every);
             CHECK(es_suffix_size(s) == l.n - slow_start(&l));
             CHECK(es_suffix_check(s));
             compare(s, &l, alphabet);
@@ -234,18 +305,30 @@ static void old_heads_stay_dead(void) {
         s->size = 0;
         s->end = turn % 2 ? UINT32_MAX - 30 : INT32_MAX - 30;
         CHECK(es_suffix_check(s));
-        CHECK(es_suffix_extend(s, tokens, 100) && es_suffix_check(s));
+        CHECK(append_all(s, tokens, 100) && es_suffix_check(s));
         free(tokens);
     }
+    es_suffix_free(s);
+}
+
+/* A document is not taken for what lies 2^32 positions behind its end. */
+static void old_documents_stay_dead(void) {
+    es_suffix *s = new_at(64, 0);
+    uint64_t document = 0;
+    CHECK(es_suffix_extend(s, &document, (int32_t[]){1, 2, 3, 4, 5}, 5) && document == 5);
+    start_at(s, UINT64_C(1) << 32);
+    CHECK(append_all(s, (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8}, 8)); /* 2^32 + 5 is amid them */
+    CHECK(es_suffix_extend(s, &document, (int32_t[]){9, 9}, 2) && document == (UINT64_C(1) << 32) + 9);
+    CHECK(entry(s, 2)->before == 0 && entry(s, 1)->before == 1 && es_suffix_check(s));
     es_suffix_free(s);
 }
 
 /* ---- bounds ---- */
 
 static uint32_t bucket_of(const es_suffix *s, int32_t token) {
-    uint32_t bucket[ES_SUFFIX_ORDERS];
-    CHECK(buckets((view){&token, UINT32_MAX, 1, 1}, s->capacity, bucket) == 1);
-    return bucket[0];
+    const context c = context_of(&token, 1, s->capacity);
+    CHECK(c.found == 1);
+    return c.bucket[0];
 }
 
 /* An occurrence behind the links of another token in the same bucket is found, until they are too many. */
@@ -254,8 +337,8 @@ static void visits_are_bounded(void) {
         es_suffix *s = new_at(1024, 0);
         int32_t same = 1;
         while (bucket_of(s, same) != bucket_of(s, 0)) same++;
-        CHECK(es_suffix_extend(s, (int32_t[]){0, 7, ES_SUFFIX_END}, 3));
-        for (size_t i = 0; i < others; i++) CHECK(es_suffix_extend(s, (int32_t[]){same, 8, ES_SUFFIX_END}, 3));
+        CHECK(append_all(s, (int32_t[]){0, 7, ES_SUFFIX_END}, 3));
+        for (size_t i = 0; i < others; i++) CHECK(append_all(s, (int32_t[]){same, 8, ES_SUFFIX_END}, 3));
         es_suffix_node node;
         CHECK(es_suffix_propose(s, (int32_t[]){0}, 1, 1, 1, &node) == (others < ES_SUFFIX_VISITS));
         CHECK(es_suffix_propose(s, &same, 1, 1, 1, &node) == 1 && node.token == 8);
@@ -272,9 +355,8 @@ static void a_wide_tree(void) {
         for (int32_t a = 0; a < 24; a++)
             for (int32_t b = 0; b < 1 + (a + i) % 3; b++) {
                 const int32_t piece[] = {100, 100 + i, a, 100 + (a + b) % 6, (7 * a + b) % 24, ES_SUFFIX_END};
-                CHECK(es_suffix_extend(s, piece, 6));
-                memcpy(l.tokens + l.n, piece, sizeof piece);
-                l.n += 6;
+                CHECK(append_all(s, piece, 6));
+                slow_extend(&l, 0, piece, 6);
             }
     for (int32_t tail = 99; tail < 107; tail++)
         for (size_t max = 1; max <= 32; max++)
@@ -304,12 +386,13 @@ static void memory_runs_out(void) {
 static void memory_is_bounded(void) {
     es_suffix *s = new_at(100, 0);
     const size_t bytes = es_suffix_bytes(s);
-    CHECK(s->capacity == 128 && bytes >= 128 * 36 && bytes < 128 * 40);
+    CHECK(s->capacity == 128 && bytes >= 128 * 44 && bytes < 128 * 48);
     n_calls = 0;
     int32_t tokens[32] = {0};
+    uint64_t last[3] = {0};
     es_suffix_node nodes[32];
     for (size_t i = 0; i < 1000; i++) {
-        CHECK(es_suffix_extend(s, tokens, 32));
+        CHECK(es_suffix_extend(s, &last[i % 3], tokens, 32));
         CHECK(es_suffix_propose(s, tokens, 32, 32, 32, nodes) == 32);
     }
     CHECK(n_calls == 0 && es_suffix_bytes(s) == bytes && es_suffix_size(s) == 128);
@@ -321,8 +404,8 @@ static void memory_is_bounded(void) {
 static void refusals(void) {
     CHECK(!es_suffix_new(0) && !es_suffix_new((size_t)ES_SUFFIX_LARGEST + 1) && !es_suffix_new(SIZE_MAX));
     es_suffix *s = new_at(16, 0);
-    CHECK(es_suffix_extend(s, NULL, 0) && es_suffix_propose(s, NULL, 0, 8, 1, NULL) == 0);
-    CHECK(es_suffix_extend(s, (int32_t[]){1, 2, ES_SUFFIX_END, 1, INT32_MAX}, 5));
+    CHECK(append_all(s, NULL, 0) && es_suffix_propose(s, NULL, 0, 8, 1, NULL) == 0);
+    CHECK(append_all(s, (int32_t[]){1, 2, ES_SUFFIX_END, 1, INT32_MAX}, 5));
     const size_t n_bytes = es_suffix_bytes(s) - sizeof *s;
     void *was = exact(n_bytes);
     memcpy(was, s->memory, n_bytes);
@@ -330,9 +413,19 @@ static void refusals(void) {
     for (size_t i = 0; i < 30; i++) {
         int32_t tokens[30] = {0};
         tokens[i] = i % 2 ? -2 : INT32_MIN;
-        CHECK(!es_suffix_extend(s, tokens, 30));
+        CHECK(!append_all(s, tokens, 30));
         CHECK(memcmp(was, s->memory, n_bytes) == 0 && memcmp(&fields, s, sizeof *s) == 0);
     }
+    /* Of the five positions, 1 to 5, a document ends at the last one alone. */
+    for (uint64_t position = 1; position < 10; position++)
+        for (size_t high = 0; high < 2; high++) {
+            const uint64_t named = position + ((uint64_t)high << 32);
+            uint64_t document = named;
+            CHECK(es_suffix_is_last(s, named) == (named == 5));
+            if (named == 5) continue;
+            CHECK(!es_suffix_extend(s, &document, (int32_t[]){1}, 1) && document == named);
+            CHECK(memcmp(was, s->memory, n_bytes) == 0 && memcmp(&fields, s, sizeof *s) == 0);
+        }
     free(was);
     es_suffix_node node;
     CHECK(es_suffix_propose(s, (int32_t[]){ES_SUFFIX_END}, 1, 1, 1, &node) == 0);
@@ -363,12 +456,36 @@ static void damage_link(es_suffix *s, uint32_t *link) {
     *link = was;
 }
 
+/* Whether nothing in the window is before a position at this distance, and that can be right: it left. */
+static bool may_have_left(const es_suffix *s, uint32_t age, uint32_t before) {
+    if (s->size < s->capacity || before > s->capacity) return false;
+    return before == 0 || age + before > s->size;
+}
+
+/* Whatever a distance becomes is noticed, but where it leads to no token of the window, before and after. */
+static void damage_distances(es_suffix *s) {
+    for (uint32_t age = 1; age <= s->size; age++)
+        for (size_t side = 0; side < 2; side++) {
+            es_suffix_entry *at = entry(s, age);
+            uint32_t *distance = side ? &at->after : &at->before;
+            const uint32_t was = *distance;
+            for (uint32_t value = 0; value < 2 * s->capacity; value++)
+                for (size_t sign = 0; sign < 2; sign++) {
+                    *distance = sign ? 0u - value : value;
+                    if (side == 0 && may_have_left(s, age, was) && may_have_left(s, age, *distance)) continue;
+                    CHECK(es_suffix_check(s) == (*distance == was));
+                }
+            *distance = was;
+        }
+}
+
 static void damage_tokens(es_suffix *s) {
     for (uint32_t age = 1; age <= s->size; age++) {
-        int32_t *token = &s->tokens[(s->end - age) % s->capacity];
+        int32_t *token = &entry(s, age)->token;
         const int32_t was = *token;
+        const uint32_t after = entry(s, age)->after;
         /* Whether the position after it is linked under it. */
-        const bool names = age > 1 && s->tokens[(s->end - age + 1) % s->capacity] != ES_SUFFIX_END;
+        const bool names = after && entry(s, age - after)->token != ES_SUFFIX_END;
         for (*token = -3; *token < 4; ++*token)
             if (*token < ES_SUFFIX_END || names) CHECK(es_suffix_check(s) == (*token == was));
         *token = was;
@@ -377,9 +494,10 @@ static void damage_tokens(es_suffix *s) {
 
 static void damage_is_noticed(void) {
     es_suffix *s = new_at(64, 0); /* not full: nothing has left, so the position of every link is known */
-    for (size_t i = 0; i < 50; i++) {
+    uint64_t last[3] = {0};
+    for (size_t i = 0; i < 50; i++) { /* the first two tokens are of one document */
         const int32_t token = random_token(4, 15);
-        CHECK(es_suffix_extend(s, &token, 1));
+        CHECK(es_suffix_extend(s, &last[i < 2 ? 0 : random_below(&state, 3)], &token, 1));
     }
     CHECK(es_suffix_check(s));
     for (size_t order = 0; order < ES_SUFFIX_ORDERS; order++)
@@ -389,6 +507,7 @@ static void damage_is_noticed(void) {
                 link = &s->prev[order * s->capacity + *link % s->capacity];
         }
     damage_tokens(s);
+    damage_distances(s);
     const es_suffix was = *s;
     for (uint32_t wrong = 0; wrong < 200; wrong++) {
         s->capacity = wrong;
@@ -404,9 +523,10 @@ static void damage_is_noticed(void) {
     CHECK(es_suffix_check(s));
     for (size_t i = 0; i < 50; i++) { /* full: the contexts of the oldest have left */
         const int32_t token = random_token(4, 15);
-        CHECK(es_suffix_extend(s, &token, 1));
+        CHECK(es_suffix_extend(s, &last[random_below(&state, 3)], &token, 1));
         if (s->size == s->capacity) damage_tokens(s);
     }
+    damage_distances(s);
     es_suffix_free(s);
 }
 
@@ -414,6 +534,7 @@ static void damage_is_noticed(void) {
 int main(int argc, char **argv) {
     proposals_are_the_oracles(argc > 1 ? strtoul(argv[1], NULL, 10) : 3000);
     old_heads_stay_dead();
+    old_documents_stay_dead();
     visits_are_bounded();
     a_wide_tree();
     memory_runs_out();

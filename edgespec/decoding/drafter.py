@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
+from edgespec.decoding.asks import Ask
 from edgespec.decoding.tree import Tree
 
 Tokens = npt.NDArray[np.int32]
@@ -36,7 +37,7 @@ class Outcome:
     emitted: Sequence[int]
     """The accepted tokens and the target's own after them."""
     n_evaluated: int
-    """Tokens in the target's pass."""
+    """Tokens in the target's pass, those of other texts among them."""
     verify_s: float
     """The target's pass alone, in seconds."""
     judged: Sequence[tuple[int, float, float]] = ()
@@ -63,7 +64,7 @@ class Drafter(Protocol):
         `n_predict` tokens are emitted in all.
         """
 
-    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
         """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
     def accept(self, tokens: Sequence[int], outcome: Outcome) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
 
+from edgespec.decoding.asks import Ask, Evaluated, TargetPass, alone
 from edgespec.decoding.drafter import Drafter, Outcome, Position
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
@@ -23,9 +25,12 @@ from edgespec.records import Logprobs, Step, StopReason
 
 _WORTH_A_MARK_S = 1e-3
 
+Made: TypeAlias = Prefill | DraftPrefill | Step
+"""The events of a generation."""
+
 
 class Generation:
-    """One run of the loop over `target`'s session; iterate over `events()`. A Loop.
+    """One run of the loop over `target`'s session: iterate over `events()`, or answer `work()`. A Loop.
 
     Stops by itself after an end-of-generation token, after `n_predict` tokens and when the context is full;
     `stop_reason` then says which. `tokens` are the prompt and what was emitted.
@@ -77,6 +82,16 @@ class Generation:
         """Tokens of the prompt that the target reads in its prefill."""
         return self._timeline.n_prompt - self.n_known
 
+    @property
+    def n_pending(self) -> int:
+        """Tokens of the timeline that the target's next pass reads in any case."""
+        return len(self.tokens) - self._n_cached
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no token follows those that there are."""
+        return self._timeline.end() is not None
+
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source of drafts."""
         return self._drafter.sources() if self._drafter else {}
@@ -87,8 +102,12 @@ class Generation:
             return "nothing was drafted: no drafter was asked for, or none can be used"
         return self._drafter.note()
 
-    def events(self) -> Generator[Prefill | DraftPrefill | Step]:
-        """Run: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
+    def events(self) -> Generator[Made]:
+        """Run by itself: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
+        return alone(self.work())
+
+    def work(self) -> Generator[Ask | Made, Any]:
+        """Run as `events` does, and yield also what it asks for, to be sent the answers."""
         try:
             with LogitsOf(self._target.model.path):
                 yield from self._run()
@@ -97,8 +116,8 @@ class Generation:
                 self._constraint.close()
             self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
 
-    def _run(self) -> Generator[Prefill | DraftPrefill | Step]:
-        yield self._prefill()
+    def _run(self) -> Generator[Ask | Made, Any]:
+        yield (yield from self._prefill())
         if self._drafter and not self._finished():
             self.mark("rest")
             started = time.perf_counter()
@@ -107,19 +126,20 @@ class Generation:
             self.mark("draft")
             yield DraftPrefill(time.perf_counter() - started)
         while not self._finished():
-            yield self._step()
+            yield (yield from self._step())
 
     def _finished(self) -> bool:
         end = self._timeline.end()
         self.stop_reason = end or self.stop_reason
         return end is not None
 
-    def _prefill(self) -> Prefill:
+    def _prefill(self) -> Generator[Ask, Any, Prefill]:
         """Read the prompt and sample a token: what verification of no nodes gives."""
         self.mark("rest")
         started = time.perf_counter()
         self._target.rewind(self.n_known)
-        rows = self._target.eval(self.tokens[self.n_known :], n_logits=1)
+        evaluated: Evaluated = yield TargetPass(self._target, self.tokens[self.n_known :])
+        rows = evaluated.rows
         _, token, _ = self._verifier.verify(NO_NODES, rows)
         logprobs = self._logprobs([rows[0]], [token])
         self._n_cached = len(self.tokens)
@@ -127,11 +147,11 @@ class Generation:
         self.mark("prefill")
         return Prefill(token, time.perf_counter() - started, logprobs)
 
-    def _step(self) -> Step:
+    def _step(self) -> Generator[Ask, Any, Step]:
         """Propose, lower, evaluate, verify, emit, learn: docs/how-it-works.md walks through one."""
         self.mark("rest")
         started = time.perf_counter()
-        tree = lower(self._propose())
+        tree = lower((yield from self._propose()))
         n = tree.n_nodes
         # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
         drafts = n > 0 or time.perf_counter() - started > _WORTH_A_MARK_S
@@ -140,7 +160,8 @@ class Generation:
         drafted = time.perf_counter()
         n_past = len(self.tokens)
         pending = self.tokens[self._n_cached :]
-        rows = self._target.eval([*pending, *tree.tokens], n_logits=n + 1, parents=tree.parents)
+        evaluated: Evaluated = yield TargetPass(self._target, [*pending, *tree.tokens], n + 1, tree.parents)
+        rows = evaluated.rows
         self.mark("verify")
         verified = time.perf_counter()
         path, following, judged = self._verifier.verify(tree, rows)
@@ -157,7 +178,7 @@ class Generation:
         ready = time.perf_counter()
         if self._drafter:
             self._drafter.accept(
-                self.tokens, Outcome(path, emitted, len(pending) + n, verified - drafted, judged)
+                self.tokens, Outcome(path, emitted, evaluated.n_tokens, evaluated.seconds, judged)
             )
             if drafts:
                 self.mark("draft")
@@ -173,11 +194,11 @@ class Generation:
             logprobs=logprobs,
         )
 
-    def _propose(self) -> Tree:
+    def _propose(self) -> Generator[Ask, Any, Tree]:
         """Ask the drafter for no more than can still be emitted and held."""
         if not self._drafter:
             return ()
-        return self._drafter.draft(self.tokens, self._timeline.room, self._position)
+        return (yield from self._drafter.draft(self.tokens, self._timeline.room, self._position))
 
     def _emit(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,12 @@ N_MAX = MAX_GAMMA + 1
 
 CONTEXTS = (128, 2048)
 """Tokens already in the cache, for which curves are made."""
+
+
+def beyond(costs: Sequence[float], n: int) -> list[float]:
+    """Return T(0) .. T(n) for `costs` T(0) .. T(N_MAX): beyond these T grows as in their upper half."""
+    slope = max(0.0, (costs[-1] - costs[len(costs) // 2]) / (len(costs) - 1 - len(costs) // 2))
+    return [*costs[: n + 1], *(costs[-1] + slope * i for i in range(1, n + 2 - len(costs)))]
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,11 @@ class OnlineCurve:
         if n_tokens < N_MAX:
             return self.at(n_past)[n_tokens]
         return n_tokens * self._curve.read * math.exp(self._read_log)
+
+    def of(self, n: int, n_past: int) -> float:
+        """Return T(n) after `n_past` tokens, of any n."""
+        costs = self.at(n_past)
+        return costs[n] if n <= N_MAX else beyond(costs, n)[n]
 
     def observe(self, n: int, n_past: int, seconds: float, *, rare: bool = False) -> None:
         """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.learnt import Learnt
@@ -17,6 +18,50 @@ ASLEEP = 24
 """A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""
 
 _LOOK_AHEAD = 8  # tokens
+
+
+class Chain(NamedTuple):
+    """Tokens that may follow one after the other, at no cost but their verification."""
+
+    path: float
+    """Probability that all tokens before it are accepted."""
+    chances: Sequence[float]
+    """Of each, given that the one before is accepted."""
+
+
+class Prefix(NamedTuple):
+    """How much of a chain to take: the number of tokens, what they gain, and P after them."""
+
+    n: int
+    gain: float
+    path: float
+
+
+def best_prefixes(verify: Sequence[float], rate: float, chains: Sequence[Chain]) -> list[Prefix]:
+    """Return what to take of each of the `chains` that go into one pass.
+
+    `verify` begins with the T of that pass without them, and has an element more for each token added. The
+    tokens of all chains are taken in the order of their P, as long as the sum of P - rate * added time grows:
+    a later token may pay for one before it, since T has steps.
+    """
+    candidates: list[tuple[float, int]] = []  # (P, chain); along a chain P never grows
+    for i, (path, chances) in enumerate(chains):
+        for chance in chances:
+            path *= chance  # noqa: PLW2901 - the P of the next one
+            candidates.append((path, i))
+    if len(chains) > 1:
+        candidates.sort(key=lambda candidate: -candidate[0])
+    best, best_gain, gain = 0, 0.0, 0.0
+    own = []
+    for n, (path, _) in enumerate(candidates[: len(verify) - 1], 1):
+        own.append(path - rate * (verify[n] - verify[n - 1]))
+        gain += own[-1]
+        if gain > best_gain:
+            best, best_gain = n, gain
+    found = [Prefix(0, 0.0, chain.path) for chain in chains]
+    for (path, i), more in zip(candidates[:best], own, strict=False):
+        found[i] = Prefix(found[i].n + 1, found[i].gain + more, path)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +82,9 @@ class Gains:
         least = min(b - a for a, b in itertools.pairwise(self.verify[1:_LOOK_AHEAD]))
         return min(1.0, max(0.0, self.rate * least))
 
-    def best_prefix(self, path: float, depth: int, chances: Sequence[float]) -> tuple[int, float, float]:
-        """Return how many tokens to take that cost no pass, what that gains, and P after them.
-
-        They follow `depth` drafted tokens, all accepted with probability `path`; each of `chances` is given
-        that the token before is accepted.
-        """
-        verify, rate = self.verify, self.rate
-        best, best_gain, best_path, gain = 0, 0.0, path, 0.0
-        for i, chance in enumerate(chances, depth + 1):
-            path *= chance
-            gain += path - rate * (verify[i + 1] - verify[i])
-            if gain > best_gain:
-                best, best_gain, best_path = i - depth, gain, path
-        return best, best_gain, best_path
+    def best_prefix(self, path: float, depth: int, chances: Sequence[float]) -> Prefix:
+        """Return how many tokens to take that cost no pass; arguments as of a Chain, after `depth` tokens."""
+        return best_prefixes(self.verify[depth + 1 :], self.rate, [Chain(path, chances)])[0]
 
     def of_token(self, path: float, depth: int) -> float:
         """Return what verifying one token gains that is there, and accepted with `path`, after `depth`."""

@@ -61,6 +61,7 @@ class Knowledge:
             _clock(draft, profile.draft if profile else None) if draft else None,
         )
         costs = self._costs(profile)
+        self._running: list[tuple[Scheduler, bool]] = []
         self._learnt: dict[bool, Learnt] = {}
         for greedy, name in _NAMES.items():
             predictor = Predictor()
@@ -85,8 +86,23 @@ class Knowledge:
         )
 
     def scheduler(self, policy: Policy, prompt: str | Sequence[int], *, greedy: bool) -> Scheduler:
-        """Return a scheduler for one generation, greedy or sampled, of the answer to `prompt`."""
-        return Scheduler(self._learnt[greedy], policy, self._lengths.of(prompt))
+        """Return a scheduler for one generation, greedy or sampled, of the answer to `prompt`; until `ended`.
+
+        Each of several at once learns in tables of its own; the next text begins with those of the one that
+        ended last.
+        """
+        learnt = self._learnt[greedy]
+        scheduler = Scheduler(learnt.fork() if self._running else learnt, policy, self._lengths.of(prompt))
+        self._running.append((scheduler, greedy))
+        return scheduler
+
+    def ended(self, scheduler: Scheduler) -> None:
+        """Keep what was learnt with `scheduler`."""
+        for i, (running, greedy) in enumerate(self._running):
+            if running is scheduler:
+                del self._running[i]
+                self._learnt[greedy] = scheduler.learnt
+                return
 
     def forget(self) -> None:
         """Begin again with what was stored."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy, deepcopy
+
 from edgespec.drafting.costs import OnlineCurve
 from edgespec.drafting.predictor import Predictor
 
@@ -35,6 +37,12 @@ class Learnt:
         self.test_budget = 0.0
         """Seconds (or joules) saved up for tests of an idle draft model."""
         self._n_steps = 0
+
+    def fork(self) -> Learnt:
+        """Return a copy for a text beside another: each has its own tables, and both the same curves."""
+        forked = copy(self)
+        forked.predictor = deepcopy(self.predictor)
+        return forked
 
     def learn_follow_up(self, gain: float) -> None:
         """Count what the suffix store's offer after a token of the draft model gains, in tokens."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
+from edgespec.decoding.asks import Ask, DraftPass, Evaluated, finished
 from edgespec.errors import LogitsOf
 from edgespec.llama.embeddings import CutVocabulary, Scatter
-from edgespec.llama.prefixes import Prefixes, n_common
 from edgespec.llama.session import Rows, Session
+from edgespec.llama.timelines import Timelines, n_common
 
 
 class DraftModel:
@@ -19,8 +21,9 @@ class DraftModel:
     acceptance, never exactness.
     """
 
-    prefixes: Prefixes | None = None
-    """What it has read before and need not read again in a new timeline that begins like it."""
+    timelines: Timelines | None = None
+    """Where its session is from: what was read before need not be read again in a timeline that begins like
+    it."""
 
     def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
         """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
@@ -48,17 +51,23 @@ class DraftModel:
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; forget what was read of another one."""
-        n_known = 0
-        if self.prefixes and tokens:
-            n_known = n_common(self._session.timeline, tokens[self._offset : -1]) if self._offset else 0
-            if n_known <= self._session.n_past // 2:  # by chance: it is another text
-                if self._offset:
-                    self._session.clear()
-                self._offset = 0
-                n_known = self.prefixes.prepare(self._session, tokens)
+        if self._offset and tokens:
+            n_known = n_common(self._session.timeline, tokens[self._offset : -1])
+            if n_known > self._session.n_past // 2:  # not by chance: it is the same text
+                self._session.rewind(n_known)
+                return
+            self._session.clear()
+        self._offset = 0
+        if self.timelines and tokens:
+            self.timelines.end(self._session)
+            self._session = self.timelines.begin(tokens)
         else:
-            self._offset = 0
-        self._session.rewind(n_known)
+            self._session.rewind(0)
+
+    def rest(self) -> None:
+        """Keep what was read of a timeline that has ended, for others that begin like it."""
+        if self.timelines and not self._offset:
+            self.timelines.end(self._session)
 
     def n_unread(self, n_tokens: int) -> int:
         """Return how many of a timeline of `n_tokens` it has not read."""
@@ -73,7 +82,7 @@ class DraftModel:
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read what of `tokens` it has not, except the last, which is read with the next pass."""
-        self._eval(tokens[self._offset + self._session.n_past : -1], n_logits=0)
+        self._session.eval(self._known(tokens[self._offset + self._session.n_past : -1]), n_logits=0)
 
     def make_room(self, n_tokens: int) -> None:
         """Start again from the recent half of the context when a timeline of `n_tokens` does not fit."""
@@ -87,9 +96,15 @@ class DraftModel:
 
         Shape (1 + len(guesses), n_vocab). The guesses stay in the cache until `trim`.
         """
+        return finished(self.ask(tokens, guesses)).rows
+
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
+        """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`."""
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
-        rows = self._eval(pending, n_logits=1 + len(guesses))
-        return self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
+        evaluated: Evaluated = yield DraftPass(self._session, self._known(pending), 1 + len(guesses))
+        rows = evaluated.rows
+        rows = self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
+        return Evaluated(rows, evaluated.seconds, evaluated.n_tokens)
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""
@@ -97,16 +112,11 @@ class DraftModel:
         if n_keep < self._session.n_past:
             self._session.rewind(max(0, n_keep))
 
-    def hold(self) -> None:
-        """Keep what was read for the model that replaces this one."""
-        if self.prefixes and not self._offset:
-            self.prefixes.hold(self._session)
-
     def close(self) -> None:
         """Free the session."""
         self._session.close()
 
-    def _eval(self, tokens: Sequence[int], *, n_logits: int) -> Rows:
-        """Evaluate `tokens`; token 0 stands for one that the model does not have, which costs acceptance."""
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Return `tokens` with 0 for those that the model does not have, which costs acceptance."""
         n_inputs = self._n_inputs
-        return self._session.eval([t if t < n_inputs else 0 for t in tokens], n_logits=n_logits)
+        return [t if t < n_inputs else 0 for t in tokens]

@@ -6,10 +6,11 @@ distribution at the position, before a token is drawn: never because of the toke
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Position
 from edgespec.decoding.tree import Node
 from edgespec.drafting.costs import OnlineCurve
@@ -65,7 +66,7 @@ class ModelSource:
         position: Position,
         *,
         may_sample: bool,
-    ) -> None:
+    ) -> Generator[Ask, Any, None]:
         """Run the model once after `tokens` and the trunk, over `guesses` too, and propose its tokens.
 
         Each token is drawn from the model's own distribution at its position. As long as it is the one
@@ -76,10 +77,10 @@ class ModelSource:
         timeline = [*tokens, *proposal.drafted] if proposal.drafted else tokens
         n_read = model.n_unread(len(timeline)) + len(guesses)
         n_past = model.n_past
-        started = time.perf_counter()
-        rows = model.run(timeline, guesses)
-        if self._clock:
-            self._clock.observe(n_read, n_past, time.perf_counter() - started)
+        evaluated = yield from model.ask(timeline, guesses)
+        rows = evaluated.rows
+        if self._clock and evaluated.n_tokens <= n_read:  # else the batcher, which knows what was in it, does
+            self._clock.observe(n_read, n_past, evaluated.seconds)
         n_right = 0
         for i, row in enumerate(rows):
             drafts = self._draft_token(row, proposal, position, may_sample=may_sample)

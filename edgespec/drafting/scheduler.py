@@ -12,6 +12,9 @@ first token may not pay alone. Not to draft is a normal answer.
 What is asked of a scheduler changes nothing in it; it changes when it is told (`begin`, `start_step`,
 `learn`, `learn_follow_up`, `pay_for_test`).
 
+Several texts may share the passes (`Others`). The rule is the same: `rate` is that of all texts together, and
+the price of a token is what it adds to a pass that holds the others' too. bids.py decides for all at once.
+
 Exactness: what is asked here depends on tokens already drafted and on the distribution at the next
 position, never on the token sampled from it (docs/statistics.md).
 """
@@ -22,8 +25,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgespec.drafting.costs import N_MAX
-from edgespec.drafting.gains import ASLEEP, Gains
+from edgespec.drafting.costs import N_MAX, beyond
+from edgespec.drafting.gains import ASLEEP, Gains, Prefix
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths, Lengths
 from edgespec.options import MAX_GAMMA
@@ -73,6 +76,19 @@ class RunModel:
     n_guesses: int
 
 
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What other texts have in the passes of a step."""
+
+    n_texts: int = 0
+    n_target: int = 0
+    """Their tokens in the target's pass."""
+    n_draft: int = 0
+    """Their tokens in the draft model's next pass, whose time all share in proportion."""
+    rate: float = 0.0
+    """Tokens a second (or a joule) that they make."""
+
+
 class _Pace:
     """Tokens and time of the last steps of a kind."""
 
@@ -118,6 +134,9 @@ class Scheduler:
         self._pace = {True: _Pace(), False: _Pace()}  # of copied text, of new text
         self._lately = {True: _Pace(), False: _Pace()}  # the same, of the same last steps
         self._copying = False
+        self._n_past, self._n_draft, self._n_pending = 0, 0, 1
+        self._others = Others()
+        self._own_rate = 0.0
         self._gains: Gains | None = None
 
     # ---- what it is told ----
@@ -126,6 +145,7 @@ class Scheduler:
         """Start on a text of at most `n_predict` tokens after `n_past`."""
         learnt = self.learnt
         verify = learnt.target.at(n_past)
+        self._n_past, self._n_draft, self._n_pending = n_past, 0, 1
         self._n_predict = n_predict
         self._n_emitted = 1
         self._spent = learnt.target.read(n_past, 0)
@@ -134,7 +154,8 @@ class Scheduler:
         self._lately[False].begin(verify[1], _FIRST_STEPS)
         self._lately[True].begin(verify[1], 0.01)
         learnt.predictor.begin()
-        self._gains = Gains(learnt, verify, learnt.draft.at(0) if learnt.draft else [], 1.0 / verify[1])
+        self._copying = False
+        self._price()
 
     def start_step(
         self, n_past: int, offered: Sequence[float] = (), *, n_draft: int = 0, n_pending: int = 1
@@ -147,18 +168,35 @@ class Scheduler:
         A token that is drafted saves the time which it would take otherwise, and that differs between
         text that is being copied and text that is new: each has a rate of its own.
         """
-        learnt = self.learnt
         self._copying = bool(offered) and offered[0] >= _COPYING
-        verify = learnt.target.at(n_past)
-        if n_pending > 1:  # costs of what is drafted; beyond the curve nothing is
-            verify = [0.0, *verify[n_pending:], *[verify[-1]] * (n_pending - 1)]
-        rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
-        self._gains = Gains(learnt, verify, learnt.draft.at(n_draft) if learnt.draft else [], rate)
+        self._n_past, self._n_draft, self._n_pending = n_past, n_draft, n_pending
+        self._price()
+
+    def share(self, others: Others) -> None:
+        """Decide from now on beside what `others` have in the passes."""
+        if others != self._others:
+            self._others = others
+            if self._gains:
+                self._price()
+
+    def _price(self) -> None:
+        """Look up what passes of this step cost, and the rate."""
+        learnt, others = self.learnt, self._others
+        n_before = self._n_pending + others.n_target - 1  # in the target's pass in any case, but one
+        verify: Sequence[float] = learnt.target.at(self._n_past)
+        if n_before:
+            verify = [0.0, *beyond(verify, n_before + N_MAX)[n_before + 1 :]]
+        passes: Sequence[float] = learnt.draft.at(self._n_draft) if learnt.draft else []
+        if others.n_draft and passes:
+            n_all, passes = others.n_draft, beyond(passes, others.n_draft + N_MAX)
+            passes = [passes[n_all + n] * n / (n_all + n) for n in range(N_MAX + 1)]
+        self._own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
+        self._gains = Gains(learnt, verify, passes, self._own_rate + others.rate)
 
     def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
         """Learn what the suffix store offers after a token of the draft model; arguments as for `next`."""
         if self.policy.gamma is None and path > 0.0:
-            gain = self._now.best_prefix(path, depth, offered)[1] if self.policy.suffix else 0.0
+            gain = self._now.best_prefix(path, depth, offered).gain if self.policy.suffix else 0.0
             self.learnt.learn_follow_up(gain / path)
 
     def pay_for_test(self, n_tokens: int) -> None:
@@ -183,7 +221,7 @@ class Scheduler:
         self._lately[self._copying].learn(n_emitted, cost)
         self._n_emitted += n_emitted
         self._spent += cost
-        self.learnt.count_step(cost)
+        self.learnt.count_step(cost / (1 + self._others.n_texts))
 
     # ---- what it is asked ----
 
@@ -194,8 +232,18 @@ class Scheduler:
 
     @property
     def rate(self) -> float:
-        """Tokens a second (or a joule) that generation makes now."""
+        """Tokens a second (or a joule) that generation makes now, of all texts that share the passes."""
         return self._now.rate
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens of this text that are in the target's pass in any case."""
+        return self._n_pending
+
+    @property
+    def own_rate(self) -> float:
+        """The share of this text in `rate`."""
+        return self._own_rate
 
     @property
     def verify_costs(self) -> Sequence[float]:
@@ -207,18 +255,29 @@ class Scheduler:
         """The lowest price, in tokens, of one more token in the target's pass at this step."""
         return self._now.least_price
 
-    def next(self, path: float, depth: int, unread: int, offered: Sequence[float], bucket: int) -> Choice:
+    def next(
+        self,
+        path: float,
+        depth: int,
+        unread: int,
+        offered: Sequence[float],
+        bucket: int,
+        prefix: Prefix | None = None,
+    ) -> Choice:
         """Say what follows `depth` drafted tokens, all accepted with probability `path`.
 
         `unread` tokens are yet to be read by the draft model (more than `ASLEEP`, or no model: it cannot
         run now), `offered` are the estimated acceptances of the suffix store's tokens, each given the one
-        before, and `bucket` is that of the table `next`.
+        before, and `bucket` is that of the table `next`. `prefix`: how much of what is offered may be taken,
+        where that was decided for several texts together.
         """
         policy, now = self.policy, self._now
         awake = policy.model and 0 < unread <= ASLEEP
         if policy.gamma is not None:
             return self._fixed(depth, unread, offered)
-        n, gain, after = now.best_prefix(path, depth, offered) if policy.suffix else (0, 0.0, path)
+        if prefix is None:
+            prefix = now.best_prefix(path, depth, offered) if policy.suffix else Prefix(0, 0.0, path)
+        n, gain, after = prefix
         if not awake:
             return TakeSuffix(n) if n else None
         n_guesses = now.n_guesses(unread, offered) if policy.staged else 0
@@ -247,7 +306,7 @@ class Scheduler:
         """
         if self.policy.gamma is not None:
             return max(0, min(len(chances), self.policy.gamma - depth))
-        return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth])[0]
+        return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth]).n
 
     def keeps(self, path: float, depth: int, bucket: int) -> bool:
         """Say whether to verify a token of the draft model, which has run: only verification is left to pay.
@@ -295,7 +354,7 @@ class Scheduler:
         to_come_s = min(self.lengths.to_come(n), most - n) * new_s
         window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))
         pace = (new.cost + copied.cost) / n_seen
-        price = draft.read(window, 0)
+        price = draft.read(window, 0) * now.rate / self._own_rate  # the others wait as well
         pays = self.lengths.pays(price, saved, n=n, most=most, spent=self._spent, pace=pace)
         return window if pays else 0
 

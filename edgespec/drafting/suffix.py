@@ -29,37 +29,48 @@ def n_before_answer(tokens: Sequence[int], is_eog: Callable[[int], bool]) -> int
 
 
 class SuffixDrafts:
-    """The suffix store over this engine's timelines and what was loaded from earlier ones."""
+    """The suffix store over an engine's texts and what was loaded from earlier ones.
+
+    Any number of documents may grow in turns. Each is proposed what any of them, finished or not, went on
+    with. A document that grows no more stays as it is; there is nothing to close.
+    """
 
     def __init__(self, capacity: int) -> None:
-        """Remember the last `capacity` tokens."""
-        self._capacity = capacity
+        """Remember the last `capacity` tokens, those of all documents together."""
         self._store = _core.SuffixStore(capacity)
-        self._tail = array("i")
 
     def load(self, tokens: Tokens) -> None:
         """Take in earlier documents, each ended by -1. Any thread, as long as it is the only one."""
         self._store.extend(tokens)
 
     def forget(self) -> None:
-        """Empty the store."""
-        self._store = _core.SuffixStore(self._capacity)
+        """Empty the store. Documents may go on growing; what they had is no longer found."""
+        self._store.clear()
 
-    def begin(self, tokens: Sequence[int], *, n_silent: int = 0) -> None:
+    def document(self, tokens: Sequence[int], *, n_silent: int = 0) -> Document:
         """Start a new document with `tokens`; the first `n_silent` say nothing of what follows the last.
 
         They can be offered like all that was seen, but no match reaches back into them.
         """
+        return Document(self._store, tokens, n_silent)
+
+
+class Document:
+    """A text that grows in the suffix store; `SuffixDrafts.document` makes it."""
+
+    def __init__(self, store: _core.SuffixStore, tokens: Sequence[int], n_silent: int) -> None:
+        """Append `tokens` to `store` as a new document; no match reaches back into the first `n_silent`."""
         document = array("i", tokens)
-        self._store.extend(_END)
-        self._store.extend(document)
+        self._store = store
+        # An end is not needed here, but each loaded text has one: so the window counts all texts alike.
+        self._last = store.extend(_END + document)
         self._tail = document[n_silent:][-_TAIL:]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the document."""
         # Arrays rather than numpy's: for so few tokens they save some microseconds at every step.
         recent = array("i", tokens)
-        self._store.extend(recent)
+        self._last = self._store.extend(recent, self._last)
         self._tail = (self._tail + recent)[-_TAIL:]
 
     def offer(self, drafted: Sequence[int], n: int) -> tuple[list[int], list[float]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edgespec.decoding.tree import Node, Tree
 from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.proposal import Offer, Proposal
-from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.suffix import Document
 from edgespec.grammar.constraint import Constraint
 
 _OFFERED = 16  # tokens asked of the suffix store at once
@@ -15,21 +15,25 @@ _NODES = 8  # of the suffix store's tree
 
 
 class SuffixSource:
-    """Asks the suffix store, and says how likely it is right."""
+    """Asks the suffix store what may follow a timeline, and says how likely it is right."""
 
     def __init__(
         self,
-        suffix: SuffixDrafts,
+        document: Document,
         predictor: Predictor,
         *,
         is_eog: Callable[[int], bool],
         constraint: Constraint | None,
     ) -> None:
-        """Offer what `constraint` allows; `predictor` has the acceptances."""
-        self._suffix = suffix
+        """Offer what may follow `document` and `constraint` allows; `predictor` has the acceptances."""
+        self._document = document
         self._predictor = predictor
         self._is_eog = is_eog
         self._constraint = constraint
+
+    def extend(self, emitted: Sequence[int]) -> None:
+        """Append the tokens that followed the timeline."""
+        self._document.extend(emitted)
 
     def offer(self, proposal: Proposal) -> Offer:
         """Return what may follow the trunk, and remember it to learn from."""
@@ -37,7 +41,7 @@ class SuffixSource:
         n = min(proposal.n_left, _OFFERED)
         if n < 1:
             return Offer(len(drafted))
-        tokens, probabilities = self._suffix.offer(drafted, n)
+        tokens, probabilities = self._document.offer(drafted, n)
         if self._constraint:
             n = self._constraint.fitting(drafted, tokens)
             tokens, probabilities = tokens[:n], probabilities[:n]
@@ -62,7 +66,7 @@ class SuffixSource:
         place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
         texts: list[tuple[int, ...]] = [()]  # that end with each node, and last at the root
         left = [1.0]  # chance that siblings before leave, of each node and last of the root
-        for token, above, probability in zip(*self._suffix.offer_tree((), _NODES), strict=True):
+        for token, above, probability in zip(*self._document.offer_tree((), _NODES), strict=True):
             parent = place[above] if above >= 0 else -1
             if parent is None or not self._may_follow(nodes, parent, texts[parent], token):
                 place.append(None)

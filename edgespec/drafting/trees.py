@@ -18,12 +18,15 @@ is a chain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
+from typing import Any
 
+from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Outcome, Position
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
+from edgespec.drafting.bids import Bid
 from edgespec.drafting.costs import N_MAX, Clocks
 from edgespec.drafting.learning import ForcedChance, learn_step
 from edgespec.drafting.model import DraftModel
@@ -70,12 +73,7 @@ class TreeDrafter:
         self._suffix = suffix if policy.suffix or policy.staged else None
         self._model = model if policy.model else None
         self._target_clock, draft_clock = clocks
-        predictor = scheduler.learnt.predictor
-        self._suffix_source = (
-            SuffixSource(self._suffix, predictor, is_eog=is_eog, constraint=constraint)
-            if self._suffix
-            else None
-        )
+        self._suffix_source: SuffixSource | None = None  # once a timeline has begun
         self._model_source = (
             ModelSource(self._model, scheduler, clock=draft_clock, is_eog=is_eog, constraint=constraint)
             if self._model
@@ -98,12 +96,17 @@ class TreeDrafter:
         self._n_pending = 1
         self._scheduler.begin(len(tokens), n_predict)
         if self._suffix:
-            self._suffix.begin(tokens, n_silent=n_before_answer(tokens, self._is_eog))
+            self._suffix_source = SuffixSource(
+                self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
+                self._scheduler.learnt.predictor,
+                is_eog=self._is_eog,
+                constraint=self._constraint,
+            )
         if self._sleep:
             self._sleep.begin(tokens)
             self._sleep.wake(tokens)
 
-    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
         """Propose up to `room` tokens, none after an end-of-generation token."""
         started = time.perf_counter()
         scheduler, model = self._scheduler, self._model
@@ -121,7 +124,7 @@ class TreeDrafter:
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
         )
         proposal.rate = scheduler.rate
-        self._grow_trunk(tokens, offer, proposal, position)
+        yield from self._grow_trunk(tokens, offer, proposal, position)
         self._compile(proposal)
         proposal.draft_s = time.perf_counter() - started
         return proposal.tree
@@ -132,7 +135,7 @@ class TreeDrafter:
 
     def _grow_trunk(
         self, tokens: Sequence[int], offer: Offer, proposal: Proposal, position: Position
-    ) -> None:
+    ) -> Generator[Ask, Any]:
         """Add to the trunk what the scheduler chooses, until it chooses nothing; `offer` is the first one."""
         scheduler, model = self._scheduler, self._model
         ran = False  # the draft model, just before
@@ -146,7 +149,7 @@ class TreeDrafter:
             if ran:
                 scheduler.learn_follow_up(proposal.path, depth, offer.chances)
             n_unread = model.n_unread(len(tokens) + depth) if model else 0
-            choice = scheduler.next(proposal.path, depth, n_unread, offer.chances, proposal.bucket)
+            choice = yield Bid(scheduler, proposal.path, depth, n_unread, offer.chances, proposal.bucket)
             ran = False
             if isinstance(choice, TakeSuffix) and self._suffix_source:
                 self._suffix_source.take(offer, choice.n, proposal)
@@ -154,7 +157,9 @@ class TreeDrafter:
             elif isinstance(choice, RunModel) and model and self._model_source and n_unread:
                 guesses = offer.tokens[: min(choice.n_guesses, proposal.n_left - 1)]
                 with model.blamed:
-                    self._model_source.run(tokens, guesses, proposal, position, may_sample=self._sampled)
+                    yield from self._model_source.run(
+                        tokens, guesses, proposal, position, may_sample=self._sampled
+                    )
                 offer, ran = self._offer(proposal), True
             if proposal.depth == depth or self._is_eog(proposal.drafted[-1]):
                 return
@@ -210,11 +215,13 @@ class TreeDrafter:
         if self._model:
             n_read = proposal.n_timeline + proposal.n_right(emitted)
             self._model.trim(min(len(tokens) - 1, n_read))
-        if self._suffix:
-            self._suffix.extend(emitted)
+        if self._suffix_source:
+            self._suffix_source.extend(emitted)
         learn_step(self._scheduler.learnt.predictor, proposal, outcome)
         self._forced_chance.learn(proposal.tree, outcome)
-        self._target_clock.observe(min(outcome.n_evaluated, N_MAX), proposal.n_timeline, outcome.verify_s)
+        n_own = self._n_pending + len(proposal.tree)
+        if outcome.n_evaluated <= n_own:  # else the batcher, which knows what was in it, observes the pass
+            self._target_clock.observe(min(n_own, N_MAX), proposal.n_timeline, outcome.verify_s)
         self._n_pending = 1 + sum(i != depth for depth, i in enumerate(outcome.path))
         accepted = set(outcome.path)
         for i, node in enumerate(proposal.tree):

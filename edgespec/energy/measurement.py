@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
@@ -44,6 +44,18 @@ class Measurement:
     def joule_seconds(self) -> float | None:
         """The time-energy product, J s (Gonzalez and Horowitz 1996: the energy-delay product)."""
         return None if self.joules is None else self.joules * self.seconds
+
+    def part(self, share: float) -> Measurement:
+        """Return the share of it, of 0 to 1, that belongs to one of several users of the machine."""
+        if share >= 1.0 or self.joules is None:
+            return self
+        return replace(
+            self,
+            joules=share * self.joules,
+            idle_w=None if self.idle_w is None else share * self.idle_w,
+            domains={name: share * joules for name, joules in self.domains.items()},
+            phases={name: share * joules for name, joules in self.phases.items()},
+        )
 
     def facts(self, n_tokens: int) -> dict[str, Any]:
         """Return all fields and the derived figures for `n_tokens` emitted tokens, ready for JSON."""

@@ -1,4 +1,4 @@
-"""The input of llama.cpp's decode: a chain or a tree of tokens, or of their embeddings."""
+"""The input of llama.cpp's decode: pieces of timelines, chains or trees of tokens, or of their embeddings."""
 
 from __future__ import annotations
 
@@ -68,46 +68,77 @@ class Batch:
         return ctypes.c_void_p.from_buffer(self.struct, field.offset)
 
 
-class TreeBatch(Batch):
-    """A `llama_batch` with positions and sequences: a chain, then a tree whose leaf i ends sequence i."""
+class Part(NamedTuple):
+    """A piece of a timeline in a pass: a chain of tokens, at whose end there may be a tree."""
 
-    def __init__(self, tokens: object, n_batch: int, max_leaves: int) -> None:
-        positions, n_sequences = (ctypes.c_int32 * n_batch)(), (ctypes.c_int32 * n_batch)()
+    sequences: list[int]
+    """The timeline's sequence, then one for each further leaf."""
+    n_past: int
+    """Tokens of the timeline before it."""
+    n_tokens: int
+    n_logits: int
+    """Of so many tokens at its end logits are wanted."""
+    branches: Branches | None = None
+
+
+class PartsBatch(Batch):
+    """A `llama_batch` with positions and sequences: pieces of several timelines, one after the other."""
+
+    def __init__(self, tokens: object, n_batch: int, n_sequences: int) -> None:
+        positions, n_of = (ctypes.c_int32 * n_batch)(), (ctypes.c_int32 * n_batch)()
         sequences = (ctypes.POINTER(ctypes.c_int32) * n_batch)()
-        super().__init__(tokens, pos=positions, n_seq_id=n_sequences, seq_id=sequences)
+        super().__init__(tokens, pos=positions, n_seq_id=n_of, seq_id=sequences)
         self._positions = np.frombuffer(memoryview(positions), np.int32)
-        self._n_sequences = np.frombuffer(memoryview(n_sequences), np.int32)
+        self._n_of = np.frombuffer(memoryview(n_of), np.int32)
         self._sequences = np.frombuffer(memoryview(sequences), np.uintp)
-        self._numbers = (ctypes.c_int32 * max_leaves)(*range(max_leaves))
+        self._numbers = np.zeros(n_sequences, np.int32)
+        self._flags = np.zeros(n_batch, np.int8)
+        self.flags = self._flags.ctypes.data
 
-    def lay_out(self, branches: Branches, n_past: int, n_before: int) -> None:
-        """Describe a pass of `n_before` tokens and then the tree, after `n_past` in the timeline.
+    def lay_out(self, parts: Sequence[Part]) -> None:
+        """Describe a pass of these parts.
 
-        The leaves below a node have successive numbers, so its sequences are a slice of 0, 1, 2, ...
+        The leaves below a node have successive places among the part's sequences, so that the node's own are
+        a slice of them.
         """
-        numbers = ctypes.addressof(self._numbers)
-        n = n_before + len(branches.depths)
-        self._positions[:n_before] = np.arange(n_past, n_past + n_before)
-        self._positions[n_before:n] = np.array(branches.depths) + (n_past + n_before)
-        self._n_sequences[:n_before] = branches.n_leaves
-        self._n_sequences[n_before:n] = branches.leaves
-        self._sequences[:n_before] = numbers
-        self._sequences[n_before:n] = np.array(branches.first_leaf) * ctypes.sizeof(ctypes.c_int32) + numbers
+        address, size = self._numbers.ctypes.data, self._numbers.itemsize
+        positions: list[int] = []
+        n_of: list[int] = []
+        places: list[int] = []
+        flags: list[int] = []
+        numbers: list[int] = []
+        for part in parts:
+            first = address + len(numbers) * size
+            numbers += part.sequences
+            tree = part.branches
+            n_before = part.n_tokens - (len(tree.depths) if tree else 0)
+            positions += range(part.n_past, part.n_past + n_before)
+            n_of += [len(part.sequences)] * n_before
+            places += [first] * n_before
+            flags += [0] * (part.n_tokens - part.n_logits) + [1] * part.n_logits
+            if tree:
+                positions += [part.n_past + n_before + depth for depth in tree.depths]
+                n_of += tree.leaves
+                places += [first + leaf * size for leaf in tree.first_leaf]
+        n = len(positions)
+        self._numbers[: len(numbers)] = numbers
+        self._positions[:n], self._n_of[:n], self._sequences[:n] = positions, n_of, places
+        self._flags[:n] = flags
 
 
 class PassInput:
-    """The input of a session's passes: tokens or their embeddings, and which of them need logits.
+    """The input of a cache's passes: tokens or their embeddings, and which of them need logits.
 
-    One batch serves all passes without branches; its null `pos` and `seq_id` mean the next positions of
-    sequence 0. `_flags` is n_batch zeros, then n_batch ones, and is never written: for logits of the last k
+    One batch serves all chains of sequence 0; its null `pos` and `seq_id` mean the next positions of it.
+    `_flags` is n_batch zeros, then n_batch ones, and is never written: for logits of the last k
     of n tokens, `logits` points n - k zeros before the first one.
     """
 
     def __init__(
-        self, n_batch: int, max_leaves: int, *, n_embd: int, embeddings: EmbeddingsFn | None
+        self, n_batch: int, n_sequences: int, *, n_embd: int, embeddings: EmbeddingsFn | None
     ) -> None:
-        """Prepare passes of up to `n_batch` tokens, and of trees of up to `max_leaves` leaves."""
-        self._n_batch, self._max_leaves, self._n_embd = n_batch, max_leaves, n_embd
+        """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences."""
+        self._n_batch, self._n_sequences, self._n_embd = n_batch, n_sequences, n_embd
         self._embeddings = embeddings
         self._tokens = (ctypes.c_int32 * n_batch)()
         self._flags = (ctypes.c_int8 * (2 * n_batch))(*[0] * n_batch, *[1] * n_batch)
@@ -120,12 +151,12 @@ class PassInput:
         return None if self._embeddings else self._tokens
 
     @cached_property
-    def tree(self) -> TreeBatch:
-        """The batch for passes with branches, made for the first of them."""
-        return TreeBatch(self._tokens_in_use, self._n_batch, self._max_leaves)
+    def parts(self) -> PartsBatch:
+        """The batch for all other passes, made for the first of them."""
+        return PartsBatch(self._tokens_in_use, self._n_batch, self._n_sequences)
 
-    def fill(self, batch: Batch, tokens: Sequence[int], n_logits: int) -> None:
-        """Put `tokens` into `batch`, and ask for logits of the last `n_logits`."""
+    def fill(self, batch: Batch, tokens: Sequence[int], n_logits: int | None) -> None:
+        """Put `tokens` into `batch`, and ask for logits of the last `n_logits`, or as it is laid out."""
         n = len(tokens)
         if self._embeddings is None:
             self._tokens[:n] = list(map(int, tokens))
@@ -136,4 +167,7 @@ class PassInput:
                 raise ValueError(f"embeddings of shape {self._rows.shape}, not {(n, self._n_embd)}")
             batch.embd.value = self._rows.ctypes.data
         batch.struct.n_tokens = n
-        batch.logits.value = self._first_one - (n - n_logits)
+        if n_logits is None:
+            batch.logits.value = self.parts.flags
+        else:
+            batch.logits.value = self._first_one - (n - n_logits)

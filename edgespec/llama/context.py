@@ -11,9 +11,9 @@ _FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
 
 
 def create_context(
-    model: Model, *, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int, max_leaves: int
+    model: Model, *, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int, n_sequences: int
 ) -> llama.llama_context_p:
-    """Return a context of `n_ctx` tokens for trees of up to `max_leaves` leaves; the caller frees it.
+    """Return a context of `n_ctx` tokens for `n_sequences` sequences; the caller frees it.
 
     `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. Raises EdgespecError if the library
     fails.
@@ -22,9 +22,9 @@ def create_context(
     params.n_ctx = n_ctx
     # n_batch == n_ubatch keeps the rows of logits in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch
-    params.n_outputs_max = n_logits_max
-    params.n_seq_max = max_leaves
-    params.kv_unified = max_leaves > 1  # sequences can share cells of one cache
+    params.n_outputs_max = max(n_logits_max, n_sequences)  # the library plans a pass with one for each
+    params.n_seq_max = n_sequences
+    params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
     # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without.
     params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED

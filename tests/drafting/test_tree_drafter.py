@@ -245,7 +245,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
     """Earlier texts went on after an end of generation, as a chat's next turn does; no draft may."""
     end, drafts = 3, []
     suffix = SuffixDrafts(256)
-    suffix.begin((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
+    suffix.document((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
         chosen = Scheduler(Learnt(*clocks, Predictor()), policy)
@@ -283,7 +283,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
         clocks = curves()
         chosen = Scheduler(Learnt(*clocks, Predictor()), policy)
         suffix = SuffixDrafts(256)
-        suffix.begin(sequence * 4)
+        suffix.document(sequence * 4)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,

@@ -13,46 +13,19 @@ import pytest
 from edgespec.llama.backend import llama, quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from tiny_gguf import write_tiny_gguf
+from tiny_architectures import ARCHITECTURES, write_architecture
 from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
 
 N_CTX = 512
 TOKENS = np.random.default_rng(5).integers(0, 256, 170).tolist()
 
-ARCHITECTURES = {
-    "llama": {},
-    "qwen2": {"vectors": {"attn_q.bias": 256, "attn_k.bias": 128, "attn_v.bias": 128}},
-    "gemma3": {
-        "n_layer": 6,  # the sixth looks back on everything, the others on a window
-        "head_dim": 128,
-        "vectors": {
-            "attn_q_norm.weight": 128,
-            "attn_k_norm.weight": 128,
-            "post_attention_norm.weight": 256,
-            "post_ffw_norm.weight": 256,
-        },
-        "extra": {
-            "gemma3.attention.key_length": 128,
-            "gemma3.attention.value_length": 128,
-            "gemma3.attention.sliding_window": 64,
-            "gemma3.rope.freq_base": 1e6,
-        },
-    },
-}
 TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_k_m", "q5_k_m", "q6_k")
 
 
 @pytest.fixture(scope="module")
 def float_models(tmp_path_factory):
     directory = tmp_path_factory.mktemp("architectures")
-    return {
-        name: write_tiny_gguf(
-            directory / f"{name}.gguf",
-            architecture=name,
-            **{"n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2, "n_ctx": N_CTX, **changes},
-        )
-        for name, changes in ARCHITECTURES.items()
-    }
+    return {name: write_architecture(directory, name, N_CTX) for name in ARCHITECTURES}
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.llama import session as session_module
+from edgespec.llama import context as context_module
 from edgespec.llama.backend import llama, quantize
-from edgespec.llama.session import MAX_LEAVES, Session
+from edgespec.llama.cache import MAX_LEAVES, Cache
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
@@ -38,9 +39,9 @@ def test_rows(tiny_target: Model) -> None:
         assert rows.dtype == np.float32
         assert rows.flags.c_contiguous
         assert not rows.flags.owndata
-        assert rows.ctypes.data == ctypes.addressof(llama.llama_get_logits(session._context).contents)
+        assert rows.ctypes.data == ctypes.addressof(llama.llama_get_logits(session.cache._context).contents)
         for row, index in zip(rows, range(len(PROMPT) - 5, len(PROMPT)), strict=True):
-            theirs = llama.llama_get_logits_ith(session._context, index)
+            theirs = llama.llama_get_logits_ith(session.cache._context, index)
             assert np.array_equal(row, np.ctypeslib.as_array(theirs, (tiny_target.n_vocab,)))
 
 
@@ -189,15 +190,15 @@ def test_abort_restores_the_timeline(tiny_target: Model) -> None:
 def test_ctrl_c_between_two_passes_restores_the_timeline(
     tiny_target: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = Session._decode
+    decode = Cache._decode
     with Session(tiny_target, n_ctx=128, n_threads=1, n_batch=4) as session:
         session.eval(PROMPT[:6])
 
-        def interrupted(self: Session, *arguments: object) -> None:
+        def interrupted(self: Cache, *arguments: object) -> None:
             decode(self, *arguments)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Session, "_decode", interrupted)
+        monkeypatch.setattr(Cache, "_decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.eval(PROMPT[6:20])
         assert session.n_past == 6
@@ -226,7 +227,7 @@ def test_wanting_more_rows_later_moves_the_buffer_safely(tmp_path: Path) -> None
     ):
         for n_logits in (1, 2, 5, 20, 3):
             rows = session.eval((PROMPT * 2)[:n_logits], n_logits=n_logits)
-            theirs = llama.llama_get_logits_ith(session._context, n_logits - 1)
+            theirs = llama.llama_get_logits_ith(session.cache._context, n_logits - 1)
             assert np.array_equal(rows[-1], np.ctypeslib.as_array(theirs, (model.n_vocab,)))
             session.clear()
 
@@ -269,7 +270,7 @@ def test_a_chain_with_parents_is_a_chain(tiny_target: Model) -> None:
     with Session(tiny_target, n_ctx=128, n_threads=1) as session:
         rows = session.eval(PROMPT, n_logits=6, parents=np.arange(-1, 4, dtype=np.int32)).copy()  # type: ignore[arg-type]
         assert session.n_past == len(PROMPT)
-        assert "tree" not in vars(session._input)
+        assert "parts" not in vars(session.cache._input)
     assert np.array_equal(rows, fresh_logits(tiny_target, PROMPT, 6))
 
 
@@ -376,13 +377,13 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
     address = ctypes.cast(abort, ctypes.c_void_p).value or 0
     tokens = PROMPT[: 3 + len(SPREAD)]
     tree = {"n_logits": len(SPREAD) + 1, "parents": SPREAD}
-    decode = Session._decode
+    decode = Cache._decode
 
-    def interrupted(self: Session, *arguments: object) -> None:
+    def interrupted(self: Cache, *arguments: object) -> None:
         decode(self, *arguments)
         raise KeyboardInterrupt
 
-    def interrupted_again(self: Session, n_past: int) -> None:
+    def interrupted_again(self: Cache, *arguments: object) -> None:
         raise KeyboardInterrupt
 
     with (
@@ -401,9 +402,9 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
                 limit = n_calls // 4
                 n_calls = 0
             else:
-                patch.setattr(Session, "_decode", interrupted)
+                patch.setattr(Cache, "_decode", interrupted)
                 if when != "after it":
-                    patch.setattr(Session, "_restore", interrupted_again)
+                    patch.setattr(Cache, "_restore", interrupted_again)
             with pytest.raises(KeyboardInterrupt):
                 session.eval(tokens, **tree)
         limit = 1 << 30
@@ -477,7 +478,7 @@ def test_real_pair_rewinds_without_a_trace(pair: tuple[Path, Path]) -> None:
 
 def test_ctrl_c_while_a_context_is_made(tiny_target, monkeypatch):
     """Python raises it inside whichever callback the library is in, and ctypes would print and lose it."""
-    real = session_module.llama.llama_init_from_model
+    real = context_module.llama.llama_init_from_model
     made = []
 
     @ctypes.CFUNCTYPE(None)
@@ -490,7 +491,7 @@ def test_ctrl_c_while_a_context_is_made(tiny_target, monkeypatch):
         made.append(context)
         return context
 
-    monkeypatch.setattr(session_module.llama, "llama_init_from_model", interrupted)
+    monkeypatch.setattr(context_module.llama, "llama_init_from_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Session(tiny_target, n_ctx=64, n_threads=1)
     assert made

@@ -25,7 +25,7 @@ class RandomScheduler(Scheduler):
         super().__init__(*args)
         self.random = random.Random(1)
 
-    def next(self, path, depth, unread, offered, bucket):
+    def next(self, path, depth, unread, offered, bucket, prefix=None):
         kind = self.random.choice(["suffix", "model", "model", "stop"])
         if kind == "suffix" and offered:
             return TakeSuffix(self.random.randint(1, len(offered)))
@@ -33,7 +33,7 @@ class RandomScheduler(Scheduler):
             return RunModel(self.random.randint(0, len(offered)))
         return None
 
-    def keeps(self, path, depth, bucket):
+    def keeps(self, path, depth, bucket, prefix=None):
         return self.random.random() < 0.7
 
     def branches(self, path, n_drafted):

@@ -1,10 +1,9 @@
-"""Timelines that are kept: what was copied back gives the rows that stood there before, bit for bit."""
+"""Timelines of a cache: copies, what is kept for prompts that begin alike, several at once in one pass."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError
-from edgespec.llama.prefixes import Prefixes, n_common
+from edgespec.llama.cache import Cache, CacheFull, CacheSize
 from edgespec.llama.session import Session
+from edgespec.llama.timelines import Timelines, n_common
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 from tree_shapes import SPREAD, random_shape, trunk
@@ -32,12 +32,17 @@ def open_session(model: Model, n_ctx: int = 256, **others: int) -> Session:
     return Session(model, n_ctx=n_ctx, n_threads=1, **others)
 
 
-def read(session: Session, prefixes: Prefixes, tokens: list[int]) -> int:
-    """Do as the engine does with a prompt; return how many tokens were not read again."""
-    n_known = prefixes.prepare(session, tokens)
-    session.rewind(n_known)
+def open_timelines(model: Model, n_cells: int = 1024, n_timelines: int = 4, **options: int) -> Timelines:
+    return Timelines(Cache(model, CacheSize(n_ctx=n_cells, n_timelines=n_timelines), n_threads=1), **options)
+
+
+def read(timelines: Timelines, tokens: list[int]) -> int:
+    """Do as the engine does with a prompt that gets no answer; return how much was not read again."""
+    session = timelines.begin(tokens)
+    n_known = session.n_past
     session.eval(tokens[n_known:])
     assert session.timeline == tokens
+    timelines.end(session)
     return n_known
 
 
@@ -163,170 +168,157 @@ def test_a_copy_that_does_not_fit_leaves_nothing(model: Model) -> None:
         assert small.timeline == text(2, 20)
 
 
-def test_a_pass_that_is_interrupted_leaves_the_timeline(tiny_target: Model) -> None:
-    limit, n_calls = PLENTY, 0
-
-    @ABORT
-    def abort(_data: int | None) -> bool:
-        nonlocal n_calls
-        n_calls += 1
-        return n_calls > limit
-
-    address = ctypes.cast(abort, ctypes.c_void_p).value or 0
-    prefixes = Prefixes(PLENTY)
-    one, two = text(1, 90), text(2, 90)
-    with open_session(
-        tiny_target, n_batch=16, interrupt=SimpleNamespace(callback=address, data=0)
-    ) as session:
-        read(session, prefixes, one)
-        expected = rows(session)
-        n_calls, limit = 0, 3  # in the first pass over `two`, for which `one` had to go
-        n_known = prefixes.prepare(session, two)
-        session.rewind(n_known)
-        with pytest.raises(KeyboardInterrupt):
-            session.eval(two[n_known:])
-        assert session.timeline == two[:n_known]
-        limit = PLENTY
-        assert prefixes.prepare(session, one) == 89
-        assert session.timeline == one
-        assert np.array_equal(rows(session), expected)
-        assert read(session, prefixes, two) == n_common(one, two)
+# Several timelines in one cache
 
 
-# What is kept beside it
+def alone(model: Model, tokens: list[int], n_logits: int = 1, parents: list[int] | None = None) -> np.ndarray:
+    with open_session(model, 512) as session:
+        return session.eval(tokens, n_logits=n_logits, parents=parents).copy()
 
 
-def test_the_session_itself_is_a_prefix(tiny_target: Model) -> None:
-    prefixes = Prefixes(0)
+def test_one_pass_serves_chains_trees_and_pieces(model: Model) -> None:
+    texts = [text(seed, 40 + 7 * seed) for seed in range(4)]
+    with open_timelines(model) as timelines:
+        sessions = [timelines.begin(one) for one in texts]
+        for session, one in zip(sessions, texts, strict=True):
+            session.eval(one)
+        more = [text(10 + i, 12 + (i == 3)) for i in range(4)]
+        pieces = [
+            sessions[0].piece(more[0][:1]),
+            sessions[1].piece(more[1][: len(SPREAD) + 1], n_logits=len(SPREAD) + 1, parents=SPREAD),
+            sessions[2].piece(more[2], n_logits=0),
+            sessions[3].piece(more[3][: len(SPREAD) + 2], n_logits=len(SPREAD) + 1, parents=SPREAD),
+        ]
+        rows = timelines.cache.eval(pieces)
+        n = len(SPREAD)
+        expected = [
+            alone(model, texts[0] + more[0][:1]),
+            alone(model, texts[1] + more[1][: n + 1], n + 1, SPREAD),
+            np.empty((0, model.n_vocab)),
+            alone(model, texts[3] + more[3][: n + 2], n + 1, SPREAD),
+        ]
+        for found, wanted in zip(rows, expected, strict=True):
+            assert np.allclose(found, wanted, atol=1e-3)
+        kept = [1, 1 + trunk(SPREAD), 12, 2 + trunk(SPREAD)]
+        for session, one, extra, n_kept in zip(sessions, texts, more, kept, strict=True):
+            assert session.timeline == one + extra[:n_kept]
+            after = session.eval(NEXT)[0]
+            assert np.allclose(after, alone(model, one + extra[:n_kept] + NEXT)[0], atol=1e-3)
+
+
+def test_a_pass_that_fails_leaves_all_timelines(tiny_target: Model) -> None:
+    with open_timelines(tiny_target, n_cells=256) as timelines:
+        one, two = timelines.begin(text(1, 100)), timelines.begin(text(2, 100))
+        one.eval(text(1, 100))
+        two.eval(text(2, 100))
+        with pytest.raises(CacheFull, match="context is full"):
+            timelines.cache.eval([one.piece(text(3, 30)), two.piece(text(4, 30))])
+        assert (one.timeline, two.timeline) == (text(1, 100), text(2, 100))
+        assert np.allclose(rows(one), alone(tiny_target, text(1, 100) + NEXT, len(NEXT)), atol=1e-3)
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_timelines_come_and_go(tiny_target: Model, data: st.DataObject) -> None:
+    """Whatever is opened, cut, dropped and read together: each gives the rows that it gives alone."""
+    with open_timelines(tiny_target, n_cells=700) as timelines, open_session(tiny_target, 700) as fresh:
+        sessions: list[Session] = []
+        for _ in range(data.draw(st.integers(1, 12))):
+            if len(sessions) < 4 and data.draw(st.booleans()):
+                seed = data.draw(st.integers(0, 3))
+                tokens = text(seed, data.draw(st.integers(1, 90)))
+                session = timelines.begin(tokens)
+                assert session.timeline == tokens[: session.n_past]
+                session.eval(tokens[session.n_past :], n_logits=0)
+                sessions.append(session)
+            elif sessions and data.draw(st.integers(0, 2)) == 0:
+                timelines.end(sessions.pop(data.draw(st.integers(0, len(sessions) - 1))))
+            elif sessions and data.draw(st.booleans()):
+                session = sessions[data.draw(st.integers(0, len(sessions) - 1))]
+                session.rewind(data.draw(st.integers(1, session.n_past)))
+            if not sessions or not timelines.make_room(16 * len(sessions)):
+                continue
+            extra = [text(50 + i, data.draw(st.integers(1, 16))) for i in range(len(sessions))]
+            pieces = [session.piece(more) for session, more in zip(sessions, extra, strict=True)]
+            found = [row.copy() for row in timelines.cache.eval(pieces)]
+            for session, row in zip(sessions, found, strict=True):
+                fresh.clear()
+                assert np.allclose(row, fresh.eval(session.timeline), atol=1e-3)
+
+
+# What is kept for prompts that begin alike
+
+
+def test_a_timeline_under_way_is_shared(model: Model) -> None:
+    with open_timelines(model) as timelines:
+        tokens = text(1, 12)
+        first = timelines.begin(tokens)
+        first.eval(tokens)
+        second = timelines.begin(tokens[:10] + NEXT)
+        assert second.timeline == tokens[:10]
+        second.eval(NEXT)
+        first.rewind(3)
+        assert np.allclose(rows(second), alone(model, tokens[:10] + NEXT + NEXT, len(NEXT)), atol=1e-3)
+        assert np.allclose(rows(first), alone(model, tokens[:3] + NEXT, len(NEXT)), atol=1e-3)
+
+
+def test_the_only_timeline_is_a_prefix(tiny_target: Model) -> None:
     tokens = text(1, 100)
-    with open_session(tiny_target) as session:
-        assert read(session, prefixes, tokens) == 0
-        assert read(session, prefixes, tokens + NEXT) == 100
-        assert read(session, prefixes, tokens) == 99  # its last logits are wanted
-        assert read(session, prefixes, tokens[:40] + NEXT) == 40
-        assert read(session, prefixes, [255 - t for t in tokens]) == 0
-        assert prefixes.n_bytes == 0
+    with open_timelines(tiny_target, n_timelines=1) as timelines:
+        assert read(timelines, tokens) == 0
+        assert read(timelines, tokens + NEXT) == 100
+        assert read(timelines, tokens) == 99  # its last logits are wanted
+        assert read(timelines, tokens[:40] + NEXT) == 40
+        assert read(timelines, [255 - t for t in tokens]) == 0
 
 
-def test_a_conversation_goes_on_after_another(model: Model) -> None:
-    prefixes = Prefixes(PLENTY)
+def test_without_keeping_every_prompt_is_read(tiny_target: Model) -> None:
+    with open_timelines(tiny_target, keeps=False) as timelines:
+        assert [read(timelines, text(1, 100)) for _ in range(2)] == [0, 0]
+
+
+def test_a_conversation_goes_on_after_another(tiny_target: Model) -> None:
     one, two = text(1, 100), text(2, 120)
-    with open_session(model) as session:
-        read(session, prefixes, one)
-        expected = rows(session)
-        assert read(session, prefixes, two) == 0
-        assert prefixes.prepare(session, one + NEXT) == 100
-        assert session.timeline == one
-        assert np.array_equal(rows(session), expected)
-        assert read(session, prefixes, two + NEXT) == 120
-        assert read(session, prefixes, one + text(9, 30)) == 100
+    with open_timelines(tiny_target) as timelines:
+        read(timelines, one)
+        assert read(timelines, two) == 0
+        assert read(timelines, one + NEXT) == 100
+        assert read(timelines, two + NEXT) == 120
+        assert read(timelines, one + text(9, 30)) == 100
 
 
-def test_what_goes_on_takes_the_place_of_its_beginning(tiny_target: Model) -> None:
-    prefixes = Prefixes(PLENTY)
-    one, two = text(1, 60), text(2, 60)
-    with open_session(tiny_target) as session:
-        read(session, prefixes, one)
-        read(session, prefixes, two)
-        first = prefixes.n_bytes
-        longer = one + text(3, 60)
-        read(session, prefixes, longer)
-        read(session, prefixes, two)
-        # `longer` is kept, and `two` perhaps; `one`, its beginning, is not.
-        assert 2 * first <= 1.01 * prefixes.n_bytes <= 3.1 * first
-        assert prefixes.prepare(session, longer) == 119
+def test_the_one_unused_for_longest_goes_first(tiny_target: Model) -> None:
+    texts = [text(seed, 200) for seed in range(4)]
+    with open_timelines(tiny_target, n_cells=768, n_timelines=8) as timelines:
+        for one in texts[:3]:
+            read(timelines, one)
+        assert timelines.n_kept == 600
+        assert read(timelines, texts[0] + NEXT) == 200
+        assert timelines.make_room(250)
+        assert timelines.n_kept == 405
+        assert read(timelines, texts[1]) == n_common(texts[1], texts[2])
+        assert read(timelines, texts[0]) == 199
+        assert not timelines.make_room(800)
 
 
-def test_little_is_not_copied(tiny_target: Model) -> None:
-    prefixes = Prefixes(PLENTY)
-    one = text(1, 100)
-    with open_session(tiny_target) as session:
-        read(session, prefixes, one)
-        read(session, prefixes, one[:80] + NEXT)  # of which 20 tokens go
-        assert prefixes.n_bytes == 0
-        read(session, prefixes, one[:40] + NEXT)
-        assert prefixes.n_bytes > 0
+def test_what_is_kept_leaves_the_reserve(tiny_target: Model) -> None:
+    with open_timelines(tiny_target, n_cells=512, n_timelines=8, reserved=256) as timelines:
+        for seed in range(4):
+            read(timelines, text(seed, 100))
+            assert timelines.n_kept <= 256
 
 
-@pytest.mark.parametrize("n_conversations", [2, 3, 5])
-def test_conversations_in_turn_all_go_on(tiny_target: Model, n_conversations: int) -> None:
-    """There is room for all but the one in the session: none is ever read twice."""
-    texts = [text(seed, 100) for seed in range(n_conversations)]
-    with open_session(tiny_target) as session:
-        session.eval(texts[0] + NEXT * 3)
-        size = session.state_bytes
-    prefixes = Prefixes((n_conversations - 1) * size)
-    with open_session(tiny_target) as session:
-        for one in texts:
-            read(session, prefixes, one)
-        for turn in range(3):
-            for one in texts:
-                one.extend(NEXT)
-                assert read(session, prefixes, one) == len(one) - len(NEXT), f"turn {turn}"
-                assert prefixes.n_bytes <= (n_conversations - 1) * size
-
-
-def test_the_oldest_goes_first(tiny_target: Model) -> None:
-    texts = [text(seed, 100) for seed in range(5)]
-    with open_session(tiny_target) as session:
-        session.eval(texts[0])
-        prefixes = Prefixes(2 * session.state_bytes)
-    with open_session(tiny_target) as session:
-        for one in texts:
-            read(session, prefixes, one)
-        assert prefixes.n_bytes == 2 * session.state_bytes
-        assert read(session, prefixes, texts[0]) == n_common(texts[0], texts[4])
-        assert read(session, prefixes, texts[4]) == 99
-
-
-def test_more_than_the_memory_is_not_kept(tiny_target: Model) -> None:
-    with open_session(tiny_target) as session:
-        session.eval(text(1, 100))
-        prefixes = Prefixes(session.state_bytes - 1)
-        assert prefixes.prepare(session, text(2, 100)) == 0
-        assert prefixes.n_bytes == 0
-        assert session.timeline == text(1, 100)  # for the caller to cut
-
-
-def test_a_kept_timeline_longer_than_the_context_is_no_error(tiny_target: Model) -> None:
-    prefixes = Prefixes(PLENTY)
-    long = text(1, 400)
-    with open_session(tiny_target, n_ctx=512) as large:
-        read(large, prefixes, long)
-        read(large, prefixes, text(2, 50))
-    with open_session(tiny_target, n_ctx=256) as small:
-        read(small, prefixes, [*long[:100], 7])
-
-
-def test_a_larger_session_goes_on(model: Model) -> None:
-    prefixes = Prefixes(0)
+def test_a_larger_cache_goes_on(model: Model) -> None:
     tokens = text(1, 200)
-    with open_session(model, n_ctx=256) as session:
-        read(session, prefixes, tokens)
-        expected = rows(session)
-        prefixes.hold(session)
-    with open_session(model, n_ctx=512) as session:
-        assert prefixes.prepare(session, tokens + NEXT) == 200
-        assert np.allclose(rows(session), expected, atol=1e-3)
-        assert read(session, prefixes, tokens + text(2, 200)) == 200
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 200), st.integers(0, 40)), max_size=12))
-@settings(max_examples=25, deadline=None)
-def test_any_prompts_give_the_rows_of_a_fresh_session(
-    tiny_target: Model, prompts: list[tuple[int, int, int]]
-) -> None:
-    with open_session(tiny_target) as session:
-        session.eval(text(0, 120))
-        prefixes = Prefixes(3 * session.state_bytes)
-    with open_session(tiny_target) as session, open_session(tiny_target) as fresh:
-        for which, n, n_other in prompts:
-            tokens = text(which, n) + text(which + 10, n_other)
-            read(session, prefixes, tokens)
-            assert prefixes.n_bytes <= prefixes._max_bytes
-            fresh.clear()
-            fresh.eval(tokens)
-            assert np.allclose(rows(session), rows(fresh), atol=1e-3)
+    with open_timelines(model, n_cells=256) as timelines:
+        read(timelines, tokens)
+        kept = timelines.last()
+        assert kept is not None
+    with open_timelines(model, n_cells=512) as timelines:
+        timelines.adopt(*kept)
+        assert read(timelines, tokens + NEXT) == 200
+        session = timelines.begin([*tokens, *NEXT, 0])
+        assert np.allclose(rows(session), alone(model, tokens + NEXT + NEXT, len(NEXT)), atol=1e-3)
 
 
 def test_n_common() -> None:
@@ -338,15 +330,16 @@ def test_n_common() -> None:
 # The draft model
 
 
-def drafting(model: Model, n_ctx: int, prefixes: Prefixes | None) -> DraftModel:
-    draft = DraftModel(open_session(model, n_ctx), n_vocab=model.n_vocab)
-    draft.prefixes = prefixes
+def drafting(model: Model, n_ctx: int, n_timelines: int = 4) -> DraftModel:
+    timelines = open_timelines(model, 4 * n_ctx, n_timelines, n_ctx=n_ctx)
+    draft = DraftModel(timelines.begin([0]), n_vocab=model.n_vocab)
+    draft.timelines = timelines
     return draft
 
 
-def test_a_draft_without_prefixes_forgets(tiny_draft: Model) -> None:
+def test_a_draft_without_timelines_forgets(tiny_draft: Model) -> None:
     tokens = text(1, 50)
-    with drafting(tiny_draft, 128, None)._session as session:
+    with open_session(tiny_draft, 128) as session:
         draft = DraftModel(session, n_vocab=tiny_draft.n_vocab)
         draft.begin(tokens)
         draft.run(tokens)
@@ -355,9 +348,8 @@ def test_a_draft_without_prefixes_forgets(tiny_draft: Model) -> None:
 
 
 def test_a_draft_reads_what_is_new(tiny_draft: Model) -> None:
-    prefixes = Prefixes(PLENTY)
     one, two = text(1, 60), text(2, 60)
-    draft = drafting(tiny_draft, 128, prefixes)
+    draft = drafting(tiny_draft, 128)
     draft.begin(one)
     draft.run(one, [5, 6])
     draft.begin([*one, 9])
@@ -369,26 +361,21 @@ def test_a_draft_reads_what_is_new(tiny_draft: Model) -> None:
     draft.begin([*one, 9, 8])
     assert draft.n_past == 61
     expected = draft.run([*one, 9, 8]).copy()
-    draft.hold()
-    draft.close()
-    fresh = drafting(tiny_draft, 128, None)
+    draft.rest()
+    fresh = drafting(tiny_draft, 128)
     fresh.begin()
     assert np.allclose(fresh.run([*one, 9, 8]), expected, atol=1e-3)
-    fresh.close()
-    larger = drafting(tiny_draft, 256, prefixes)  # takes over what the closed one had read
-    larger.begin([*one, 9, 8, 7])
-    assert larger.n_past == 62
-    larger.close()
 
 
 def test_a_draft_that_looked_back_on_a_part_goes_on_there(tiny_draft: Model) -> None:
-    draft = drafting(tiny_draft, 64, Prefixes(PLENTY))
+    draft = drafting(tiny_draft, 64)
     tokens = text(1, 100)
     draft.begin(tokens)
     draft.make_room(len(tokens) + 4)
     draft.run(tokens)
     n_read = draft.n_past
     assert n_read < 64
+    draft.rest()
     draft.begin([*tokens, 5])
     assert draft.n_past == n_read
     assert draft.n_unread(len(tokens) + 1) == 1
@@ -396,12 +383,11 @@ def test_a_draft_that_looked_back_on_a_part_goes_on_there(tiny_draft: Model) -> 
     assert draft.n_past == 0
     draft.run(text(2, 30))
     assert draft.n_past == 30
-    draft.close()
 
 
 def test_a_draft_does_not_look_back_less_because_of_chance(tiny_draft: Model) -> None:
     """Another text with the same token where the draft had begun to read: nothing of it was read."""
-    draft = drafting(tiny_draft, 128, Prefixes(PLENTY))
+    draft = drafting(tiny_draft, 128)
     one, two = text(1, 150), text(2, 120)
     draft.begin(one)
     draft.make_room(len(one) + 4)
@@ -410,4 +396,3 @@ def test_a_draft_does_not_look_back_less_because_of_chance(tiny_draft: Model) ->
     two[start] = one[start]
     draft.begin(two)
     assert draft.n_unread(len(two)) == len(two), "all of the other text is unread"
-    draft.close()

@@ -1,0 +1,102 @@
+"""One decision over all texts that share a pass: who drafts what next.
+
+A token is drafted where P >= rate * added time (scheduler.py). The added time is that of one pass over the
+tokens of all texts, so what the suffix store offers to all of them is taken in the order of P, as long as it
+pays. The draft model's next pass is shared too: all for whom it could pay pay their part of it, and those for
+whom it does not leave, until it pays for all who are left.
+
+This is what SmartSpec (arXiv 2406.14066) calls goodput: accepted tokens of all requests over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.decoding.asks import Ask
+from edgespec.drafting.costs import N_MAX, beyond
+from edgespec.drafting.gains import ASLEEP, Chain, Prefix, best_prefixes
+from edgespec.drafting.scheduler import Choice, Others, RunModel, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Bid(Ask):
+    """What a text could draft next; the fields are the arguments of `Scheduler.next`. Answer: a Choice."""
+
+    scheduler: Scheduler
+    path: float
+    depth: int
+    unread: int
+    offered: Sequence[float]
+    bucket: int
+
+    def answer(self) -> Choice:
+        """Decide for this text by itself."""
+        return self.choice(None)
+
+    def choice(self, prefix: Prefix | None) -> Choice:
+        """Decide, where at most `prefix` of what is offered may be taken (None: what pays)."""
+        return self.scheduler.next(self.path, self.depth, self.unread, self.offered, self.bucket, prefix)
+
+    @property
+    def may_run_model(self) -> bool:
+        """Whether the draft model can run for this text."""
+        return self.scheduler.policy.model and 0 < self.unread <= ASLEEP
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is in the target's next pass so far."""
+
+    n_texts: int
+    n_tokens: int
+    """Of all texts, what they have drafted among them."""
+    n_past: int
+    """Tokens before it, of a text on average."""
+    rate: float
+    """Tokens a second (or a joule) of all texts."""
+
+
+def decide(bids: Sequence[Bid], load: Load) -> list[Choice]:
+    """Return the choice for each of `bids`, for one pass of the target."""
+    prefixes = _prefixes(bids, load)
+    choices: list[Choice] = [None] * len(bids)
+    sharing = [i for i, bid in enumerate(bids) if bid.may_run_model]
+    while True:
+        for i, bid in enumerate(bids):
+            others = [j for j in sharing if j != i]
+            bid.scheduler.share(
+                Others(
+                    n_texts=load.n_texts - 1,
+                    n_target=max(0, load.n_tokens - bid.scheduler.n_pending - bid.depth) + len(others),
+                    n_draft=sum(bids[j].unread for j in others),
+                    rate=max(0.0, load.rate - bid.scheduler.own_rate),
+                )
+            )
+            may_run = i in sharing or not bid.may_run_model
+            choices[i] = (bid if may_run else _without_model(bid)).choice(prefixes[i])
+        left = [i for i in sharing if not isinstance(choices[i], RunModel)]
+        if not left:
+            return choices
+        sharing = [i for i in sharing if i not in left]
+
+
+def _prefixes(bids: Sequence[Bid], load: Load) -> list[Prefix | None]:
+    """Return how much of what is offered pays, for each of `bids`; None where a length was asked for."""
+    found: list[Prefix | None] = [None] * len(bids)
+    free = [i for i, bid in enumerate(bids) if bid.scheduler.policy.gamma is None]
+    if not free:
+        return found
+    offered = [bids[i].offered if bids[i].scheduler.policy.suffix else () for i in free]
+    chains = [Chain(bids[i].path, chances) for i, chances in zip(free, offered, strict=True)]
+    curve = bids[free[0]].scheduler.learnt.target.at(load.n_past)
+    n_most = load.n_tokens + sum(map(len, offered))
+    verify = beyond(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
+    for i, prefix in zip(free, best_prefixes(verify, load.rate, chains), strict=True):
+        found[i] = prefix
+    return found
+
+
+def _without_model(bid: Bid) -> Bid:
+    """Return `bid` where the draft model cannot run."""
+    return Bid(bid.scheduler, bid.path, bid.depth, 0, bid.offered, bid.bucket)

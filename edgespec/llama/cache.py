@@ -1,0 +1,378 @@
+"""A llama_context whose cache several timelines share, and its passes over pieces of them.
+
+Each timeline is a sequence of llama.cpp. A piece may end with a tree of tokens: it gets one more sequence per
+further leaf, which shares the timeline's cells down to where it branches off.
+
+    sequence   0 .. n_timelines - 1            the timelines
+               n_timelines .. + MAX_LEAVES - 2    leaves beside the trunk, of all trees of a pass together
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec._core import Interrupt
+from edgespec.errors import EdgespecError
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Part, PassInput, find_branches
+from edgespec.llama.context import create_context
+from edgespec.llama.weights import Model
+from edgespec.platform.closing import Closing
+
+Rows: TypeAlias = npt.NDArray[np.float32]
+"""Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
+
+State: TypeAlias = npt.NDArray[np.uint8]
+"""A copy of the cache of a timeline, as the library writes it."""
+
+MAX_LEAVES = 32
+"""Most leaves of the trees of a pass: the library keeps room for a row of logits for each."""
+
+MAX_TIMELINES = 256 - MAX_LEAVES
+"""Most timelines of a cache: llama.cpp has 256 sequences."""
+
+_DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
+_SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
+
+# Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
+_get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+
+
+class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The cache has no cells left for a pass; nothing of it was kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """How large a cache and its passes are."""
+
+    n_ctx: int
+    """Cells: tokens of all timelines together, what several share counted once."""
+    n_batch: int = 512
+    """Most tokens computed in one pass."""
+    n_logits_max: int = 64
+    """Most rows of logits of one pass; it sets the size of buffers."""
+    n_timelines: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_ctx < 1 or self.n_batch < 1 or self.n_logits_max < 1:
+            raise ValueError("n_ctx, n_batch and n_logits_max must be at least 1")
+        if not 1 <= self.n_timelines <= MAX_TIMELINES:
+            raise ValueError(f"n_timelines {self.n_timelines}: must be 1 to {MAX_TIMELINES}")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one pass adds to one timeline; the fields are the arguments of `Session.eval`."""
+
+    sequence: int
+    tokens: Sequence[int]
+    n_logits: int = 1
+    parents: Sequence[int] | None = None
+
+
+class Cache(Closing):
+    """A context of a model and the timelines in its cache. A context manager.
+
+    The library is always asked for the number of cached tokens: a second count could become wrong when Ctrl-C
+    lands between two lines. A cache keeps its model alive. Two threads must not use it at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        size: CacheSize,
+        *,
+        n_threads: int,
+        embeddings: EmbeddingsFn | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        """Make a context; arguments as for `Session`.
+
+        Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
+        cache between timelines.
+        """
+        if n_threads < 1:
+            raise ValueError("n_threads must be at least 1")
+        self.model = model
+        self.n_ctx = size.n_ctx
+        self.n_batch = min(size.n_batch, size.n_ctx)
+        self.n_logits_max = min(size.n_logits_max, self.n_batch)
+        self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if model.can_rewind else 1
+        """Most leaves of the trees of a pass; 1: chains only."""
+        self.n_timelines = size.n_timelines
+        if self.n_timelines > 1 and not model.can_rewind:
+            raise EdgespecError(
+                f"{model.name} cannot hold several texts in one cache "
+                f"(architecture {model.header.architecture}); ask for one at a time"
+            )
+        if embeddings and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
+            raise EdgespecError(
+                f"{model.name} cannot take embeddings in place of tokens "
+                f"(architecture {model.header.architecture})"
+            )
+        n_sequences = self.n_timelines + self.max_leaves - 1
+        context = create_context(
+            model,
+            n_ctx=self.n_ctx,
+            n_threads=n_threads,
+            n_batch=self.n_batch,
+            n_logits_max=self.n_logits_max,
+            n_sequences=n_sequences,
+        )
+        # The finalizer's reference keeps the weights until the context that uses them is freed, even if the
+        # garbage collector finds both unreachable at once.
+        self._finalizer = weakref.finalize(self, _free, context, model)
+        model.sessions.add(self)
+        self._context = context
+        self._memory = llama.llama_get_memory(context)
+        if interrupt:
+            callback = ctypes.cast(ctypes.c_void_p(interrupt.callback), llama.ggml_abort_callback)
+            llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(interrupt.data))
+        self._interrupt = interrupt  # its data must live as long as the context
+        n_embd = llama.llama_model_n_embd_inp(model.handle)
+        self._input = PassInput(self.n_batch, n_sequences, n_embd=n_embd, embeddings=embeddings)
+        self._free_sequences = list(reversed(range(self.n_timelines)))
+        self._sides = [-1] * (self.max_leaves - 1)  # whose cells each side sequence shares; -1: nobody's
+        self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
+        self._rows_address = 0
+        self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
+
+    # ---- timelines ----
+
+    @property
+    def n_open(self) -> int:
+        """Timelines in use."""
+        return self.n_timelines - len(self._free_sequences)
+
+    def take(self) -> int:
+        """Return the number of an empty timeline, which is in use until `release`."""
+        return self._free_sequences.pop()
+
+    def release(self, sequence: int) -> None:
+        """Empty a timeline and let others use its number."""
+        if self._finalizer.alive:
+            self.cut(sequence, 0)
+        self._free_sequences.append(sequence)
+
+    def n_past(self, sequence: int) -> int:
+        """Return the number of tokens in a timeline."""
+        self.require_open()
+        return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def share(self, source: int, sequence: int, n_tokens: int) -> None:
+        """Let the empty timeline `sequence` begin with the first `n_tokens` of `source`: the same cells."""
+        llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n_tokens)
+
+    def cut(self, sequence: int, n_keep: int) -> bool:
+        """Cut a timeline, and what shares it, back to `n_keep` tokens; return whether the library could."""
+        done = bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
+        for i, owner in enumerate(self._sides):
+            if owner == sequence:
+                side = self.n_timelines + i
+                llama.llama_memory_seq_rm(self._memory, side, n_keep or -1, -1)
+        return done
+
+    def clear(self) -> None:
+        """Empty all timelines."""
+        self.require_open()
+        llama.llama_memory_clear(self._memory, False)
+
+    # ---- passes ----
+
+    def eval(self, pieces: Sequence[Piece]) -> list[Rows]:
+        """Append each piece to its timeline in one pass; return the logits of each, as `Session.eval` does.
+
+        The rows are valid until the next `eval` or `close`. Only a piece that comes alone may have more than
+        `n_batch` tokens: it takes several passes. A failed or interrupted pass leaves all timelines as they
+        were before the call, or empty if the model cannot rewind. Raises CacheFull, and as `Session.eval`.
+        """
+        branches = [self._branches(piece) for piece in pieces]
+        before = [self.n_past(piece.sequence) for piece in pieces]
+        n_logits = sum(piece.n_logits for piece in pieces)
+        n_tokens = sum(len(piece.tokens) for piece in pieces)
+        if n_logits > self.n_logits_max or (len(pieces) > 1 and n_tokens > self.n_batch):
+            raise ValueError(f"a pass of {n_tokens} tokens and {n_logits} rows of logits")
+        backend.clear_log()
+        if self._has_branches:
+            self._drop_branches()
+        try:
+            if len(pieces) > 1:
+                self._decode_parts(pieces, branches, before)
+            else:
+                self._decode_alone(pieces[0], branches[0], before[0])
+        except BaseException:
+            self._restore(pieces, before)
+            raise
+        rows = self._view(n_logits)
+        found, first = [], 0
+        for piece in pieces:
+            found.append(rows[first : first + piece.n_logits])
+            first += piece.n_logits
+        return found
+
+    def _branches(self, piece: Piece) -> Branches | None:
+        """Check the tree that a piece ends with and return it; None for a chain."""
+        if not 0 <= piece.n_logits <= min(len(piece.tokens), self.n_logits_max):
+            raise ValueError(
+                f"n_logits {piece.n_logits} with {len(piece.tokens)} tokens, n_logits_max {self.n_logits_max}"
+            )
+        if piece.parents is None:
+            return None
+        nodes = list(map(int, piece.parents))
+        if piece.n_logits != len(nodes) + 1:
+            raise ValueError(f"n_logits {piece.n_logits} with a tree of {len(nodes)} nodes")
+        if nodes == list(range(-1, len(nodes) - 1)):
+            return None
+        branches = find_branches(nodes)
+        if not self.model.can_rewind:
+            raise EdgespecError(
+                f"{self.model.name} cannot evaluate branches (architecture {self.model.header.architecture})"
+            )
+        if branches.n_leaves > self.max_leaves:
+            raise ValueError(f"a tree of {branches.n_leaves} leaves, max_leaves {self.max_leaves}")
+        return branches
+
+    def _decode_alone(self, piece: Piece, branches: Branches | None, n_past: int) -> None:
+        """Decode one piece, in several passes if it is longer than one."""
+        tokens, start = piece.tokens, 0
+        while start < len(tokens):
+            n = len(tokens) - start
+            if n > self.n_batch:
+                # Leave all tokens whose logits are wanted to the last pass.
+                n = min(self.n_batch, n - piece.n_logits)
+            last = start + n == len(tokens)
+            part = Piece(piece.sequence, tokens[start : start + n], piece.n_logits if last else 0)
+            if piece.sequence == 0 and not (last and branches):
+                self._decode(self._input.chain, part.tokens, part.n_logits)
+            else:
+                self._decode_parts([part], [branches if last else None], [n_past + start])
+            start += n
+
+    def _decode_parts(
+        self, pieces: Sequence[Piece], branches: Sequence[Branches | None], n_past: Sequence[int]
+    ) -> None:
+        """Decode pieces that fit in one pass, and drop all of their trees but the trunks."""
+        parts: list[Part] = []
+        n_sides = 0
+        for piece, tree, n in zip(pieces, branches, n_past, strict=True):
+            sequences = [piece.sequence]
+            for _ in range(tree.n_leaves - 1 if tree else 0):
+                sequences.append(self._side_of(piece.sequence, n_sides, n))
+                n_sides += 1
+            parts.append(Part(sequences, n, len(piece.tokens), piece.n_logits, tree))
+        self._has_branches = n_sides > 0
+        self._input.parts.lay_out(parts)
+        tokens = [token for piece in pieces for token in piece.tokens]
+        self._decode(self._input.parts, tokens, None)
+        for part in parts:
+            for side in part.sequences[1:]:
+                n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
+                llama.llama_memory_seq_rm(self._memory, side, part.n_past + n_before, -1)
+        self._has_branches = False
+
+    def _side_of(self, sequence: int, i: int, n_past: int) -> int:
+        """Let side sequence `i` share all of a timeline of `n_past` tokens; return its number.
+
+        It goes on sharing between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence; sharing
+        only those new since the last tree takes 5 us.
+        """
+        if i >= len(self._sides):
+            raise ValueError(f"trees of more than {self.max_leaves} leaves in one pass")
+        side = self.n_timelines + i
+        if self._sides[i] != sequence:
+            llama.llama_memory_seq_rm(self._memory, side, -1, -1)
+            self._sides[i] = sequence
+        n_shared = llama.llama_memory_seq_pos_max(self._memory, side) + 1
+        llama.llama_memory_seq_cp(self._memory, sequence, side, n_shared, n_past)
+        return side
+
+    def _decode(self, batch: Batch, tokens: Sequence[int], n_logits: int | None) -> None:
+        self._input.fill(batch, tokens, n_logits)
+        # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
+        with backend.interruptible():
+            code = llama.llama_decode(self._context, batch.struct)
+        if code == 0:
+            return
+        if code == _DECODE_ABORTED:
+            raise KeyboardInterrupt
+        if code == _DECODE_NO_SLOT:
+            raise CacheFull(
+                f"the context is full: no place for {len(tokens)} more tokens; choose a larger context"
+            )
+        raise EdgespecError(
+            f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+        )
+
+    def _view(self, n_logits: int) -> Rows:
+        if n_logits == 0:
+            return self._rows[:0]
+        address = _get_logits(self._context)
+        if address != self._rows_address:  # the buffer moves only when it grows
+            # The view has the largest shape, but only the rows just asked for are ever read.
+            shape = (self.n_logits_max, self.model.n_vocab)
+            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+            self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
+            self._rows_address = address
+        return self._rows[:n_logits]
+
+    def _restore(self, pieces: Sequence[Piece], before: Sequence[int]) -> None:
+        """Make timelines as long as they were `before`."""
+        for piece, n_past in zip(pieces, before, strict=True):
+            if not self.cut(piece.sequence, n_past):
+                self.clear()
+        if self._has_branches:
+            self._drop_branches()
+
+    def _drop_branches(self) -> None:
+        """Empty the side sequences."""
+        for i in range(len(self._sides)):
+            llama.llama_memory_seq_rm(self._memory, self.n_timelines + i, -1, -1)
+            self._sides[i] = -1
+        self._has_branches = False
+
+    # ---- copies ----
+
+    def state_bytes(self, sequence: int) -> int:
+        """Return the size in bytes of what `state` would return now."""
+        self.require_open()
+        return int(llama.llama_state_seq_get_size(self._context, sequence))
+
+    def state(self, sequence: int) -> State:
+        """Return a copy of a timeline's cache."""
+        size = self.state_bytes(sequence)
+        state: State = np.empty(size, np.uint8)
+        n = llama.llama_state_seq_get_data(self._context, _bytes(state), size, sequence)
+        if n != size:
+            raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
+        return state
+
+    def restore(self, sequence: int, state: State) -> bool:
+        """Put a copied cache into an empty timeline; return whether the library could."""
+        n = llama.llama_state_seq_set_data(self._context, _bytes(state), state.nbytes, sequence)
+        return bool(n == state.nbytes)
+
+    def close(self) -> None:
+        """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
+        self._finalizer()
+
+    def require_open(self) -> None:
+        """Raise EdgespecError if the cache is closed."""
+        if not self._finalizer.alive:
+            raise EdgespecError(f"{self.model.path}: the session is closed")
+
+
+def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def _free(context: llama.llama_context_p, _model: Model) -> None:
+    llama.llama_free(context)

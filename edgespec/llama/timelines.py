@@ -1,0 +1,152 @@
+"""The timelines of one cache: those under way, and ended ones kept for prompts that begin like them.
+
+A prompt that begins like a timeline shares its cells, so this beginning is not read again and takes no second
+place. A timeline that ended stays as long as nobody needs its cells: the one unused for longest goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import takewhile
+
+from edgespec.llama.backend import llama
+from edgespec.llama.cache import Cache, State
+from edgespec.llama.session import Session
+from edgespec.platform.closing import Closing
+
+_WORTH_KEEPING = 32  # tokens: reading fewer again costs no more than what keeping them may push out
+
+
+class Timelines(Closing):
+    """Opens the sessions of one cache. A context manager; it closes the cache."""
+
+    def __init__(
+        self, cache: Cache, *, n_ctx: int | None = None, reserved: int = 0, keeps: bool = True
+    ) -> None:
+        """Open sessions of up to `n_ctx` tokens (None: all) in `cache`.
+
+        Timelines that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
+        read from its beginning.
+        """
+        self.cache = cache
+        self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
+        """Most tokens of a session."""
+        self._reserved = reserved
+        self._keeps = keeps and cache.model.can_rewind
+        self._window = int(llama.llama_model_n_swa(cache.model.handle))
+        self._running: list[Session] = []
+        self._kept: OrderedDict[int, Session] = OrderedDict()  # by id, the one unused for longest first
+
+    @property
+    def n_running(self) -> int:
+        """Sessions under way."""
+        return len(self._running)
+
+    @property
+    def n_used(self) -> int:
+        """Cells of the timelines under way, what they share counted for each: so maybe fewer."""
+        return sum(session.n_past for session in self._running)
+
+    @property
+    def n_kept(self) -> int:
+        """Cells of the timelines that are kept, counted likewise."""
+        return sum(session.n_past for session in self._kept.values())
+
+    def begin(self, tokens: Sequence[int]) -> Session:
+        """Open a session that holds as much of the beginning of `tokens` as is known.
+
+        At most len(tokens) - 1 of them: the last one must be read for its logits. One of the cache's
+        timelines must not be under way.
+        """
+        best, n = self._best(tokens)
+        session: Session | None = None
+        if best and id(best) in self._kept:
+            # With no number left, or if little follows what both have, the timeline itself goes on.
+            is_last = self.cache.n_open == self.cache.n_timelines and len(self._kept) == 1
+            if is_last or best.n_past - n < _WORTH_KEEPING:
+                session = self._kept.pop(id(best))
+                session.rewind(n)
+        if session is None:
+            if self.cache.n_open == self.cache.n_timelines:
+                self._drop_oldest(but=best)
+            session = Session.within(self.cache, self.n_ctx)
+            if best and n:
+                session.begin_as(best, n)
+        self._running.append(session)
+        return session
+
+    def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int]:
+        """Return the timeline that has most of the beginning of `tokens`, and how many tokens that is."""
+        best, n_best = None, 0
+        if self._keeps:
+            for session in [*self._running, *self._kept.values()]:
+                n = min(n_common(session.timeline, tokens), len(tokens) - 1)
+                if n > n_best and self._has_all(session, n):
+                    best, n_best = session, n
+        return best, n_best
+
+    def _has_all(self, session: Session, n: int) -> bool:
+        """Say whether a timeline still has all that its first `n` tokens need.
+
+        Where attention has a sliding window, tokens before the window may have been overwritten.
+        """
+        return self._window == 0 or session.n_past < self._window or n == session.n_past
+
+    def end(self, session: Session) -> None:
+        """End a session under way, and keep its timeline if that is worth it."""
+        if session not in self._running:
+            return
+        self._running.remove(session)
+        n = session.n_past
+        if not self._keeps or n < _WORTH_KEEPING:
+            session.close()
+            return
+        timeline = session.timeline
+        for key, other in list(self._kept.items()):
+            n_both = n_common(other.timeline, timeline)
+            if n_both == other.n_past:  # it says no more than the new one
+                self._kept.pop(key).close()
+        self._kept[id(session)] = session
+        while self._kept and self.n_kept > self.cache.n_ctx - self._reserved:
+            self._drop_oldest()
+
+    def make_room(self, n_cells: int) -> bool:
+        """Drop timelines that are kept until `n_cells` cells are free; return whether they are."""
+        while self.n_used + self.n_kept + n_cells > self.cache.n_ctx:
+            if not self._kept:
+                return False
+            self._drop_oldest()
+        return True
+
+    def _drop_oldest(self, but: Session | None = None) -> None:
+        key = next(key for key, session in self._kept.items() if session is not but)
+        self._kept.pop(key).close()
+
+    def forget(self) -> None:
+        """Drop all timelines that are kept."""
+        while self._kept:
+            self._drop_oldest()
+
+    def last(self) -> tuple[State, list[int]] | None:
+        """Return a copy of the timeline that was kept last, for `adopt`; None if none is kept."""
+        for session in reversed(self._kept.values()):
+            return session.state(), session.timeline
+        return None
+
+    def adopt(self, state: State, timeline: Sequence[int]) -> None:
+        """Keep a timeline that `last` copied from a smaller cache."""
+        session = Session.within(self.cache, self.n_ctx)
+        session.restore(state, timeline)
+        self._kept[id(session)] = session
+
+    def close(self) -> None:
+        """Close all sessions, and the cache."""
+        self._running.clear()
+        self._kept.clear()
+        self.cache.close()
+
+
+def n_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of tokens with which both timelines begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -193,6 +193,11 @@ class Engine(Closing):
         return self._pair.parallel
 
     @property
+    def n_ctx_shared(self) -> int | None:
+        """The context of each text, where the cache's size was decided before there were any; else None."""
+        return self._pair.n_ctx_shared
+
+    @property
     def last_pass(self) -> Passed:
         """The last step's pass of the target, of texts that share passes."""
         return self._batcher.last if self._batcher else Passed()

@@ -32,7 +32,10 @@ class RunningText(Protocol):
         """The result so far."""
 
     def made(self) -> list[Token]:
-        """Return the tokens since the last call; raises what ended the text, if it failed."""
+        """Return the tokens since the last call.
+
+        Raises what ended the text, if it failed, once no tokens are left.
+        """
 
     def close(self) -> None:
         """End it."""
@@ -221,7 +224,7 @@ class LocalWriter:
                 pass
             if not text.finished:
                 return None
-            text.close()
+            text.made()  # raises what ended the text, if it failed: only when no tokens are left
             result = text.result
             for _ in writing.finish(result):
                 pass

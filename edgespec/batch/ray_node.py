@@ -11,7 +11,6 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from edgespec.batch.local import Defaults, LocalWriter
-from edgespec.batch.one_at_a_time import OneAtATime
 from edgespec.batch.records import Answer, Request
 from edgespec.choices import DrafterName, KernelsChoice
 from edgespec.engine import Engine
@@ -33,6 +32,8 @@ class NodeSettings:
     draft: str | None = None
     drafter: DrafterName = "auto"
     n_ctx: int | None = None
+    parallel: int = 1
+    """Most requests at once."""
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
     defaults: Defaults = field(default_factory=Defaults)
@@ -88,21 +89,21 @@ class NodeWorker:
             settings.draft,
             drafter=settings.drafter,
             n_ctx=settings.n_ctx,
+            parallel=settings.parallel,
             n_threads=settings.n_threads,
             kernels=settings.kernels,
             prefix_cache=0,
             on_message=self._messages.append,
         )
         service = Service.of(engine, n_ctx=settings.n_ctx)
-        shared = OneAtATime(engine)
         self._writer = LocalWriter(
-            shared,
+            engine,
             service,
             service.fingerprint(engine),
             defaults=settings.defaults,
             log=self._messages.append,
         )
-        return Loaded(shared.parallel, os.getpid())
+        return Loaded(engine.parallel, os.getpid())
 
     def work(self, requests: Sequence[Request]) -> Progress:
         """Take these requests too, and write until an answer is complete, or for `WORK_S` seconds."""

@@ -90,10 +90,7 @@ class Loading:
             show_default="what the target was trained for",
         ),
     ] = None
-    parallel: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, help="Most answers written at once.", show_default="what pays"),
-    ] = None
+    parallel: Annotated[int, typer.Option(min=1, max=64, help="Most answers written at once.")] = 16
     compute: Compute
     ray: RayOption = None
 
@@ -148,7 +145,7 @@ def batch_command(
 
     files.check()
     if loading.ray is not None:
-        check_cluster(loading.parallel)
+        check_cluster()
     defaults = plain.defaults()
     with ExitStack() as stack:
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
@@ -243,7 +240,6 @@ class _Run:
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.batch.local import LocalWriter
-        from edgespec.batch.one_at_a_time import OneAtATime
         from edgespec.cli.loading import load_engine
         from edgespec.platform.signals import SignalPipe
         from edgespec.server.requests import Service
@@ -258,12 +254,12 @@ class _Run:
                 n_ctx=loading.ctx,
                 signals=signals,
                 prefix_cache=0,
+                parallel=loading.parallel,
             ) as engine,
         ):
             service = Service.of(engine, n_ctx=loading.ctx)
-            writer = LocalWriter(
-                OneAtATime(engine), service, service.fingerprint(engine), defaults=defaults, log=message
-            )
+            fingerprint = service.fingerprint(engine)
+            writer = LocalWriter(engine, service, fingerprint, defaults=defaults, log=message)
             window = meter.begin() if meter.available else None
             try:
                 self._write(writer)
@@ -281,6 +277,7 @@ class _Run:
                 names,
                 drafter=loading.drafter,
                 ctx=loading.ctx,
+                parallel=loading.parallel,
                 compute=loading.compute,
                 defaults=defaults,
             )

@@ -11,7 +11,7 @@ import typer
 from edgespec.choices import DrafterName
 from edgespec.cli.console import message
 from edgespec.cli.options import Compute
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.batch.local import Defaults
@@ -27,12 +27,10 @@ RayOption = Annotated[
 ]
 
 
-def check_cluster(parallel: int | None) -> None:
-    """Raise EdgespecError without Ray, UsageError where `--parallel` is given too."""
+def check_cluster() -> None:
+    """Raise EdgespecError without Ray."""
     if importlib.util.find_spec("ray") is None:
         raise EdgespecError("edgespec batch --ray needs ray: pip install 'edgespec[ray]'")
-    if parallel is not None:
-        raise UsageError("--ray and --parallel contradict each other: each node has its own number")
 
 
 def open_cluster(
@@ -41,6 +39,7 @@ def open_cluster(
     *,
     drafter: DrafterName,
     ctx: int | None,
+    parallel: int,
     compute: Compute,
     defaults: Defaults,
 ) -> RayWriter:
@@ -54,6 +53,7 @@ def open_cluster(
         draft=_for_nodes(draft) if draft else None,
         drafter=drafter,
         n_ctx=ctx,
+        parallel=parallel,
         n_threads=compute.threads,
         kernels=compute.kernels,
         defaults=defaults,

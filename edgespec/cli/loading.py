@@ -22,6 +22,7 @@ class EngineKeywords(TypedDict, total=False):
     meter: EnergyMeter | None
     signals: Cancellation
     prefix_cache: int
+    parallel: int
 
 
 def load_engine(

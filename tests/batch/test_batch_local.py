@@ -54,7 +54,7 @@ class Kept:
 
 def run(shared, requests, **options):
     log = []
-    service = Service.of(shared._engine, **options.pop("service", {}))
+    service = Service.of(getattr(shared, "engine", shared), **options.pop("service", {}))
     writer = LocalWriter(shared, service, "fp", log=log.append, **options)
     kept = Kept()
     run_batch(iter(requests), writer, kept, Pace())
@@ -202,3 +202,20 @@ def test_the_context_asked_for_limits_a_line(engine):
         service={"n_ctx": 40},
     )
     assert kept.answers["a"][1]["error"]["code"] == "context_length_exceeded"
+
+
+def test_texts_share_the_passes_of_a_real_engine(tmp_path, tiny_path, tiny_draft_path, engine):
+    """Each gets what it gets alone, with a cache for all of them and with one in which some have to wait."""
+    lines = [{"prompt": "the fox and " * (1 + i % 4), "custom_id": f"c{i}"} for i in range(14)]
+    lines.insert(3, {"prompt": "x " * 600, "custom_id": "long"})
+    found = open_input(write_lines(tmp_path / "in.jsonl", lines), None)
+    defaults = Defaults(n_predict=12, temp=0)
+    wanted, *_ = run(SharedEngine(engine, parallel=1), found.requests(), defaults=defaults)
+    for options in ({"drafter": "none"}, {"draft": tiny_draft_path}, {"drafter": "none", "n_cells": 256}):
+        with Engine(tiny_path, **options, parallel=5, profile=False, prefix_cache=0) as shared:
+            kept, _, log = run(shared, found.requests(), defaults=defaults)
+        assert log == []
+        for name, answer in wanted.answers.items():
+            assert kept.answers[name][0] == answer[0] == (400 if name == "long" else 200)
+            if name != "long":
+                assert text_of(kept.answers[name]) == text_of(answer)

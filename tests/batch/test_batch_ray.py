@@ -26,7 +26,7 @@ from tiny_gguf import write_tiny_gguf
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'edgespec[ray]'"
 )
-N_LINES, N_TOKENS = 60, 400
+N_LINES, N_TOKENS = 48, 300
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -93,7 +93,7 @@ def writer(nodes: Nodes, target: object, said: list[str] | None = None) -> Any:
     from edgespec.batch.ray_cluster import RayWriter
     from edgespec.batch.ray_node import NodeSettings
 
-    settings = NodeSettings(target=str(target), drafter="none", n_threads=1, kernels="off")
+    settings = NodeSettings(target=str(target), drafter="none", n_threads=1, kernels="off", parallel=2)
     tell = said.append if said is not None else print
     return closing(RayWriter(nodes.address, settings, on_message=tell))
 
@@ -125,7 +125,7 @@ def test_a_node_dies_another_joins_and_no_line_is_lost_or_changed(
     dies, stays = nodes.add(), nodes.add()
     file = tmp_path / "all.jsonl"
     file.write_text("".join(prompts))
-    command = batch(file, model, "--ray", nodes.address, "--as-they-come")
+    command = batch(file, model, "--ray", nodes.address, "--as-they-come", "--parallel", "3")
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
         until(lambda: (tmp_path / "said").read_text().count("is ready: ") == 2)
@@ -240,7 +240,6 @@ def test_without_the_extra_one_line_says_what_to_install(
 
 
 @needs_ray
-def test_options_that_make_no_sense(refused: Callable[..., str]) -> None:
-    assert "contradict" in refused(2, "--ray", "127.0.0.1:6379", "--parallel", "4")
+def test_what_is_no_address(refused: Callable[..., str]) -> None:
     for address in ("auto", "127.0.0.1", "ray://127.0.0.1:10001", ":6379"):
         assert "must be HOST:PORT" in refused(2, "--ray", address)

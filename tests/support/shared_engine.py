@@ -30,6 +30,8 @@ class ReplayedText:
         self._n_shown = min(self._n_shown + 1, len(self._tokens))
 
     def made(self) -> list[Token]:
+        if self.finished:
+            self.closed = True
         if self._failure:
             raise self._failure
         new = self._tokens[self._n_taken : self._n_shown]
@@ -44,7 +46,7 @@ class SharedEngine:
     """Texts take a cell for each token of prompt and answer; `failing` prompts fail when they run."""
 
     def __init__(self, engine: Engine, *, parallel: int, n_cells: int = 1 << 20) -> None:
-        self._engine = engine
+        self.engine = engine
         self.parallel = parallel
         self.n_cells = n_cells
         self.texts: list[ReplayedText] = []
@@ -55,7 +57,7 @@ class SharedEngine:
 
     @property
     def target(self) -> Model:
-        return self._engine.target
+        return self.engine.target
 
     @property
     def running(self) -> list[ReplayedText]:
@@ -68,7 +70,7 @@ class SharedEngine:
     def stream(self, prompt: Sequence[int], options: Options) -> ReplayedText:
         if not self.has_room(len(prompt), options.n_predict):
             raise UsageError("there is no room for one more text")
-        stream = self._engine.stream(prompt, options)
+        stream = self.engine.stream(prompt, options)
         tokens = [*stream]
         failure = RuntimeError("the text /secret/path failed") if len(prompt) in self.failing else None
         text = ReplayedText(tokens, stream.result, failure, len(prompt) + (options.n_predict or 0))

@@ -89,7 +89,8 @@ class RayWriter:
             for worker in [*self._workers]:
                 self._check_first(worker, max(0.0, end - time.monotonic()))
             if not self._workers:
-                raise EdgespecError(f"--ray {address}: no node of this cluster has a processor to use")
+                problem = "no node of this cluster has a processor to use"
+                raise EdgespecError(problem, field="ray", value=address)
         except BaseException:
             self.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 
@@ -15,25 +16,29 @@ CONNECT_S = 20.0
 
 
 def connect(address: str) -> None:
-    """Connect to the cluster at `address`, HOST:PORT. This machine must be one of its nodes.
+    """Connect to the cluster at `address`, HOST:PORT, of which this machine must be a node.
 
-    Raises UsageError for what is no address, EdgespecError if no cluster answers there.
+    For the main thread. Raises UsageError for what is no address, EdgespecError if no cluster answers there.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
-        raise UsageError(f"--ray {address}: must be HOST:PORT, as `ray start --head` prints it")
+        raise UsageError("must be HOST:PORT, as `ray start --head` prints it", field="ray", value=address)
     _check_answers(address)
     # Ray prints a paragraph on stdout for each process that dies, between the results of `-o -`: no option
     # ends that.
     ray._private.worker._worker_logs_enabled = False
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
     except Exception as error:  # noqa: BLE001 - Ray raises RuntimeError, ConnectionError, ValueError and AssertionError
         reason = " ".join(str(error).split())
         raise EdgespecError(
-            f"--ray {address}: this machine could not join: {reason[:200]}; "
-            f"it must be a node of the cluster: ray start --address={address}"
+            f"this machine could not join: {reason[:200]}; "
+            f"it must be a node of the cluster: ray start --address={address}",
+            field="ray",
+            value=address,
         ) from None
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace
 
 
 def disconnect() -> None:
@@ -57,4 +62,5 @@ def _check_answers(address: str) -> None:
             return
     except subprocess.TimeoutExpired:
         pass
-    raise EdgespecError(f"--ray {address}: no Ray cluster answers there; start one with `ray start --head`")
+    problem = "no Ray cluster answers there; start one with `ray start --head`"
+    raise EdgespecError(problem, field="ray", value=address)

@@ -213,7 +213,7 @@ def test_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, listen
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         if not listens:
             silent.close()
-        with pytest.raises(EdgespecError, match=f"--ray {address}: no Ray cluster answers there"):
+        with pytest.raises(EdgespecError, match=f"^ray {address}: no Ray cluster answers there"):
             ray_connection.connect(address)
 
 
@@ -242,4 +242,4 @@ def test_without_the_extra_one_line_says_what_to_install(
 @needs_ray
 def test_what_is_no_address(refused: Callable[..., str]) -> None:
     for address in ("auto", "127.0.0.1", "ray://127.0.0.1:10001", ":6379"):
-        assert "must be HOST:PORT" in refused(2, "--ray", address)
+        assert f"--ray {address}: must be HOST:PORT" in refused(2, "--ray", address)

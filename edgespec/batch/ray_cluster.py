@@ -161,22 +161,23 @@ class RayWriter:
     def _check_first(self, worker: _Worker, most_s: float) -> None:
         """Wait for what a node that was there at the beginning has. Raises EdgespecError if it differs."""
         try:
-            self._check_facts(worker, ray.get(worker.call, timeout=most_s))
+            self._check_facts(ray.get(worker.call, timeout=most_s))
         except GetTimeoutError:
             self._tell(f"node {worker.name} does not answer yet; it is used when it does")
             return
-        except RayError as error:
-            if not any(node["NodeID"] == worker.node for node in _nodes()):  # it died, which Ray notices late
+        except (RayError, EdgespecError) as error:
+            if isinstance(error, RayActorError) and not any(
+                node["NodeID"] == worker.node for node in _nodes()
+            ):  # it died, which Ray notices late
                 self._lose(worker)
                 return
             raise EdgespecError(f"node {worker.name} cannot be used: {_line(error)}") from None
         self._call_load(worker)
 
-    def _check_facts(self, worker: _Worker, facts: dict[str, str]) -> None:
+    def _check_facts(self, facts: dict[str, str]) -> None:
         for name, here in self._facts.items():
             if facts.get(name) != here:
-                problem = f"{name} differs: {facts.get(name, 'none')} there, {here} here"
-                raise EdgespecError(f"node {worker.name} cannot be used: {problem}")
+                raise EdgespecError(f"{name} differs: {facts.get(name, 'none')} there, {here} here")
 
     def _check_patience(self) -> None:
         if time.monotonic() > self._seen + NO_NODE_S:
@@ -209,7 +210,7 @@ class RayWriter:
         try:
             came = ray.get(worker.call)
             if worker.stage == "facts":
-                self._check_facts(worker, came)
+                self._check_facts(came)
                 self._call_load(worker)
                 return []
         except RayActorError:
@@ -218,7 +219,9 @@ class RayWriter:
         except (RayError, EdgespecError) as error:
             if worker.stage != "work":
                 self._unusable.add(worker.node)
-            self._tell(f"node {worker.name}: {_line(error)}")
+                self._tell(f"node {worker.name} cannot be used: {_line(error)}")
+            else:
+                self._tell(f"node {worker.name}: {_line(error)}")
             self._lose(worker)
             return []
         if worker.stage == "load":
@@ -247,6 +250,9 @@ class RayWriter:
             self._unusable.add(worker.node)  # until it is started again, under another id
             self._tell(f"node {worker.name}: the process ended before its models were loaded")
         for place, request in worker.given.items():
+            if request in worker.unsent:  # the worker never had it
+                self._again.append(request)
+                continue
             self._n_deaths[place] += 1
             if self._n_deaths[place] < MOST_DEATHS:
                 self._again.append(request)

@@ -45,7 +45,7 @@ class Cache:
             n_threads=n_threads,
             n_batch=N_BATCH,
             n_logits_max=N_TOKENS,
-            max_leaves=N_TOKENS,
+            n_sequences=N_TOKENS,
         )
         self.memory = llama.llama_get_memory(self.context)
         self._batch = llama.llama_batch_init(N_BATCH, 0, 1)

@@ -51,8 +51,6 @@ class _Running:
     """Where it shares passes."""
     events: Generator[Event] | None = None
     """Where it runs by itself."""
-    keeps: bool = True
-    """Whether its text is remembered for drafting."""
     n_steps: int = 0
     shares: float = 0.0
     """Of these steps, the parts that were its own."""
@@ -138,6 +136,7 @@ class Engine(Closing):
         self._on_message = on_message
         self._signals = signals
         self._running: dict[Stream, _Running] = {}
+        self._unkept: list[list[int]] = []
         self._batcher: Batcher | None = None
         self._pair = Pair(target, draft, options)
         header = self._pair.target_header
@@ -204,7 +203,8 @@ class Engine(Closing):
 
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
-        self._end_streams(keep=False)
+        self._end_streams()
+        self._unkept.clear()
         self._earlier_texts.ready().forget()
         self._pair.forget()
         if tables:
@@ -266,6 +266,7 @@ class Engine(Closing):
         plan = make_plan(self._pair, (options or Options()).changed(**keywords))
         if self.parallel == 1:
             self._end_streams()
+        self._keep_texts()
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )
@@ -383,11 +384,15 @@ class Engine(Closing):
         """Return the draft model if it can write in a cascade, else raise UsageError."""
         return self._pair.check_cascade()
 
-    def _end_streams(self, *, keep: bool = True) -> None:
-        """End the streams under way; with `keep`, remember their texts for drafting."""
-        for stream, running in list(self._running.items()):
-            running.keeps = keep
+    def _end_streams(self) -> None:
+        """End the streams under way."""
+        for stream in list(self._running):
             stream.close()
+
+    def _keep_texts(self) -> None:
+        """Remember the texts that ended for drafting; until then they can be forgotten."""
+        while self._unkept:
+            self._earlier_texts.keep(self._unkept.pop(0))
 
     def _ended(self, stream: Stream) -> None:
         """Keep what can be used of a stream that has ended, and free the rest."""
@@ -403,9 +408,8 @@ class Engine(Closing):
         if result.stop_reason in ("eog", "stop", "length"):
             unfinished = result.stop_reason == "length"
             self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
-        if running.keeps:
-            # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
-            self._earlier_texts.keep(stream.timeline[max(0, result.n_cached - _LEADING) :])
+        # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
+        self._unkept.append(stream.timeline[max(0, result.n_cached - _LEADING) :])
 
     def _release(self, running: _Running) -> None:
         """Give back the sessions of a text, and what was learnt with it."""
@@ -437,5 +441,6 @@ class Engine(Closing):
         if not self._closed:
             self._closed = True
             self._end_streams()
+            self._keep_texts()
             self._knowledge.store(self._on_message)
             self._pair.close()

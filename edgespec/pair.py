@@ -225,7 +225,8 @@ class Pair(Closing):
         """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
         if self._timelines is None or self._timelines.n_ctx < n_ctx:
             cells = self._cells or n_ctx + self._kept_cells(self.target, 1.0 - _DRAFT_SHARE)
-            self._timelines = self._replaced(self._timelines, self.target, cells, n_ctx)
+            smaller, self._timelines = self._timelines, None
+            self._timelines = self._replaced(smaller, self.target, cells, n_ctx)
         return self._timelines
 
     def _kept_cells(self, model: Model, share: float) -> int:
@@ -272,7 +273,8 @@ class Pair(Closing):
         if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
             self._idle_drafts.clear()
             cells = parallel * n_own + self._kept_cells(draft, _DRAFT_SHARE)
-            self._draft_timelines = self._replaced(self._draft_timelines, draft, cells, n_own)
+            smaller, self._draft_timelines = self._draft_timelines, None
+            self._draft_timelines = self._replaced(smaller, draft, cells, n_own)
         if self._idle_drafts:
             return self._idle_drafts.pop()
         if self._vocabulary_map:

@@ -20,6 +20,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -82,17 +83,20 @@ def open_input(path: Path, spool_folder: Path | None) -> Input:
         file: BinaryIO = sys.stdin.buffer if is_stdin else path.open("rb")
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        copy = tempfile.TemporaryFile(dir=spool_folder)  # noqa: SIM115 - closed with the Input
-        shutil.copyfileobj(file, copy)
-        copy.flush()
-        file = copy
-    file.seek(0)
-    n_bytes = os.fstat(file.fileno()).st_size
-    digest = hashlib.sha256()
-    n_requests = sum(1 for _ in _lines(file, n_bytes, digest))
-    if n_requests == 0:
-        raise UsageError(f"{name}: there is no request in it")
+    with ExitStack() as stack:  # closes the file if there is nothing in it
+        stack.enter_context(file)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            copy = stack.enter_context(tempfile.TemporaryFile(dir=spool_folder))
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            file = copy
+        file.seek(0)
+        n_bytes = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256()
+        n_requests = sum(1 for _ in _lines(file, n_bytes, digest))
+        if n_requests == 0:
+            raise UsageError(f"{name}: there is no request in it")
+        stack.pop_all()
     return Input(file, name, digest.hexdigest(), n_bytes, n_requests)
 
 

@@ -87,7 +87,7 @@ class Loading:
             "-c",
             min=1,
             help="Most tokens of prompt and answer together.",
-            show_default="what the target was trained for",
+            show_default="what the target was trained for; at most 1,024 for each of --parallel",
         ),
     ] = None
     parallel: Annotated[int, typer.Option(min=1, max=64, help="Most answers written at once.")] = 16

@@ -51,7 +51,7 @@ class DraftModel:
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; forget what was read of another one."""
-        if self._offset and tokens:
+        if self._offset and tokens and self.timelines:
             n_known = n_common(self._session.timeline, tokens[self._offset : -1])
             if n_known > self._session.n_past // 2:  # not by chance: it is the same text
                 self._session.rewind(n_known)

@@ -282,7 +282,7 @@ def test_an_interrupted_pass_leaves_the_tokens_so_far(sessions, monkeypatch):
         next(events)
     so_far = list(run.tokens)
 
-    def interrupted(self, tokens, *, n_logits=1):
+    def interrupted(self, tokens, *, n_logits=1, parents=None):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Session, "eval", interrupted)
@@ -364,8 +364,8 @@ def test_a_model_that_cannot_rewind_decodes_plainly(tiny_path, tiny_draft_path, 
 def test_the_drafts_context_is_no_larger_than_needed(tiny_path, tiny_draft_path):
     with Engine(tiny_path, tiny_draft_path, n_ctx=512) as engine:
         engine.generate("abc", n_predict=20)
-        assert engine._pair.target_session(1).n_ctx == 512
-        assert engine._pair.draft_model(1, 1, 1).n_ctx == 256
+        assert engine._pair.timelines(1).n_ctx == 512
+        assert engine._pair.begin_draft(1, 1, 1).n_ctx == 256
 
 
 def test_no_limit_depends_only_on_the_request(engine):
@@ -605,15 +605,15 @@ def test_long_drafts_beside_much_unread(engine, drafter, gamma):
 def test_a_context_that_cannot_be_made_leaves_the_engine_usable(tiny_path, tiny_draft_path, monkeypatch):
     with Engine(tiny_path, tiny_draft_path) as engine:
         want = engine.generate("abc", params=GREEDY, n_predict=20).token_ids
-        opened = engine._pair._open
+        opened = engine._pair._cache
 
         def full(*_):
             raise EdgespecError("not enough memory")
 
-        monkeypatch.setattr(engine._pair, "_open", full)
+        monkeypatch.setattr(engine._pair, "_cache", full)
         with pytest.raises(EdgespecError, match="not enough memory"):
             engine.generate("abc", n_predict=1500)
-        monkeypatch.setattr(engine._pair, "_open", opened)
+        monkeypatch.setattr(engine._pair, "_cache", opened)
         assert engine.generate("abc", params=GREEDY, n_predict=20).token_ids == want
 
 

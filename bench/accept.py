@@ -98,7 +98,9 @@ def recorded(target: Model, draft: Model, text: str, n_threads: int, n: int) -> 
             step_s = time.perf_counter() - began
             q_session.rewind(start)  # read again, to have the four rows side by side
             draft_rows = q_session.eval(drafted, n_logits=GAMMA)
-            yield Position(draft_rows, target_rows, step_s, (q_session.cache.cache._context, p_session._context))
+            yield Position(
+                draft_rows, target_rows, step_s, (q_session.cache._context, p_session.cache._context)
+            )
             q_session.eval(verified[GAMMA:])
 
 

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import multiprocessing
 import re
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -122,7 +123,8 @@ def in_child(function: Callable[..., _T], *arguments: object) -> _T:
 
 
 def start(main: Callable[[], None]) -> None:
-    """Run a script; an error that its user can act on is one line."""
+    """Run a script; an error that its user can act on is one line. SIGTERM ends what it started too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         main()
     except EdgespecError as error:

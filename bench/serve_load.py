@@ -2,28 +2,28 @@
 
 Each client asks single prompts and holds conversations of several turns, at temperature 0. Every answer must
 equal the one that the same prompt got alone before; an interrupted answer must be a beginning of it. A sample
-is asked alone again afterwards. The server's memory is watched, and at the end no request may wait or run.
+is asked alone again afterwards. The server must have counted as many requests as the clients sent, and have
+ended as many generations as answers were read. Its memory is watched, and at the end no request may wait or
+run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from script import Measuring, parser, start
+from servers import Answer, Request, Server, ask
 
 SINGLE = (
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -43,6 +43,8 @@ CONVERSATIONS = (
     ("Name three sorting algorithms.", "Which of them is stable?", "Write that one in Python."),
 )
 _CANCELLED = 'edgespec_generations_total{outcome="cancelled"}'
+_FINISHED = 'edgespec_generations_total{outcome="finished"}'
+_REQUESTS = 'edgespec_requests_total{method="POST",route="/v1/chat/completions",'
 MAX_GROWTH = 0.05
 """Of the server's memory, from the second quarter of the time to the last."""
 
@@ -51,6 +53,8 @@ MAX_GROWTH = 0.05
 class Seen:
     """What the clients saw."""
 
+    sent: int = 0
+    """Requests."""
     whole: int = 0
     left: int = 0
     other: Counter[str] = field(default_factory=Counter)
@@ -65,81 +69,15 @@ class Seen:
     prompt: int = 0
 
 
-@dataclass
-class Answer:
-    """One answer as it was read; `whole` if it was read to its end."""
-
-    text: str = ""
-    whole: bool = False
-    first_s: float = 0.0
-    usage: dict[str, Any] = field(default_factory=dict)
-
-
-class Server:
-    """A process of `edgespec serve` with these options."""
-
-    def __init__(self, options: list[str]) -> None:
-        command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", "--json", *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the server ended with {self._process.wait()}")
-        self.facts: dict[str, Any] = json.loads(line)
-        self.address: str = self.facts["address"]
-
-    def own_bytes(self) -> int:
-        """Return the process's own memory: without the models' files, whose pages come and go."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return 1024 * int(status.partition("RssAnon:")[2].split()[0])
-
-    def end(self) -> int:
-        """End the server as Ctrl-C does; return its exit code."""
-        self._process.terminate()
-        return self._process.wait(timeout=60)
-
-
-async def ask(
+async def read(
     client: httpx.AsyncClient,
     messages: list[dict[str, str]],
-    n: int,
+    n_predict: int,
     user: str,
     leave_at: float = math.inf,
 ) -> Answer:
-    """Read an answer, or go away when it has `leave_at` characters. Raises httpx.HTTPError."""
-    body = {
-        "model": "edgespec",
-        "messages": messages,
-        "max_tokens": n,
-        "temperature": 0,
-        "user": user,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    answer = Answer()
-    began = time.perf_counter()
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != 200:
-            raise httpx.HTTPStatusError(
-                f"status {response.status_code}", request=response.request, response=response
-            )
-        async for line in response.aiter_lines():
-            if not line.startswith("data: "):
-                continue
-            if line == "data: [DONE]":
-                answer.whole = True
-                break
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise httpx.HTTPError(event["error"]["message"])
-            answer.usage = event.get("usage") or answer.usage
-            for choice in event["choices"]:
-                if text := choice["delta"].get("content"):
-                    answer.first_s = answer.first_s or time.perf_counter() - began
-                    answer.text += text
-            if len(answer.text) >= leave_at:
-                break
-    return answer
+    """Read an answer at temperature 0, or go away when it has `leave_at` characters."""
+    return await ask(client, Request(tuple(messages), n_predict, user=user), leave_at=leave_at)
 
 
 async def alone(client: httpx.AsyncClient, script: tuple[str, ...], n: int) -> list[str]:
@@ -147,7 +85,7 @@ async def alone(client: httpx.AsyncClient, script: tuple[str, ...], n: int) -> l
     messages: list[dict[str, str]] = []
     for turn in script:
         messages.append({"role": "user", "content": turn})
-        answer = await ask(client, messages, n, "alone")
+        answer = await read(client, messages, n, "alone")
         messages.append({"role": "assistant", "content": answer.text})
     return [message["content"] for message in messages[1::2]]
 
@@ -169,9 +107,9 @@ async def one_client(
         for turn, right in zip(script, expected[script], strict=True):
             messages.append({"role": "user", "content": turn})
             leave_at = chance.random() * len(right) if chance.random() < args.leave else math.inf
-            began = time.perf_counter()
+            seen.sent += 1
             try:
-                answer = await ask(client, messages, args.n_predict, f"client {number}", leave_at)
+                answer = await read(client, messages, args.n_predict, f"client {number}", leave_at)
             except httpx.HTTPError as error:
                 seen.other[f"{type(error).__name__}: {error}"] += 1
                 break
@@ -183,7 +121,7 @@ async def one_client(
                 break
             seen.whole += 1
             seen.first_s.append(answer.first_s)
-            seen.total_s.append(time.perf_counter() - began)
+            seen.total_s.append(answer.total_s)
             seen.tokens += answer.usage["completion_tokens"]
             seen.prompt += answer.usage["prompt_tokens"]
             seen.cached += answer.usage["edgespec"]["cached_tokens"]
@@ -227,7 +165,7 @@ async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         before = await counted(client)
         began = time.perf_counter()
         watching = asyncio.create_task(watch(server, sizes))
-        deadline = began + args.seconds
+        deadline = began + 60 * args.minutes
         await asyncio.gather(
             *(one_client(client, i, expected, seen, deadline, args) for i in range(args.clients))
         )
@@ -244,6 +182,7 @@ async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     late = statistics.median(sizes[-quarter:] or sizes)
     return {
         "seconds": seconds,
+        "sent": seen.sent,
         "whole": seen.whole,
         "left": seen.left,
         "other": dict(seen.other),
@@ -278,12 +217,16 @@ def show(result: dict[str, Any]) -> bool:
         if values:
             shares = [values[min(len(values) - 1, int(p * len(values)))] for p in (0.5, 0.9, 0.99)]
             print(f"{name:<13} median {shares[0]:.2f}, 90 % {shares[1]:.2f}, 99 % {shares[2]:.2f}")
+    counted = sum(n for name, n in counters.items() if name.startswith(_REQUESTS))
     sizes = result["own bytes"]
     print(f"memory     {sizes[0] / 2**20:.0f} MiB at first, {max(sizes) / 2**20:.0f} at most, ", end="")
     print(f"{sizes[-1] / 2**20:.0f} at the end")
     held = {
         "no answer mixed or changed": not result["mixed"],
         "no request failed": not result["other"],
+        f"nothing lost: {result['sent']} requests sent, {counted:.0f} counted by the server, "
+        f"{counters[_FINISHED]:.0f} generations finished": counted == result["sent"]
+        and counters[_FINISHED] >= result["whole"],
         f"memory grew by {result['growth']:+.1%}, below {MAX_GROWTH:.0%}": result["growth"] < MAX_GROWTH,
         "idle afterwards": result["idle afterwards"],
         f"ended with exit code {result['exit code']}": result["exit code"] == 0,
@@ -298,7 +241,7 @@ def show(result: dict[str, Any]) -> bool:
 def main() -> None:
     parse = parser(__doc__, pair=False)
     parse.add_argument("--clients", type=int, default=16)
-    parse.add_argument("--seconds", type=float, default=300.0)
+    parse.add_argument("--minutes", type=float, default=10.0)
     parse.add_argument("--leave", type=float, default=1 / 3, help="share of requests broken off")
     parse.add_argument("-n", "--n-predict", type=int, default=64, help="most tokens of an answer")
     parse.add_argument("--seed", type=int, default=1)
@@ -306,18 +249,20 @@ def main() -> None:
     args = parse.parse_args()
 
     measuring = Measuring(args)
-    queue = ["--max-queue", str(4 * args.clients), "--threads", str(args.threads)]
-    server = Server([*queue, *args.server])
+    command = [sys.executable, "-m", "edgespec", "serve", "--json", "--threads", str(args.threads)]
+    command += ["--max-queue", str(4 * args.clients), *args.server]
+    server = Server("edgespec serve", command)
     try:
+        facts = server.first_object()
         result = asyncio.run(measure(server, args))
     finally:
         code = server.end()
     measuring.end()
     result["exit code"] = code
-    print(f"{measuring}; {server.facts['target']}, draft {server.facts['draft']}; ", end="")
+    print(f"{measuring}; {facts['target']}, draft {facts['draft']}; ", end="")
     print(f"{args.clients} clients")
     good = show(result)
-    measuring.keep("serve-load", {"server": server.facts, **result})
+    measuring.keep("serve-load", {"server": facts, **result})
     sys.exit(0 if good else 1)
 
 

@@ -196,14 +196,14 @@ class Engine(Closing):
         return self._pair.parallel
 
     @property
-    def capacity(self) -> Capacity:
-        """How many texts at once, and how many tokens of them the cache holds."""
-        return self._pair.capacity
-
-    @property
     def n_ctx_shared(self) -> int | None:
         """The context of each text, where the cache's size was decided before there were any; else None."""
         return self._pair.n_ctx_shared
+
+    @property
+    def capacity(self) -> Capacity:
+        """How many texts at once, and how many tokens of them the cache holds."""
+        return self._pair.capacity
 
     @property
     def last_pass(self) -> Passed:

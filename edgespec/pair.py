@@ -213,10 +213,12 @@ class Pair(Closing):
         Raises EdgespecError if the prompt does not fit.
         """
         asked = self.options.n_ctx
-        n_ctx = asked or self.n_ctx_shared or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        n_ctx = self.n_ctx_shared or asked or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
         if n_prompt < n_ctx:
             return n_ctx
         problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
+        if self.n_ctx_shared and n_ctx < self.target.n_ctx_train:
+            raise EdgespecError(f"{problem}; shorten it, or give the texts a larger cache")
         if asked:
             raise EdgespecError(f"{problem}; shorten it or choose a larger one", field="n_ctx", value=asked)
         raise EdgespecError(f"{problem}, what {self.target_name} was trained for; shorten it")

@@ -42,6 +42,8 @@ LONGEST = (
     "test_cli_compare.py",
     "test_tree_drafter.py",
     "test_compare.py",
+    "test_batch_ray.py",
+    "test_haproxy.py",
     "test_cli_chat.py",
     "test_kernels_models.py",
     "test_pull.py",

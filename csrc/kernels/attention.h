@@ -58,12 +58,14 @@ void score(int64_t head_dim, const float *const *q, const float *keys, float *sc
 // A block of places: where its keys, values and the keys of the next one lie, and which of the places are seen.
 struct BlockRows {
     const char *keys[ATTN_BLOCK], *values[ATTN_BLOCK], *next_keys[ATTN_BLOCK];
+    int64_t k_stride, v_stride;
     const CellBlock *block;
-    int64_t begin; // the first place
+    int64_t begin;    // the first place
+    bool is_straight; // the cells of this block follow each other, and those of the next: strides lead to them
 };
 
 inline void find_rows(const CellBlock &block, const char *base, int64_t stride, const char **rows) {
-    if (block.are_neighbours) {
+    if (block.are_neighbours && block.first == 0 && block.last == ATTN_BLOCK) {
         base += block.cells[0] * stride;
         for (int j = 0; j < ATTN_BLOCK; j++) {
             rows[j] = base + j * stride;
@@ -76,9 +78,10 @@ inline void find_rows(const CellBlock &block, const char *base, int64_t stride, 
 }
 
 // out[r] = out[r] * correction[r] + sum over j of weights[r][j] * values[j], for VECTORS vectors of dimensions from
-// `d` on. Fetches the next block's keys meanwhile.
-template <int ROWS, int VECTORS>
-void accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weights, const float *correction,
+// `d` on. Fetches the next block's keys meanwhile. Not inlined: inside of its caller the values would go to memory.
+template <int ROWS, int VECTORS, bool STRAIGHT>
+__attribute__((noinline)) void
+accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weights, const float *correction,
                 float *out) {
     F sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++) {
@@ -87,8 +90,14 @@ void accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float 
             sum[r][v] = f_mul(c, f_load(out + r * head_dim + d + v * LANES));
         }
     }
-    for (int j = rows.block->first; j < rows.block->last; j++) {
-        const char *const values = rows.values[j] + 2 * d, *const next_keys = rows.next_keys[j] + 2 * d;
+    int64_t j = rows.block->first; // there is at least one
+    const int64_t last = rows.block->last;
+    const char *values = rows.values[j] + 2 * d, *next_keys = rows.next_keys[j] + 2 * d;
+    do {
+        if (!STRAIGHT) {
+            values = rows.values[j] + 2 * d;
+            next_keys = rows.next_keys[j] + 2 * d;
+        }
         for (int byte = 0; byte < VECTORS * LANES * 2; byte += 64) {
             __builtin_prefetch(next_keys + byte);
         }
@@ -102,7 +111,9 @@ void accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float 
                 sum[r][v] = f_fma(w, value[v], sum[r][v]);
             }
         }
-    }
+        values += rows.v_stride;
+        next_keys += rows.k_stride;
+    } while (++j < last);
     for (int r = 0; r < ROWS; r++) {
         for (int v = 0; v < VECTORS; v++) {
             f_store(out + r * head_dim + d + v * LANES, sum[r][v]);
@@ -113,15 +124,20 @@ void accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float 
 // The F16 keys of a block as floats, transposed. Fetches the values meanwhile: the stream of weights has pushed the
 // cache of keys and values out of the processor's.
 void transpose_keys(const BlockRows &rows, int64_t head_dim, float *keys) {
+    const int last = rows.block->last;
     for (int j = 0; j < ATTN_BLOCK; j += LANES) {
+        const char *row[LANES];
+        for (int i = 0; i < LANES; i++) {
+            row[i] = rows.keys[j + i];
+        }
         for (int64_t d = 0; d < head_dim; d += LANES) {
             F t[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                t[i] = f_half(rows.keys[j + i] + 2 * d);
+                t[i] = f_half(row[i] + 2 * d);
             }
             if (2 * d % 64 == 0) {
-                for (int i = j; i < j + LANES && i < rows.block->last; i++) {
+                for (int i = j; i < j + LANES && i < last; i++) {
                     __builtin_prefetch(rows.values[i] + 2 * d);
                 }
             }
@@ -139,20 +155,23 @@ float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *sc
     const int64_t before = unit.start[row] - rows.begin, seen = unit.end[row] - rows.begin;
     const int from = before > 0 ? (int)before : 0, to = seen < ATTN_BLOCK ? (int)seen : ATTN_BLOCK;
     const uint16_t *const mask = unit.mask[row];
-    const bool sees_all = from == 0 && to == ATTN_BLOCK && !mask;
     F x[ATTN_BLOCK / LANES], largest = f_set1(max);
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
         x[v] = f_mul(f_load(scores + v * LANES), f_set1(unit.scale));
-        if (!sees_all) {
-            uint16_t m[LANES];
-            for (int i = 0; i < LANES; i++) {
-                m[i] = v * LANES + i >= from && v * LANES + i < to ? 0 : 0xFC00; // minus infinity
-            }
-            for (int i = 0; mask && i < LANES; i++) {
-                m[i] = m[i] ? m[i] : mask[rows.block->cells[v * LANES + i]];
-            }
-            x[v] = f_add(x[v], f_half(m));
+    }
+    if (from > 0 || to < ATTN_BLOCK || mask) {
+        uint16_t m[ATTN_BLOCK];
+        for (int i = 0; i < ATTN_BLOCK; i++) {
+            m[i] = i >= from && i < to ? 0 : 0xFC00; // minus infinity
         }
+        for (int i = from; mask && i < to; i++) {
+            m[i] = mask[rows.block->cells[i]];
+        }
+        for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
+            x[v] = f_add(x[v], f_half(m + v * LANES));
+        }
+    }
+    for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
         largest = f_max(largest, x[v]);
     }
     const float max_before = max;
@@ -182,12 +201,13 @@ void attend_rows(const AttentionUnit &unit, const BlockRows &rows, const float *
             weigh(unit, rows, first + r, scores + r * ATTN_BLOCK, state.max[first + r], state.sum[first + r]);
     }
     float *out = state.out + first * unit.head_dim;
+    const auto wide = rows.is_straight ? accumulate<ROWS, DIM_VECTORS, true> : accumulate<ROWS, DIM_VECTORS, false>;
     int64_t d = 0;
     for (; d + DIM_VECTORS * LANES <= unit.head_dim; d += DIM_VECTORS * LANES) {
-        accumulate<ROWS, DIM_VECTORS>(rows, unit.head_dim, d, scores, correction, out);
+        wide(rows, unit.head_dim, d, scores, correction, out);
     }
     for (; d < unit.head_dim; d += LANES) {
-        accumulate<ROWS, 1>(rows, unit.head_dim, d, scores, correction, out);
+        accumulate<ROWS, 1, false>(rows, unit.head_dim, d, scores, correction, out);
     }
 }
 
@@ -248,14 +268,18 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
     Run runs[ATTN_SEGMENT / ATTN_BLOCK * ATTN_ROWS];
     const int n_runs = find_runs(unit, begin, end, runs);
     BlockRows rows;
+    rows.k_stride = unit.k_stride;
+    rows.v_stride = unit.v_stride;
     for (int i = 0; i < n_runs; i++) {
         const Run &run = runs[i];
         const CellBlock *next = i + 1 < n_runs ? runs[i + 1].block : block_of(unit, run.first, end);
+        next = next ? next : run.block;
         rows.block = run.block;
+        rows.is_straight = run.block->are_neighbours && next->are_neighbours;
         rows.begin = run.begin;
         find_rows(*run.block, unit.k, unit.k_stride, rows.keys);
         find_rows(*run.block, unit.v, unit.v_stride, rows.values);
-        find_rows(next ? *next : *run.block, unit.k, unit.k_stride, rows.next_keys);
+        find_rows(*next, unit.k, unit.k_stride, rows.next_keys);
         attend_block(unit, rows, run.first, run.last, keys, state);
     }
 }

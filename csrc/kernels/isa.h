@@ -41,7 +41,7 @@ typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts,
 struct CellBlock {
     int32_t cells[ATTN_BLOCK];
     int32_t first, last;
-    bool are_neighbours; // all are seen, and follow each other
+    bool are_neighbours; // those that are seen follow each other
 };
 
 // One unit of attention: `rows` (token, head) rows that share a head of the cache. Each sees places [start, end) of

@@ -2,6 +2,7 @@
 #include "tensor.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace edgespec {
 
@@ -83,7 +84,9 @@ void Views::read(const Tensor *m, int64_t n, Cells *c, const int32_t *positions)
         }
     }
     for (CellBlock &block : blocks_) {
-        block.are_neighbours = block.first == 0 && block.last == ATTN_BLOCK && are_consecutive(block.cells);
+        const int32_t *const first = block.cells + block.first, *const end = block.cells + block.last;
+        block.are_neighbours =
+            std::adjacent_find(first, end, [](int32_t a, int32_t b) { return b != a + 1; }) == end;
         std::fill(block.cells, block.cells + block.first, block.cells[block.first]);
         std::fill(block.cells + block.last, block.cells + ATTN_BLOCK, block.cells[block.last - 1]);
     }
@@ -130,9 +133,7 @@ bool Views::order_by_position(const uint64_t *seen, int64_t position, View &view
         if (seen[i] == ~(uint64_t)0 && are_consecutive(known + cell) && known[cell] >= view.start &&
             known[cell] + 64 <= view.end) {
             int32_t *order = &order_[(size_t)(known[cell] - view.start)];
-            for (int j = 0; j < 64; j++) {
-                order[j] = cell + j;
-            }
+            std::iota(order, order + 64, cell);
             n_known += 64;
             continue;
         }
@@ -168,7 +169,14 @@ bool Views::order_by_position(const uint64_t *seen, int64_t position, View &view
 
 void Views::order_by_index(const uint64_t *seen, View &view) {
     int64_t n = 0;
-    each_cell(seen, n_words_, [&](int32_t cell) { order_[(size_t)n++] = cell; });
+    for (size_t i = 0; i < n_words_; i++) {
+        if (seen[i] == ~(uint64_t)0) {
+            std::iota(&order_[(size_t)n], &order_[(size_t)n] + 64, (int32_t)i * 64);
+            n += 64;
+        } else {
+            each_cell(seen + i, 1, [&](int32_t j) { order_[(size_t)n++] = (int32_t)i * 64 + j; });
+        }
+    }
     view.start = n > 0 ? order_[0] : 0;
     view.end = view.start + n;
 }

@@ -24,7 +24,7 @@ from edgespec.benchmark.summary import noise
 from edgespec.benchmark.ways import PLAIN_WAY, Way
 from edgespec.choices import Rule
 from edgespec.engine import Engine
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.lossy.teacher import Teacher
 from edgespec.options import Options
 from edgespec.records import Result
@@ -56,9 +56,15 @@ class Settings:
     """Seed of round 0; each further round's is one higher."""
     rule: Rule | None = None
     """None: "match", which writes the same texts as plain decoding."""
+    clients: tuple[int, ...] = ()
+    """Numbers of texts at once whose throughput is measured (clients.py); (): one text at a time is."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation accepts, before anything is loaded."""
+        if self.clients and (lossy := next((way.name for way in self.ways if not way.exact), None)):
+            raise UsageError(
+                "is not exact; many texts at once are measured exactly", field="ways", value=lossy
+            )
         Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
 
     @property
@@ -74,6 +80,7 @@ class Settings:
             "temperature": self.temperature,
             "seed": self.seed,
             "rule": self.rule or "match",
+            **({"clients": ", ".join(map(str, self.clients))} if self.clients else {}),
         }
 
 

@@ -19,17 +19,15 @@ from pathlib import Path
 
 import msgspec
 
-from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
+from edgespec.benchmark.bench import Settings
+from edgespec.benchmark.cells import Request, merged
 from edgespec.benchmark.machine import Watch
-from edgespec.benchmark.runs import Cell, Run, as_json, from_json, rotated
+from edgespec.benchmark.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
 from edgespec.choices import KernelsChoice
-from edgespec.energy import EnergyMeter
-from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.quantizations import ModelFacts
-from edgespec.platform.child import REFUSED, Conversation, answer, say
+from edgespec.platform.child import REFUSED, Conversation
 from edgespec.platform.files import write_atomically
-from edgespec.platform.memory import peak_rss_bytes
 from edgespec.suites import Prompt
 
 NO_DRAFT, SUFFIX = "none", "suffix"
@@ -78,7 +76,8 @@ class Plan:
 
     def n_runs(self, combination: Combination) -> int:
         """Return the number of runs of a cell in one round."""
-        return len(self.prompts) * (1 + len(combination.restrict(self.settings).ways))
+        n_times = len(self.settings.clients) or len(self.prompts)
+        return n_times * (1 + len(combination.restrict(self.settings).ways))
 
     def key(self, combination: Combination) -> str:
         """Return a hash of what a cell's runs depend on."""
@@ -113,6 +112,7 @@ class Progress:
     combination: Combination
     round: int
     prompt: str
+    """Or how many texts at once."""
     done: int
     """Runs that are done, or skipped with their cell."""
     total: int
@@ -186,14 +186,14 @@ class Comparison:
                 before = done
                 if combination not in self._skipped and self._stored(combination, round_) is None:
                     on_progress(Progress(combination, round_, "", done, total))
-                    for run in self._measure(combination, round_):
+                    for prompt in self._measure(combination, round_):
                         done += 1
-                        on_progress(Progress(combination, round_, run.prompt, done, total))
+                        on_progress(Progress(combination, round_, prompt, done, total))
                 done = before + plan.n_runs(combination)
                 on_progress(Progress(combination, round_, "", done, total))
 
-    def _measure(self, combination: Combination, round_: int) -> Iterator[Run]:
-        """Yield the runs of a cell in one round, and write them once all are complete."""
+    def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
+        """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
         plan = self.plan
         draft = combination.draft_model
         request = Request(
@@ -206,10 +206,13 @@ class Comparison:
             round=round_,
             assume_watts=plan.assume_watts,
         )
-        kernels, peak, runs = "", 0, []
+        kernels, peak = "", 0
+        runs: list[Run] = []
+        throughput: list[Throughput] = []
+        passes: list[PassTime] = []
         warnings: list[str] = []
         watch = Watch(n_threads=plan.n_threads)
-        conversation = Conversation("edgespec.benchmark.compare", "_in_child", request)
+        conversation = Conversation("edgespec.benchmark.cells", "_in_child", request)
         for kind, value in conversation:
             match kind:
                 case "kernels":
@@ -217,14 +220,28 @@ class Comparison:
                 case "run":
                     runs.append(msgspec.convert(value, Run))
                     watch.sample()
-                    yield runs[-1]
+                    yield runs[-1].prompt
+                case "throughput":
+                    throughput.append(msgspec.convert(value, Throughput))
+                    watch.sample()
+                    yield f"{throughput[-1].at_once} texts at once"
+                case "pass":
+                    passes.append(msgspec.convert(value, PassTime))
                 case "message":
                     warnings.append(value)
                 case "peak":
                     peak = value
         ended = conversation.ended
         if ended.code == 0:
-            cell = Cell(combination.target, _draft(combination), kernels, tuple(runs), peak)
+            cell = Cell(
+                combination.target,
+                _draft(combination),
+                kernels,
+                tuple(runs),
+                peak,
+                throughput=tuple(throughput),
+                passes=tuple(passes),
+            )
             warnings += watch.warnings()
             measured = _Measured(plan.key(combination), round_, cell, tuple(warnings))
             write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
@@ -271,9 +288,7 @@ class Comparison:
             measured = [found.cell for found in rounds if found]
             measured = [cell for cell in measured if cell.kernels == measured[0].kernels]
             if measured:
-                runs = tuple(run for cell in measured for run in cell.runs)
-                peak = max(cell.peak_rss_bytes or 0 for cell in measured)
-                found.append(replace(measured[0], runs=runs, peak_rss_bytes=peak))
+                found.append(merged(measured))
             else:
                 reason = self._skipped.get(combination, "not measured yet")
                 found.append(
@@ -295,53 +310,3 @@ def _stored_plan(folder: Path) -> Plan | None:
 
 def _draft(combination: Combination) -> str | None:
     return None if combination.draft == NO_DRAFT else combination.draft
-
-
-# ---- a cell's process ----
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a cell's process reads from stdin."""
-
-    target: str
-    draft: str | None
-    kernels: KernelsChoice
-    n_threads: int
-    prompts: tuple[Prompt, ...]
-    settings: Settings
-    round: int
-    assume_watts: float | None
-
-
-def _in_child() -> int:
-    return answer(Request, _measure)
-
-
-def _measure(request: Request) -> None:
-    """Measure a cell for one round and report the runs."""
-    settings = request.settings
-    with (
-        EnergyMeter.choose(assume_watts=request.assume_watts) as meter,
-        Engine(
-            request.target,
-            request.draft,
-            drafter="auto" if request.draft else "suffix" if settings.ways else "none",
-            n_threads=request.n_threads,
-            kernels=request.kernels,
-            meter=meter,
-            on_message=lambda line: say("message", line),
-        ) as engine,
-    ):
-        if request.draft and engine.draft is None:
-            raise EdgespecError("a model that cannot take tokens back (recurrent or hybrid) does not draft")
-        if too_long := unfit(engine, request.prompts, settings.n_predict):
-            name, why = next(iter(too_long.items()))
-            raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
-        say("kernels", engine.kernels)
-        with leaving_no_trace(engine):
-            warm_up(engine, request.prompts, settings)
-            for place, prompt in enumerate(request.prompts):
-                for run in turns(engine, prompt, settings, round_=request.round, place=place):
-                    say("run", run)
-        say("peak", peak_rss_bytes())

@@ -1,6 +1,7 @@
 """Writes a benchmark's figures as CSV and JSON; a failed write leaves the old file as it was.
 
-A CSV has a row for each cell, category and way, and one for each skipped cell.
+A CSV has a row for each cell, category and way, and one for each skipped cell; for many texts at once a row
+for each cell, number of texts and way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from edgespec.benchmark.curves import Point, curves, summarise_throughput
 from edgespec.benchmark.runs import PEER, Accuracy, Cell, Outcome, Solved
 from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
 from edgespec.errors import EdgespecError, UsageError
@@ -50,9 +52,13 @@ def summarise(outcome: Outcome) -> Summaries:
 
 
 def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
-    """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells."""
+    """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
+
+    `curves`: those of the cells that have one.
+    """
     found = summarise(outcome) if summaries is None else summaries
-    return msgspec.json.encode({"outcome": outcome, "summary": found}) + b"\n"
+    drawn = [curve.points for curve in curves(outcome)]
+    return msgspec.json.encode({"outcome": outcome, "summary": found, "curves": drawn}) + b"\n"
 
 
 # ---- CSV ----
@@ -88,10 +94,30 @@ def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]
     for cell, summary in zip(outcome.cells, summaries, strict=True):
         if cell.skipped:
             yield _csv_row(outcome, cell, None, _NOTHING, None)
+        for point in summarise_throughput(cell):
+            yield {**_facts(cell, point.way), **_point_columns(point)}
         for category in summary:
             compared = {comparison.way: comparison for comparison in category.comparisons}
             for way in category.ways:
                 yield _csv_row(outcome, cell, category, way, compared.get(way.way))
+
+
+def _point_columns(point: Point) -> dict[str, Any]:
+    return {
+        "way": point.way,
+        "texts_at_once": point.at_once,
+        "rounds": point.n_rounds,
+        "tokens_per_s": point.tokens_per_s,
+        "tokens_per_s_slowest_round": point.low,
+        "tokens_per_s_fastest_round": point.high,
+        "ttft_s": point.ttft_s,
+        "longest_ttft_s": point.longest_ttft_s,
+        **_interval("gain", point.gain),
+        **_interval("speedup", point.speedup),
+        "limit_tokens_per_s": point.limit,
+        "identical": point.n_identical,
+        "compared": point.n_compared,
+    }
 
 
 def _csv_row(

@@ -3,6 +3,7 @@
 Outcome                the machine, the versions, the settings, the warnings
   Cell  x n            a target, a draft (or none) and kernels; or why it could not run
     Run x n            one generation: a prompt, a way to generate, a round
+    Throughput x n     or: all prompts, many at once, in a way and a round
 """
 
 from __future__ import annotations
@@ -85,6 +86,32 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Throughput:
+    """Every prompt answered once in one way, `at_once` of them at a time, the next when one has ended."""
+
+    way: str
+    at_once: int
+    round: int
+    tokens: int
+    """Emitted tokens of all answers, without end-of-generation tokens."""
+    total_s: float
+    """Seconds from the first call to the last token, reading the prompts included."""
+    ttft_s: tuple[float, ...]
+    """Of each answer: seconds from the call that began it to its first token."""
+    texts: Mapping[str, str]
+    """The prompt's id -> hash of its answer's token ids, as `Run.text_sha256`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """T(n) in one round: the median seconds of the target's passes over `n` tokens with all their logits."""
+
+    n: int
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One combination of target, draft and kernels, measured or skipped."""
 
@@ -99,6 +126,10 @@ class Cell:
     """The largest resident memory of the process, mapped model files included."""
     skipped: str = ""
     """Why it could not run, in one line; "" if it ran."""
+    throughput: tuple[Throughput, ...] = ()
+    """Many texts at once, if that was measured: then there are no `runs`."""
+    passes: tuple[PassTime, ...] = ()
+    """T(n) for the numbers of texts in `throughput`."""
 
 
 @dataclass(frozen=True, slots=True)

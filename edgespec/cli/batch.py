@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.choices import DrafterName
+from edgespec.cli.batch_cluster import RayOption, check_cluster, open_cluster
 from edgespec.cli.console import INTERRUPTED, message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import OUTPUT, Compute, ModelChoice, WattsOption, refuse_contradictions
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.batch.lines import Input
     from edgespec.batch.local import Defaults
     from edgespec.batch.piped import PipedResults
+    from edgespec.batch.run import Writer
     from edgespec.energy import EnergyMeter, Measurement
 
 _PLAIN = "Prompts (for lines without url)"
@@ -90,6 +92,7 @@ class Loading:
     ] = None
     parallel: Annotated[int, typer.Option(min=1, max=64, help="Most answers written at once.")] = 16
     compute: Compute
+    ray: RayOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,8 @@ def batch_command(
     from edgespec.energy import EnergyMeter
 
     files.check()
+    if loading.ray is not None:
+        check_cluster()
     defaults = plain.defaults()
     with ExitStack() as stack:
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
@@ -149,8 +154,11 @@ def batch_command(
         results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
         run = _Run(files, found, results)
         if not run.complete:
-            meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
-            run.answer(names, loading, defaults, meter)
+            if loading.ray is not None:
+                run.answer_on_cluster(loading.ray, names, loading, defaults)
+            else:
+                meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+                run.answer(names, loading, defaults, meter)
         if run.interrupted:
             return INTERRUPTED
         results.finish()
@@ -232,8 +240,6 @@ class _Run:
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.batch.local import LocalWriter
-        from edgespec.batch.run import Pace, run_batch
-        from edgespec.cli.batch_display import BatchDisplay
         from edgespec.cli.loading import load_engine
         from edgespec.platform.signals import SignalPipe
         from edgespec.server.requests import Service
@@ -255,17 +261,43 @@ class _Run:
             fingerprint = service.fingerprint(engine)
             writer = LocalWriter(engine, service, fingerprint, defaults=defaults, log=message)
             window = meter.begin() if meter.available else None
-            began = time.monotonic()
             try:
-                pace = Pace()
-                with BatchDisplay(self._results, self._input.n_requests, pace) as display:
-                    run_batch(self._input.requests(), writer, self._results, pace, display.update)
-            except KeyboardInterrupt:
-                self._tell_interrupted()
+                self._write(writer)
             finally:
                 writer.close()
-                self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
                 self._energy = window.end() if window else None
+
+    def answer_on_cluster(
+        self, address: str, names: tuple[str, str | None], loading: Loading, defaults: Defaults
+    ) -> None:
+        """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
+        with closing(
+            open_cluster(
+                address,
+                names,
+                drafter=loading.drafter,
+                ctx=loading.ctx,
+                parallel=loading.parallel,
+                compute=loading.compute,
+                defaults=defaults,
+            )
+        ) as writer:
+            self._write(writer)
+
+    def _write(self, writer: Writer) -> None:
+        """Have `writer` answer what has no result yet, or until Ctrl-C."""
+        from edgespec.batch.run import Pace, run_batch
+        from edgespec.cli.batch_display import BatchDisplay
+
+        began = time.monotonic()
+        try:
+            pace = Pace()
+            with BatchDisplay(self._results, self._input.n_requests, pace) as display:
+                run_batch(self._input.requests(), writer, self._results, pace, display.update)
+        except KeyboardInterrupt:
+            self._tell_interrupted()
+        finally:
+            self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
 
     def _tell_interrupted(self) -> None:
         self.interrupted = True

@@ -79,6 +79,7 @@ def bench_command(
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
     from edgespec.benchmark.bench import Limits
+    from edgespec.benchmark.clients import prompts_for
     from edgespec.cli.bench_runs import Bench, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
@@ -91,8 +92,12 @@ def bench_command(
         raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
     outputs.check()
     settings = measuring.ways.settings(prompts)
+    if settings.clients and peer.peer:
+        raise UsageError("--clients and --peer contradict each other: the peer's programs answer one text")
     limits = Limits(_seconds(measuring.budget), measuring.precision, measuring.rounds)
     suite = prompts.suite.load()
+    if settings.clients:
+        prompts_for(suite.prompts, settings.clients)  # refuses before anything is loaded
     drafter = _drafter(settings)
     if drafter == "suffix" and models.draft is not None:
         raise UsageError(f"--draft and --ways {measuring.ways.ways} contradict each other: choose one")
@@ -101,7 +106,10 @@ def bench_command(
     pull_named(*names)
     with meter, SignalPipe() as signals:
         know_idle(meter)
-        with load_engine(names, compute, drafter=drafter, meter=meter, signals=signals) as engine:
+        parallel = max(settings.clients, default=1)
+        with load_engine(
+            names, compute, drafter=drafter, meter=meter, signals=signals, parallel=parallel
+        ) as engine:
             peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, suite, settings)]
             return Bench(engine, suite, settings, limits, peers).run(outputs)
 

@@ -81,10 +81,22 @@ class WayChoice:
     rule: Annotated[
         Rule | None, typer.Option(help="Acceptance rule; all are exact.", show_default="match")
     ] = None
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="1,2,4,...",
+            help="Measure instead the tokens a second of so many texts at once, each with its own prompt.",
+            show_default=False,
+        ),
+    ] = None
 
     def settings(self, prompts: Prompts) -> Settings:
         """Return how the answers to `prompts` are made. Raises UsageError."""
         from edgespec.benchmark.bench import Settings
+        from edgespec.benchmark.clients import parse_clients
         from edgespec.benchmark.ways import parse_ways
 
-        return Settings(parse_ways(self.ways), prompts.n_predict, prompts.temp, prompts.seed, self.rule)
+        clients = () if self.clients is None else parse_clients(self.clients)
+        return Settings(
+            parse_ways(self.ways), prompts.n_predict, prompts.temp, prompts.seed, self.rule, clients
+        )

@@ -6,10 +6,12 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from edgespec.benchmark import clients
 from edgespec.benchmark.bench import Limits, Listener, Peer, Progress, Settings, measure, unfit
+from edgespec.benchmark.clients import Measured, prompts_for
 from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
-from edgespec.benchmark.runs import Cell, Outcome, Run
+from edgespec.benchmark.runs import Cell, Outcome, PassTime, Run, Throughput
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.outputs import Outputs
 from edgespec.cli.progress import WorkDisplay
@@ -39,8 +41,12 @@ class Bench:
         self._prompts = [prompt for prompt in suite.interleaved() if prompt.id not in too_long]
         if not self._prompts:
             raise EdgespecError(f"{self._warnings[0]}; no prompt is left")
+        if settings.clients:
+            self._prompts = prompts_for(self._prompts, settings.clients)
         self._models = _models(engine)
         self._runs: list[Run] = []
+        self._throughput: list[Throughput] = []
+        self._passes: list[PassTime] = []
         self._watch = Watch(n_threads=engine.n_threads)
 
     def run(self, outputs: Outputs) -> int:
@@ -51,12 +57,12 @@ class Bench:
         failure: EdgespecError | None = None
         code = 0
         try:
-            ended = self._measure()
+            ended = self._measure_clients() if self._settings.clients else self._measure()
         except KeyboardInterrupt:
             ended, code = "interrupted", INTERRUPTED
         except EdgespecError as error:
             ended, failure = f"failed: {line_of(error)}", error
-        if self._runs:
+        if self._runs or self._throughput:
             outputs.write(self._outcome(ended))
         for line in self._warnings:
             message(f"warning: {line}")
@@ -90,9 +96,33 @@ class Bench:
                 peers=self._peers,
             )
 
+    def _measure_clients(self) -> str:
+        """Measure many texts at once until a limit is reached; return in words which limit."""
+        with WorkDisplay() as display:
+
+            def keep(measured: Measured) -> None:
+                if isinstance(measured, PassTime):
+                    self._passes.append(measured)
+                else:
+                    self._throughput.append(measured)
+                self._watch.sample()
+
+            def show(progress: clients.Progress) -> None:
+                detail = f", {progress.done} of {progress.of}"
+                display.show(f"round {progress.round + 1}", progress.spent_s, self._limits.budget_s, detail)
+
+            return clients.measure_clients(
+                self._engine,
+                self._prompts,
+                self._settings,
+                limits=self._limits,
+                on_measured=keep,
+                on_progress=show,
+            )
+
     def _outcome(self, ended: str) -> Outcome:
         n_answered = len({run.prompt for run in self._runs})
-        if n_answered < len(self._prompts):
+        if n_answered < len(self._prompts) and not self._settings.clients:
             self._warnings.append(
                 f"only {n_answered} of {len(self._prompts)} prompts had their turn; give more time "
                 "(--budget) or take fewer (--per-category)"
@@ -105,6 +135,8 @@ class Bench:
             kernels=self._engine.kernels,
             runs=tuple(self._runs),
             peak_rss_bytes=peak_rss_bytes(),
+            throughput=tuple(self._throughput),
+            passes=tuple(self._passes),
         )
         return Outcome(
             kind="bench",

@@ -186,6 +186,7 @@ def compare_command(
     Each cell has a process of its own, and its raw runs are written when it ends: after Ctrl-C or a crash the
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
+    from edgespec.benchmark.clients import prompts_for
     from edgespec.benchmark.compare import Plan
     from edgespec.cli.compare_runs import IDENTITY, Compare, find_models, machine_facts
     from edgespec.models.quantizations import parse_types
@@ -200,12 +201,15 @@ def compare_command(
     types = parse_types(matrix.quants, "quants") if matrix.quants is not None else []
     suite = prompts.suite.load()
     scoring = accuracy.scoring()
+    asked = suite.interleaved()
+    if settings.clients:
+        asked = tuple(prompts_for(asked, settings.clients))
     models = find_models(targets, drafts, types, folder.out / "models")
     machine = machine_facts(assume_watts)
     plan = Plan(
         models=models.facts(),
         combinations=models.combinations(kernels),
-        prompts=suite.interleaved(),
+        prompts=asked,
         settings=settings,
         rounds=measuring.rounds,
         n_threads=measuring.threads or default_threads(),

@@ -31,6 +31,7 @@ from edgespec.benchmark.report.rows import (
 from edgespec.benchmark.runs import PLAIN, Outcome
 from edgespec.benchmark.summary import Comparison, WaySummary
 from edgespec.cli.console import out, print_table
+from edgespec.cli.throughput_table import print_throughput
 
 
 def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
@@ -43,6 +44,8 @@ def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
         _print_rows(reading)
     _print_skipped(reading)
     _print_accuracy(reading)
+    if reading.curves:
+        print_throughput(reading)
     if reading.rows:
         out.print()
         lines = (headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading))

@@ -58,7 +58,7 @@ class Service:
     def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
         """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
-        n_ctx = n_ctx or engine.n_ctx_shared or engine.target.n_ctx_train
+        n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
         return cls(name, (ALIAS, engine.target.name), n_ctx, max_prompt)
 
     def fingerprint(self, engine: Engine) -> str:

@@ -264,14 +264,14 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
 
 CRASHES = """
 import io, os, sys
-from edgespec.benchmark import compare
+from edgespec.benchmark import cells
 
 def _in_child():
     data = sys.stdin.buffer.read()
     if b'"suffix"' not in data and b'"draft":null' in data and {when}:
         {act}
     sys.stdin = io.TextIOWrapper(io.BytesIO(data))
-    return compare._in_child()
+    return cells._in_child()
 """
 
 

@@ -180,7 +180,7 @@ class Household:
 def test_texts_that_come_and_go(isa, quantized, architecture, n_threads):
     """Prompts in pieces, single tokens and trees beside each other, shared beginnings, cells used again."""
     rng = np.random.default_rng(12 + n_threads)
-    n_rows = n_disordered = 0
+    n_rows = n_beside = 0
     with Model(quantized(architecture)) as model, alone(model) as session:
         assert model.uses_kernels
         house = Household(model, Alone(session), rng, n_threads)
@@ -192,9 +192,9 @@ def test_texts_that_come_and_go(isa, quantized, architecture, n_threads):
                 rows, expected = house.step()
                 np.testing.assert_array_equal(rows, expected, f"{step=}")
                 n_rows += len(rows)
-                n_disordered += len(house.texts) > 1
+                n_beside += len(house.texts) > 1
     assert n_rows > 500
-    assert n_disordered > 20
+    assert n_beside > 20
 
 
 @pytest.mark.parametrize("n_past", [1, 63, 64, 65, 255, 256, 257])

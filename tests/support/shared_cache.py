@@ -37,7 +37,7 @@ class SharedCache(Closing):
             n_threads=n_threads,
             n_batch=n_batch,
             n_logits_max=n_batch,
-            max_leaves=n_sequences,
+            n_sequences=n_sequences,
         )
         self._memory = llama.llama_get_memory(self._context)
 

@@ -5,6 +5,7 @@
     labels.py    texts beside points that do not overlap
     looks.py     colours and shapes of rows
     charts.py    the charts
+    throughput.py, curve_charts.py   many texts at once: as text, and drawn
     scatters.py  the charts of speed against something else
     page.py      the page around the charts
     elements.py  the page's elements

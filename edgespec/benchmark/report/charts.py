@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from edgespec.benchmark.report.curve_charts import curve_charts
 from edgespec.benchmark.report.drawing import Chart, Palette, add_legend, marker, new_figure
 from edgespec.benchmark.report.labels import place_labels
 from edgespec.benchmark.report.looks import Looks
@@ -20,6 +21,8 @@ _FEW = 3  # for more ways, the categories do not fit in one chart
 
 def charts(reading: Reading) -> tuple[Chart, ...]:
     """Return the charts of an outcome; a chart without figures says so instead."""
+    if reading.curves:
+        return tuple(curve_charts(reading))
     return (
         *scatters(reading),
         *_speedups(reading),

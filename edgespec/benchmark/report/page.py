@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from edgespec.benchmark.report import rows as words
+from edgespec.benchmark.report import throughput
 from edgespec.benchmark.report.charts import charts
 from edgespec.benchmark.report.drawing import Chart, svg
 from edgespec.benchmark.report.elements import card, details, escaped, section, table
@@ -36,16 +37,13 @@ def page(reading: Reading) -> str:
     parts = [
         f"<header><p class=kind>edgespec {escaped(outcome.kind)}</p><h1>{title}</h1>",
         f"<p class=date><time>{escaped(outcome.date)}</time></p></header>",
-        f"<section class=headline><p class=lead>{escaped(words.headline(reading))}</p>",
-        *(f"<p>{escaped(line)}</p>" for line in words.lossy_lines(reading)),
-        f"<p>{escaped(words.identical_line(reading))}</p>",
-        f"<p>{escaped(words.energy_line(reading))}</p></section>",
+        _headline(reading),
         _warnings(outcome.warnings),
         section("Results", _results(reading) + _skipped(reading.skipped)),
         section("Charts", _charts(charts(reading))),
         section("By category", _categories(reading)),
         section("What was measured, and on what", _facts(reading)),
-        section("How it was measured", f"<p>{escaped(_HOW)}</p>"),
+        section("How it was measured", f"<p>{escaped(throughput.HOW if reading.curves else _HOW)}</p>"),
         section("Raw runs", _runs(reading)),
     ]
     return (
@@ -61,6 +59,16 @@ def page(reading: Reading) -> str:
 # ---- the top of the page ----
 
 
+def _headline(reading: Reading) -> str:
+    if reading.curves:
+        lead, *others = throughput.sentences(reading)
+    else:
+        lead = words.headline(reading)
+        others = [*words.lossy_lines(reading), words.identical_line(reading), words.energy_line(reading)]
+    below = "\n".join(f"<p>{escaped(line)}</p>" for line in others)
+    return f"<section class=headline><p class=lead>{escaped(lead)}</p>\n{below}</section>"
+
+
 def _warnings(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
@@ -69,6 +77,12 @@ def _warnings(warnings: Sequence[str]) -> str:
 
 
 def _results(reading: Reading) -> str:
+    if reading.curves:
+        return "".join(
+            f"<h3>{escaped(throughput.cell_name(curve))}</h3>\n"
+            + table(throughput.COLUMNS, map(throughput.figures, curve.points), throughput.cell_name(curve))
+            for curve in reading.curves
+        )
     if not reading.rows:
         return "<p>Nothing ran.</p>\n"
     columns = [

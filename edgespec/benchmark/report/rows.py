@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from edgespec.benchmark.curves import Curve, curves
 from edgespec.benchmark.exports import ESTIMATED, Summaries, measures_target, summarise
 from edgespec.benchmark.runs import PEER, PLAIN, Accuracy, Cell, Outcome, Solved
 from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary
@@ -103,6 +104,8 @@ class Reading:
     skipped: tuple[Cell, ...]
     energy: EnergyColumn | None
     """None: no row has joules."""
+    curves: tuple[Curve, ...] = ()
+    """Of the cells in which many texts at once were measured; they have no rows."""
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -132,7 +135,7 @@ def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Readin
             compared_with = compared.get(way.way)
             rows.append(Row(len(rows) + 1, cell, way, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
-    return Reading(outcome, tuple(rows), ran, skipped, _energy_column(rows))
+    return Reading(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))
 
 
 def _energy_column(rows: list[Row]) -> EnergyColumn | None:

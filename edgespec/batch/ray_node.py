@@ -1,0 +1,120 @@
+"""The process that answers requests on a node of a Ray cluster, with an engine of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import NamedTuple
+
+from edgespec.batch.local import Defaults, LocalWriter
+from edgespec.batch.records import Answer, Request
+from edgespec.choices import DrafterName, KernelsChoice
+from edgespec.engine import Engine
+from edgespec.llama.fingerprints import file_fingerprint
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.resolve import resolve
+from edgespec.server.requests import Service
+
+WORK_S = 0.5
+"""Seconds after which `NodeWorker.work` returns although nothing is complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """How each node loads its models."""
+
+    target: str
+    """As the user named it: a name in the registry, or a path that is the same on every node."""
+    draft: str | None = None
+    drafter: DrafterName = "auto"
+    n_ctx: int | None = None
+    parallel: int = 1
+    """Most requests at once."""
+    n_threads: int | None = None
+    kernels: KernelsChoice = "auto"
+    defaults: Defaults = field(default_factory=Defaults)
+
+
+class Loaded(NamedTuple):
+    """What `NodeWorker.load` returns."""
+
+    parallel: int
+    """How many requests are answered at once."""
+    pid: int
+
+
+class Progress(NamedTuple):
+    """What `NodeWorker.work` returns."""
+
+    answers: list[tuple[Request, Answer]]
+    n_tokens: int
+    """Tokens written since this worker began, those of unfinished answers included."""
+    messages: list[str]
+    """Lines for the user."""
+
+
+def model_facts(target: str, draft: str | None) -> dict[str, str]:
+    """Return what must be the same on all nodes, by name: edgespec's version and the models' fingerprints.
+
+    Pulls nothing. Raises EdgespecError where a model is not here.
+    """
+    facts = {"edgespec": version("edgespec")}
+    for role, model in (("target", target), ("draft", draft)):
+        if model is not None:
+            path = resolve(model, pull_missing=False)
+            facts[f"the {role} model"] = f"SHA-256 {file_fingerprint(check_model_file(path))[:16]}"
+    return facts
+
+
+class NodeWorker:
+    """A Ray actor: Ray calls one method at a time, in one thread."""
+
+    def __init__(self) -> None:
+        """Load nothing yet: this also runs with another version of edgespec."""
+        self._held: deque[Request] = deque()
+        self._messages: list[str] = []
+
+    def facts(self, target: str, draft: str | None) -> dict[str, str]:
+        """Return `model_facts` of this node."""
+        return model_facts(target, draft)
+
+    def load(self, settings: NodeSettings) -> Loaded:
+        """Load the models. Raises EdgespecError."""
+        engine = Engine(
+            settings.target,
+            settings.draft,
+            drafter=settings.drafter,
+            n_ctx=settings.n_ctx,
+            parallel=settings.parallel,
+            n_threads=settings.n_threads,
+            kernels=settings.kernels,
+            prefix_cache=0,
+            on_message=self._messages.append,
+        )
+        service = Service.of(engine, n_ctx=settings.n_ctx)
+        self._writer = LocalWriter(
+            engine,
+            service,
+            service.fingerprint(engine),
+            defaults=settings.defaults,
+            log=self._messages.append,
+        )
+        return Loaded(engine.parallel, os.getpid())
+
+    def work(self, requests: Sequence[Request]) -> Progress:
+        """Take these requests too, and write until an answer is complete, or for `WORK_S` seconds."""
+        self._held += requests
+        writer, answers = self._writer, list[tuple[Request, Answer]]()
+        end = time.monotonic() + WORK_S
+        while not answers and time.monotonic() < end:
+            while self._held and writer.n_free > 0:
+                writer.begin(self._held.popleft())
+            if not writer.n_running:
+                break
+            answers = writer.finished()
+        messages, self._messages = self._messages, []
+        return Progress(answers, writer.n_tokens, messages)

@@ -1,0 +1,66 @@
+"""`edgespec batch --ray`: a batch on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.choices import DrafterName
+from edgespec.cli.console import message
+from edgespec.cli.options import Compute
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.batch.local import Defaults
+    from edgespec.batch.ray_cluster import RayWriter
+
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Spread the lines over the nodes of this Ray cluster.",
+        show_default="this machine alone",
+    ),
+]
+
+
+def check_cluster() -> None:
+    """Raise EdgespecError without Ray."""
+    if importlib.util.find_spec("ray") is None:
+        raise EdgespecError("edgespec batch --ray needs ray: pip install 'edgespec[ray]'")
+
+
+def open_cluster(
+    address: str,
+    names: tuple[str, str | None],
+    *,
+    drafter: DrafterName,
+    ctx: int | None,
+    parallel: int,
+    compute: Compute,
+    defaults: Defaults,
+) -> RayWriter:
+    """Return what answers on the cluster at `address`. Raises EdgespecError."""
+    from edgespec.batch.ray_cluster import RayWriter
+    from edgespec.batch.ray_node import NodeSettings
+
+    target, draft = names
+    settings = NodeSettings(
+        target=_for_nodes(target),
+        draft=_for_nodes(draft) if draft else None,
+        drafter=drafter,
+        n_ctx=ctx,
+        parallel=parallel,
+        n_threads=compute.threads,
+        kernels=compute.kernels,
+        defaults=defaults,
+    )
+    return RayWriter(address, settings, on_message=message)
+
+
+def _for_nodes(name: str) -> str:
+    """Return a model's name as nodes understand it: a file by its whole path."""
+    return str(Path(name).absolute()) if Path(name).is_file() else name

@@ -292,8 +292,10 @@ def test_a_stream_that_waits_sends_comments(served: Served, monkeypatch: pytest.
 
     comments = [line for line in asyncio.run(all_at_once()).splitlines() if line.startswith(":")]
     assert ": waiting" in comments
-    places = [line for line in comments if line.startswith(": queue ")]
-    assert places[-4:] == [": queue 3", ": queue 2", ": queue 1", ": queue 0"]
+    places = [int(line.removeprefix(": queue ")) for line in comments if line.startswith(": queue ")]
+    assert len(places) > 1
+    assert places == sorted(places, reverse=True)
+    assert places[-1] == 0
 
 
 def test_a_client_that_goes_away_ends_its_generation(tmp_path: Path):

@@ -326,24 +326,20 @@ def test_a_client_without_answers_under_way_goes_before_one_with_some(engine, pi
 
 def test_who_waits_is_told_its_place_as_it_moves(engine, pipe, prompts):
     async def main():
-        async with working(engine, pipe) as worker:
-            gates = [Gate() for _ in range(PARALLEL)]
-            running = [
-                asyncio.create_task(read(worker, prompts[2], on_step=gate, n_predict=20 + 20 * i))
-                for i, gate in enumerate(gates)
+        items: list[list[Any]] = [[], []]
+
+        async def follow(worker, i):
+            async for item in worker.run(prompts[3], OPTIONS, client=f"waits {i}"):
+                items[i].append(item)
+
+        async with working(engine, pipe, start=False) as worker:
+            jobs = [
+                read(worker, prompts[2], client=f"runs {i}", n_predict=40 + 40 * i) for i in range(PARALLEL)
             ]
-            await until(lambda: any(gate.reached.is_set() for gate in gates))
-            items: list[list[Any]] = [[], []]
-
-            async def follow(i):
-                async for item in worker.run(prompts[3], OPTIONS, client=f"waits {i}"):
-                    items[i].append(item)
-
-            waiting = [asyncio.create_task(follow(i)) for i in range(2)]
-            await until(lambda: worker.n_waiting + worker.n_running == PARALLEL + 2)
-            for gate in gates:
-                gate.open.set()
-            await asyncio.gather(*running, *waiting)
+            tasks = [asyncio.create_task(job) for job in [*jobs, follow(worker, 0), follow(worker, 1)]]
+            await until(lambda: worker.n_waiting == PARALLEL + 2)
+            worker.start()
+            await asyncio.gather(*tasks)
         return items
 
     places = [[item.place for item in seen if isinstance(item, Waiting)] for seen in asyncio.run(main())]
@@ -353,32 +349,41 @@ def test_who_waits_is_told_its_place_as_it_moves(engine, pipe, prompts):
 # ---- the end ----
 
 
+async def held_at_first_step(worker, prompts, **options):
+    """Start `worker` with a job for each of `prompts`; return them, and what holds the first pass of all."""
+    gate = Gate()
+    first = asyncio.create_task(read(worker, prompts[0], on_step=gate, **options))
+    tasks = [first, *(asyncio.create_task(read(worker, prompt, **options)) for prompt in prompts[1:])]
+    await until(lambda: worker.n_waiting == len(prompts))
+    worker.start()
+    await until(gate.reached.is_set)
+    return tasks, gate
+
+
 def test_answers_under_way_are_completed_and_all_others_are_refused(engine, pipe, prompts, alone):
     async def main():
-        async with working(engine, pipe) as worker:
-            running, gate = await hold(worker, prompts[0])
-            more = [asyncio.create_task(read(worker, prompts[n])) for n in (1, 2, 3)]
-            late = asyncio.create_task(read(worker, prompts[4]))
-            gate.open.set()
-            await until(lambda: worker.n_running == PARALLEL and worker.n_waiting == 1)
+        async with working(engine, pipe, start=False) as worker:
+            (*running, late), gate = await held_at_first_step(worker, prompts[: PARALLEL + 1])
+            assert (worker.n_running, worker.n_waiting) == (PARALLEL, 1)
             stopping = asyncio.create_task(worker.stop(grace_s=60))
             with pytest.raises(ShuttingDown):
                 await late
+            gate.open.set()
             await stopping
-            return ids(await asyncio.gather(running, *more))
+            return ids(await asyncio.gather(*running))
 
-    assert asyncio.run(main()) == alone[:4]
+    assert asyncio.run(main()) == alone[:PARALLEL]
 
 
 def test_after_the_grace_all_are_cancelled(engine, pipe, prompts, alone):
     async def main():
-        async with working(engine, pipe) as worker:
-            running, gate = await hold(worker, prompts[0], n_predict=400)
-            more = [asyncio.create_task(read(worker, prompts[n], n_predict=400)) for n in (1, 2)]
+        async with working(engine, pipe, start=False) as worker:
+            running, gate = await held_at_first_step(worker, prompts[:3], n_predict=400)
+            assert worker.n_running == 3
             stopping = asyncio.create_task(worker.stop(grace_s=0))
-            await until(lambda: worker.stopping)
+            await until(pipe.used.is_set)
             gate.open.set()
-            ends = await asyncio.gather(running, *more, return_exceptions=True)
+            ends = await asyncio.gather(*running, return_exceptions=True)
             await stopping
             return ends
 

@@ -92,7 +92,7 @@ class Metrics:
         )
         self._pass_tokens = Counter(
             "edgespec_pass_tokens",
-            "Tokens in the target's passes: of prompts, or written and drafted.",
+            "Tokens in the target's passes: of prompts, or written, drafted and ends of prompts.",
             ["kind"],
             registry=registry,
         )

@@ -32,8 +32,8 @@ class NodeSettings:
     draft: str | None = None
     drafter: DrafterName = "auto"
     n_ctx: int | None = None
-    parallel: int = 1
-    """Most requests at once."""
+    parallel: int | None = None
+    """Most requests at once; None: as many as pay on the node and fit in its memory."""
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
     defaults: Defaults = field(default_factory=Defaults)

@@ -87,10 +87,18 @@ class Loading:
             "-c",
             min=1,
             help="Most tokens of prompt and answer together.",
-            show_default="what the target was trained for; at most 1,024 for each of --parallel",
+            show_default="what the target was trained for, if its cache fits in memory",
         ),
     ] = None
-    parallel: Annotated[int, typer.Option(min=1, max=64, help="Most answers written at once.")] = 16
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Most answers written at once.",
+            show_default="as many as pay and fit in memory, at most 16",
+        ),
+    ] = None
     compute: Compute
     ray: RayOption = None
 

@@ -39,7 +39,7 @@ def open_cluster(
     *,
     drafter: DrafterName,
     ctx: int | None,
-    parallel: int,
+    parallel: int | None,
     compute: Compute,
     defaults: Defaults,
 ) -> RayWriter:

@@ -151,6 +151,7 @@ def test_a_terminal_gets_a_bar(environment, source, out, options):
 
 def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source, tmp_path, out, options):
     whole = tmp_path / "whole.jsonl"
+    options = [*options, "--parallel", 2]  # else all end together
     assert run_cli("batch", source, "-o", whole, *options, env=environment).returncode == 0
     moments = random.Random(3)
     partial = Path(f"{out}.partial")

@@ -3,72 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.batcher import Batcher, Passed, Text
+from edgespec.batcher import Passed
 from edgespec.capacity import Capacity
 from edgespec.choices import DrafterName, KernelsChoice, Objective, check_choice
-from edgespec.decoding.generate import Generation
-from edgespec.decoding.loop import Event, Loop
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.knowledge import Knowledge
-from edgespec.drafting.model import DraftModel
 from edgespec.drafting.proposal import DraftStep
-from edgespec.drafting.scheduler import Policy, Scheduler
-from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
-from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.lossy.cascade import Cascade
 from edgespec.options import OptionKeywords, Options
 from edgespec.pair import Pair, PairOptions
-from edgespec.plan import Plan, make_plan
+from edgespec.plan import make_plan
 from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation
 from edgespec.records import Provenance, Result
 from edgespec.stream import Stream
-
-_LEADING = 32  # tokens of a text
-
-
-_SOON = 256  # tokens that a text is expected to need soon
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A stream under way, and what it has of the engine."""
-
-    prompt: str | Sequence[int]
-    plan: Plan
-    session: Session | None = None
-    draft: DraftModel | None = None
-    scheduler: Scheduler | None = None
-    text: Text | None = None
-    """Where it shares passes."""
-    events: Generator[Event] | None = None
-    """Where it runs by itself."""
-    n_steps: int = 0
-    shares: float = 0.0
-    """Of these steps, the parts that were its own."""
-
-    def n_left(self, stream: Stream) -> int:
-        """Return how many tokens it may still write."""
-        n_predict = self.plan.options.n_predict
-        return _SOON if n_predict is None else n_predict - len(stream.result.token_ids)
-
-
-def _advance(stream: Stream, events: Generator[Event]) -> None:
-    """Let a loop that runs by itself go on, and tell its stream."""
-    try:
-        stream.take(next(events))
-    except StopIteration:
-        stream.end()
+from edgespec.texts import Texts
 
 
 class Engine(Closing):
@@ -138,9 +94,6 @@ class Engine(Closing):
         """Measures the joules of each generation, from the next one on; None for no measurement."""
         self._on_message = on_message
         self._signals = signals
-        self._running: dict[Stream, _Running] = {}
-        self._unkept: list[list[int]] = []
-        self._batcher: Batcher | None = None
         self._pair = Pair(target, draft, options)
         header = self._pair.target_header
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
@@ -156,6 +109,7 @@ class Engine(Closing):
                 on_message=on_message,
             )
             self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
+            self._texts = Texts(self._pair, self._knowledge, self._earlier_texts)
         except BaseException:
             self._pair.close()
             raise
@@ -208,12 +162,11 @@ class Engine(Closing):
     @property
     def last_pass(self) -> Passed:
         """The last step's pass of the target, of texts that share passes."""
-        return self._batcher.last if self._batcher else Passed()
+        return self._texts.last_pass
 
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
-        self._end_streams()
-        self._unkept.clear()
+        self._texts.forget()
         self._earlier_texts.ready().forget()
         self._pair.forget()
         if tables:
@@ -239,18 +192,7 @@ class Engine(Closing):
 
     def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
         """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
-        running = [one for stream, one in self._running.items() if not stream.finished]
-        if len(running) >= self.parallel:
-            return False
-        if not running or self._batcher is None:
-            return True
-        if any(one.text is None or one.text.is_paused for one in running):
-            return False
-        soon = sum(min(_SOON, one.n_left(stream)) for stream, one in self._running.items())
-        needed = n_prompt + min(_SOON, n_predict or _SOON)
-        timelines = self._batcher.timelines
-        held = sum(len(stream.timeline) for stream in self._running)  # of prompts what is unread, too
-        return held + soon + needed <= timelines.cache.n_ctx
+        return self._texts.has_room(n_prompt, n_predict)
 
     def stream(
         self,
@@ -275,24 +217,15 @@ class Engine(Closing):
             raise UsageError("the engine is closed")
         plan = make_plan(self._pair, (options or Options()).changed(**keywords))
         if self.parallel == 1:
-            self._end_streams()
-        self._keep_texts()
+            self._texts.end_all()
+        self._texts.keep()
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )
         if not tokens:
             raise UsageError("the prompt is empty")
-        if len(self._running) >= self.parallel:
-            problem = "as many texts are being written: end one, or allow more"
-            raise UsageError(problem, field="parallel", value=self.parallel)
-        if plan.options.cascade and self.parallel > 1:
-            raise UsageError("a cascade writes one text at a time: use an engine for one", field="cascade")
-        running = _Running(prompt, plan)
-        try:
-            loop = self._loop(running, tokens, on_step)
-        except BaseException:
-            self._release(running)
-            raise
+        running = self._texts.begin(prompt, tokens, plan, on_step)
+        loop = running.loop
         window = None
         if self.meter:
             began = time.perf_counter()
@@ -300,7 +233,7 @@ class Engine(Closing):
             if self.parallel == 1:
                 loop.mark = window.mark
             called += time.perf_counter() - began  # the meter's time is not the generation's
-        if self._signals and not self._running:
+        if self._signals and not self._texts.n_running:
             self._signals.drain()
         stream = Stream(
             loop,
@@ -316,119 +249,19 @@ class Engine(Closing):
             called=called,
             window=window,
         )
-        self._start(stream, running, loop)
+        self._texts.start(stream, running)
         return stream
-
-    def _start(self, stream: Stream, running: _Running, loop: Loop) -> None:
-        """Let `stream` be told what `loop` does."""
-        self._running[stream] = running
-        stream.on_closed = self._ended
-        if isinstance(loop, Generation) and running.session and self._batcher:
-            text = Text(loop, running.session, running.scheduler, stream.take, stream.end)
-            running.text = text
-            self._batcher.add(text)
-            stream.advance = self.step
-        else:
-            running.events = loop.events()
-            stream.advance = partial(_advance, stream, running.events)
 
     def step(self) -> None:
         """Make one pass of the target for all streams, and what is drafted for it; their tokens wait in them.
 
         Raises KeyboardInterrupt if `signals` interrupts it; streams that failed raise when they are read.
         """
-        if self._batcher:
-            self._batcher.step()
-            n_running = max(1, len(self._running))
-            for running in self._running.values():
-                running.n_steps += 1
-                running.shares += 1.0 / n_running
-
-    def _loop(
-        self, running: _Running, tokens: list[int], on_step: Callable[[DraftStep], None] | None
-    ) -> Generation | Cascade:
-        """Return the loop that generates the text, over sessions that are large enough for it."""
-        plan = running.plan
-        n_predict = plan.options.n_predict
-        n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
-        timelines = self._pair.timelines(n_ctx)
-        if self._batcher is None or self._batcher.timelines is not timelines:
-            self._batcher = Batcher(timelines, self._knowledge.clocks)
-        drafter = None
-        if plan.options.cascade:
-            small = self._pair.small_model(n_ctx)
-            target = running.session = timelines.begin([0])
-            if plan.policy:
-                drafter = self._drafter(running, plan.policy, small, on_step)
-            return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
-        target = running.session = timelines.begin(tokens)
-        n_known = target.n_past
-        if plan.policy:
-            if plan.uses_model:
-                running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
-            drafter = self._drafter(running, plan.policy, running.draft, on_step)
-        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known)
-
-    def _drafter(
-        self,
-        running: _Running,
-        policy: Policy,
-        model: DraftModel | None,
-        on_step: Callable[[DraftStep], None] | None,
-    ) -> TreeDrafter:
-        plan = running.plan
-        running.scheduler = self._knowledge.scheduler(
-            policy, running.prompt, greedy=plan.options.params.greedy
-        )
-        return TreeDrafter(
-            running.scheduler,
-            suffix=self._earlier_texts.ready(),
-            model=model,
-            is_eog=self.target.is_eog,
-            clocks=self._knowledge.clocks,
-            on_step=on_step,
-            constraint=plan.constraint,
-        )
+        self._texts.step()
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
         return self._pair.check_cascade()
-
-    def _end_streams(self) -> None:
-        """End the streams under way."""
-        for stream in list(self._running):
-            stream.close()
-
-    def _keep_texts(self) -> None:
-        """Remember the texts that ended for drafting; until then they can be forgotten."""
-        while self._unkept:
-            self._earlier_texts.keep(self._unkept.pop(0))
-
-    def _ended(self, stream: Stream) -> None:
-        """Keep what can be used of a stream that has ended, and free the rest."""
-        running = self._running.pop(stream)
-        if running.text and self._batcher:
-            self._batcher.close(running.text)
-        if running.events:
-            running.events.close()
-        if running.n_steps:
-            stream.energy_share = running.shares / running.n_steps
-        self._release(running)
-        result = stream.result
-        if result.stop_reason in ("eog", "stop", "length"):
-            unfinished = result.stop_reason == "length"
-            self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
-        # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
-        self._unkept.append(stream.timeline[max(0, result.n_cached - _LEADING) :])
-
-    def _release(self, running: _Running) -> None:
-        """Give back the sessions of a text, and what was learnt with it."""
-        if running.session and self._batcher:
-            self._batcher.timelines.end(running.session)
-        if running.draft:
-            self._pair.end_draft(running.draft)
-        if running.scheduler:
-            self._knowledge.ended(running.scheduler)
 
     def generate(
         self,
@@ -450,7 +283,7 @@ class Engine(Closing):
         """Store what was learnt and free models and sessions; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._end_streams()
-            self._keep_texts()
+            self._texts.end_all()
+            self._texts.keep()
             self._knowledge.store(self._on_message)
             self._pair.close()

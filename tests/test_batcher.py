@@ -104,8 +104,8 @@ def test_texts_that_come_and_go_are_those_of_their_prompts_alone(
                     break
                 running.append((waiting.pop(0), engine.stream(one.tokens, one.options)))
             engine.step()
-            if engine._batcher:
-                paused += sum(text.is_paused for text in engine._batcher.texts)
+            if engine._texts.batcher:
+                paused += sum(text.is_paused for text in engine._texts.batcher.texts)
             for one, stream in list(running):
                 stream.made()
                 expected = alone(one)
@@ -242,7 +242,7 @@ def test_a_text_that_pauses_goes_on_where_it_was(target_path, tiny_draft_path, a
     ]
     with shared(target_path, tiny_draft_path, n_cells=512) as engine:
         streams = [engine.stream(one.tokens, one.options) for one in requests]
-        texts = list(engine._batcher.texts)
+        texts = list(engine._texts.batcher.texts)
         was_paused = set()
         while not all(stream.finished for stream in streams):
             engine.step()

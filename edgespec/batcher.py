@@ -60,6 +60,11 @@ class Text:
         self.work = self.generation.work()
 
     @property
+    def n_pending(self) -> int:
+        """Tokens of it that the target's next pass has in any case; of a prompt not more than a piece."""
+        return min(self.generation.n_pending, READ_BESIDE)
+
+    @property
     def n_rest(self) -> int:
         """Tokens that must be evaluated before it goes on, where it waits for the target."""
         assert isinstance(self.ask, TargetPass)  # noqa: S101 - for the type checker
@@ -156,14 +161,14 @@ class Batcher:
     def _share(self) -> None:
         """Tell each scheduler what the others have in the next pass."""
         n_read = READ_BESIDE if any(text.reads for text in self._texts) else 0
-        n_all = sum(text.generation.n_pending for text in self._texts if not text.reads) + n_read
+        n_all = sum(text.n_pending for text in self._texts if not text.reads) + n_read
         rates = {id(text): self._rate(text, n_all) for text in self._texts if not text.reads}
         rate = sum(rates.values())
         for text in self._texts:
             if text.scheduler and not text.reads:
                 others = Others()
                 if len(self._texts) > 1:
-                    n_target = n_all - text.generation.n_pending
+                    n_target = n_all - text.n_pending
                     others = Others(len(rates) - 1, n_target, rate=rate - rates[id(text)])
                 text.scheduler.share(others)
 

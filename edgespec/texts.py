@@ -44,10 +44,11 @@ class Running:
     shares: float = 0.0
     """Of these steps, the parts that were its own."""
 
-    def n_left(self, stream: Stream) -> int:
-        """Return how many tokens it may still write."""
-        n_predict = self.plan.options.n_predict
-        return _SOON if n_predict is None else n_predict - len(stream.result.token_ids)
+    @property
+    def n_soon(self) -> int:
+        """Tokens that it is expected to need beside those it has."""
+        n_left = self.loop.n_left
+        return _SOON if n_left is None else min(_SOON, n_left)
 
 
 def _advance(stream: Stream, events: Generator[Event]) -> None:
@@ -90,11 +91,9 @@ class Texts:
             return True
         if any(one.text is None or one.text.is_paused for one in running):
             return False
-        soon = sum(min(_SOON, one.n_left(stream)) for stream, one in self._running.items())
+        held = sum(len(one.loop.tokens) + one.n_soon for one in running)  # of prompts what is unread, too
         needed = n_prompt + min(_SOON, n_predict or _SOON)
-        timelines = self.batcher.timelines
-        held = sum(len(stream.timeline) for stream in self._running)  # of prompts what is unread, too
-        return held + soon + needed <= timelines.cache.n_ctx
+        return held + needed <= self.batcher.timelines.cache.n_ctx
 
     def begin(
         self,

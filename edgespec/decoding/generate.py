@@ -88,6 +88,11 @@ class Generation:
         return len(self.tokens) - self._n_cached
 
     @property
+    def n_left(self) -> int | None:
+        """Tokens that may still be emitted; None: no limit."""
+        return self._timeline.n_left
+
+    @property
     def is_complete(self) -> bool:
         """Whether no token follows those that there are."""
         return self._timeline.end() is not None

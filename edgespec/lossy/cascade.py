@@ -161,6 +161,11 @@ class Cascade:
         """The prompt and what was emitted."""
         return self._span.tokens if self._span else self._timeline.tokens
 
+    @property
+    def n_left(self) -> int | None:
+        """Tokens that may still be emitted; None: no limit."""
+        return self._timeline.n_left
+
     def events(self) -> Generator[Prefill | DraftPrefill | Alone | Step]:
         """Run: a DraftPrefill, then an Alone for each pass of the small model, and the spans' own events."""
         self._target.clear()

@@ -99,7 +99,7 @@ class Timelines(Closing):
             return
         self._running.remove(session)
         n = session.n_past
-        if not self._keeps or n < _WORTH_KEEPING:
+        if not self._keeps or (n < _WORTH_KEEPING and self._kept):
             session.close()
             return
         timeline = session.timeline

@@ -21,7 +21,7 @@ from edgespec.energy.base import UnreadableError
 from edgespec.energy.power import AssumedPower
 from edgespec.energy.rapl_counters import Counters, Zone
 from edgespec.errors import EdgespecError
-from edgespec.llama.session import Session
+from edgespec.llama.cache import Cache
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 
@@ -328,7 +328,7 @@ def test_tiny_models(tiny_target: Model, tiny_draft: Model):
 
 
 def test_interrupted(tiny_target: Model):
-    opened: list[Session] = []
+    opened: list[Cache] = []
 
     def interrupt(progress: Progress) -> None:
         opened.extend(tiny_target.sessions)
@@ -338,6 +338,6 @@ def test_interrupted(tiny_target: Model):
     with pytest.raises(KeyboardInterrupt):
         measure(tiny_target, None, n_threads=1, on_progress=interrupt)
     assert opened
-    for session in opened:
+    for cache in opened:
         with pytest.raises(EdgespecError, match="closed"):
-            _ = session.n_past
+            cache.require_open()

@@ -17,7 +17,7 @@ Nobody is starved:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.decoding.asks import Ask, DraftPass, Evaluated, Pass, TargetPass, evaluate
@@ -237,7 +237,7 @@ class Batcher:
         for text, evaluated in found:
             if parted[id(text)].n_logits:
                 is_reader = id(text) in readers
-                scaled = evaluated if is_reader else _at(evaluated, share * evaluated.seconds)
+                scaled = evaluated if is_reader else replace(evaluated, seconds=share * evaluated.seconds)
                 self._advance(text, scaled)
 
     def _parts(self, waiting: Sequence[Text]) -> list[tuple[Text, TargetPass]]:
@@ -280,7 +280,7 @@ class Batcher:
         for text, one in zip(texts, passes, strict=True):
             if found:  # its rows are the cache's own memory, which the next pass overwrites
                 last, evaluated = found[-1]
-                found[-1] = last, Evaluated(evaluated.rows.copy(), evaluated.seconds, evaluated.n_tokens)
+                found[-1] = last, replace(evaluated, rows=evaluated.rows.copy())
             found += self._evaluate([text], [one])
         return found
 
@@ -328,10 +328,6 @@ def deal(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]
             given[i] = given.get(i, 0) + n
             budget -= n
     return [(wanted[i][0], n) for i, n in sorted(given.items()) if n > 0]
-
-
-def _at(evaluated: Evaluated, seconds: float) -> Evaluated:
-    return Evaluated(evaluated.rows, seconds, evaluated.n_tokens)
 
 
 def _n_leaves(part: TargetPass) -> int:

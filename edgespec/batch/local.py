@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
 from edgespec.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.batch.records import Answer, Request
-from edgespec.llama.weights import Model
-from edgespec.options import Options
+from edgespec.engine import Engine
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.records import Result, Token
 from edgespec.server.faults import Fault, from_engine, invalid
 from edgespec.server.requests import ALIAS, PreparedRequest, RequestReader, Service
 from edgespec.server.schema import ChatRequest, CompletionRequest
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
-
-
-class RunningText(Protocol):
-    """A text that is being written: `edgespec.stream.Stream`."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing will follow."""
-
-    @property
-    def result(self) -> Result:
-        """The result so far."""
-
-    def made(self) -> list[Token]:
-        """Return the tokens since the last call.
-
-        Raises what ended the text, if it failed, once no tokens are left.
-        """
-
-    def close(self) -> None:
-        """End it."""
-
-
-class SharedEngine(Protocol):
-    """An engine that writes several texts at once: `edgespec.Engine`."""
-
-    @property
-    def target(self) -> Model:
-        """The model."""
-
-    @property
-    def parallel(self) -> int:
-        """Most texts at once."""
-
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Return whether one more text can begin now."""
-
-    def stream(self, prompt: Sequence[int], options: Options) -> RunningText:
-        """Begin a text."""
-
-    def step(self) -> None:
-        """Run one pass for all texts."""
+from edgespec.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +42,7 @@ class _Waiting:
 
 @dataclass(frozen=True, eq=False)
 class _Running(_Waiting):
-    text: RunningText
+    text: Stream
 
 
 class LocalWriter:
@@ -94,7 +50,7 @@ class LocalWriter:
 
     def __init__(
         self,
-        engine: SharedEngine,
+        engine: Engine,
         service: Service,
         fingerprint: str,
         *,

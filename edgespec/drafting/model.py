@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgespec.decoding.asks import Ask, DraftPass, Evaluated, finished
@@ -104,7 +105,7 @@ class DraftModel:
         evaluated: Evaluated = yield DraftPass(self._session, self._known(pending), 1 + len(guesses))
         rows = evaluated.rows
         rows = self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
-        return Evaluated(rows, evaluated.seconds, evaluated.n_tokens)
+        return replace(evaluated, rows=rows)
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from edgespec import EdgespecError, Engine, SamplingParams, UsageError
+from edgespec import Engine, SamplingParams
 from edgespec.grammar.grammar import Grammar
 from edgespec.options import Options
 from edgespec.records import Result, Token
 from edgespec.server.jobs import Job, ShuttingDown, TimedOut, Turns, Waiting
 from edgespec.server.metrics import Metrics
 from edgespec.server.worker import Worker
-from worker_jobs import NO_SUCH_TOKEN, OPTIONS, Gate, Pipe, WatchedEngine, hold, read, until, values, working
+from worker_jobs import FAILURES, OPTIONS, Gate, Pipe, WatchedEngine, hold, read, until, values, working
 
 PARALLEL = 4
 GREEDY = SamplingParams(temperature=0)
@@ -205,23 +205,7 @@ def said(token: Token) -> tuple[Any, ...]:
 # ---- one job's end is its own ----
 
 
-def raising(error):
-    def on_step(_step):
-        raise error
-
-    return on_step
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"params": NO_SUCH_TOKEN}, UsageError),
-        ({"on_step": raising(TypeError("of us"))}, TypeError),
-        ({"on_step": raising(MemoryError("no room"))}, MemoryError),
-        ({"on_step": raising(SystemExit(3))}, EdgespecError),
-        ({"on_step": raising(KeyboardInterrupt())}, EdgespecError),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), FAILURES)
 def test_a_failure_is_one_jobs_alone(engine, pipe, prompts, alone, options, expected):
     async def main():
         async with working(engine, pipe) as worker:

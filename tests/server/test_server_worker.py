@@ -14,6 +14,7 @@ from edgespec.server.metrics import Metrics
 from edgespec.server.worker import Worker
 from tiny_gguf import write_tiny_gguf
 from worker_jobs import (
+    FAILURES,
     N_PREDICT,
     NO_SUCH_TOKEN,
     OPTIONS,
@@ -21,6 +22,7 @@ from worker_jobs import (
     Pipe,
     WatchedEngine,
     hold,
+    raising,
     read,
     until,
     values,
@@ -330,23 +332,7 @@ def test_a_cancellation_that_comes_too_late_does_not_end_the_next(engine, pipe, 
 # ---- failures ----
 
 
-def raising(error):
-    def on_step(_step):
-        raise error
-
-    return on_step
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"params": NO_SUCH_TOKEN}, UsageError),
-        ({"on_step": raising(TypeError("of us"))}, TypeError),
-        ({"on_step": raising(MemoryError("no room"))}, MemoryError),
-        ({"on_step": raising(SystemExit(3))}, EdgespecError),
-        ({"on_step": raising(KeyboardInterrupt())}, EdgespecError),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), FAILURES)
 def test_a_failure_is_one_jobs_alone(engine, pipe, prompts, alone, options, expected):
     async def main():
         ends = []

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec import Engine, SamplingParams
+from edgespec import EdgespecError, Engine, SamplingParams, UsageError
 from edgespec.drafting.proposal import DraftStep
 from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
@@ -36,6 +36,25 @@ class WatchedEngine(Engine):
 
 
 NO_SUCH_TOKEN = SamplingParams(logit_bias={1 << 20: 1.0})
+
+
+def raising(error: BaseException) -> Callable[[DraftStep], None]:
+    """An `on_step` that fails."""
+
+    def on_step(_step: DraftStep) -> None:
+        raise error
+
+    return on_step
+
+
+FAILURES = [
+    ({"params": NO_SUCH_TOKEN}, UsageError),
+    ({"on_step": raising(TypeError("of us"))}, TypeError),
+    ({"on_step": raising(MemoryError("no room"))}, MemoryError),
+    ({"on_step": raising(SystemExit(3))}, EdgespecError),
+    ({"on_step": raising(KeyboardInterrupt())}, EdgespecError),
+]
+"""Options with which a job fails, and what its reader gets."""
 OPTIONS = Watched(params=SamplingParams(temperature=0), n_predict=N_PREDICT, drafter="model", gamma=3)
 
 

@@ -30,7 +30,7 @@ from edgespec.benchmark.ways import parse_ways
 from edgespec.drafting.model import DraftModel
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.session import Session
-from edgespec.pair import choose_models
+from edgespec.models.choosing import choose_models
 from edgespec.suites import DEFAULT, OVERALL, Prompt
 from ratios import shown_interval
 from script import Measuring, numbers, parser, spread, start

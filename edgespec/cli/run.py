@@ -229,7 +229,7 @@ def run_command(
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
     drafter = _drafter(drafting, lossy)
-    names = models.pull(drafter)
+    names = models.pull(drafter, writes=lossy.mode == "cascade")
     with (
         meter or nullcontext(),
         SignalPipe() as signals,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -30,7 +31,6 @@ import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, own_cache
 from edgespec import Engine
 from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.benchmark.summary import WaySummary
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import read_record
@@ -115,21 +115,27 @@ def report(runs: Sequence[Run], drafts: Sequence[str], suites: Sequence[Suite]) 
         cost = drafting_cost(runs, name)
         print(f"\n{name}: c {shown(cost, 0)}; accepted at position 1, at 2 given 1, ..")
         for category in (*ratios.categories, OVERALL):
-            way = next((way for way in ratios.summaries[category].ways if way.way == name), None)
-            if way:
-                print(f"{category:<26}{accepted(way)}")
+            some = [one for one in runs if category in (one.category, OVERALL)]
+            way = next(way for way in ratios.summaries[category].ways if way.way == name)
+            positions = " ".join(f"{share:.2f}" for share in accepted(some, name))
+            print(f"{category:<26}tau {shown(way.tau, 5)}  alpha {shown(way.alpha, 5)}  {positions or '-'}")
     if silent := sorted({one.prompt for one in at_plains_length(runs) if not one.tokens}):
         print(f"\nnot comparable in some round, an answer of fewer than {FEWEST} tokens: {silent}")
 
 
-def accepted(way: WaySummary) -> str:
-    """Return a draft's tau, alpha and acceptance, each position given those before it."""
-    reached = (1.0, *way.acceptance_by_position)
-    chances = [
-        now / before for before, now in zip(reached, way.acceptance_by_position, strict=False) if before
-    ]
-    positions = " ".join(f"{chance:.2f}" for chance in chances)
-    return f"tau {shown(way.tau, 5)}  alpha {shown(way.alpha, 5)}  {positions or '-'}"
+def accepted(runs: Iterable[Run], name: str) -> list[float]:
+    """Return what share of a draft's tokens is accepted at each position, where those before it were."""
+    steps: Counter[tuple[int, int]] = Counter()
+    for one in runs:
+        if one.way == name:
+            steps.update({(drafted, n): count for drafted, n, count in one.histogram or ()})
+    shares = []
+    for place in range(max((drafted for drafted, _ in steps), default=0)):
+        tested = sum(count for (drafted, n), count in steps.items() if drafted > place and n >= place)
+        if not tested:
+            break
+        shares.append(sum(count for (_, n), count in steps.items() if n > place) / tested)
+    return shares
 
 
 def described(engine: Engine) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drafts_made import STOCK, class_ratio, drafting_cost, goals, report, verdicts
+from drafts_made import STOCK, accepted, class_ratio, drafting_cost, goals, report, verdicts
 from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.suites import HUMAN_EVAL, Prompt, Suite
 from ratios import Ratios
@@ -60,15 +60,23 @@ def test_what_drafting_costs(runs):
     assert drafting_cost([], "mine") is None
 
 
+def test_what_is_accepted():
+    """Each position given those before it, and only where something was drafted there."""
+    histogram = ((3, 0, 4), (3, 1, 3), (3, 2, 2), (3, 3, 1), (1, 1, 10), (0, 0, 99))
+    runs = [run("mine", 1.0, histogram=histogram), run("other", 1.0, histogram=((5, 5, 5),))]
+    assert accepted(runs, "mine") == pytest.approx([16 / 20, 3 / 6, 1 / 3])
+    assert accepted([run("mine", 1.0, histogram=((3, 0, 4),))], "mine") == [0.0]
+    assert accepted([run("mine", 1.0)], "mine") == []
+
+
 def test_the_tables(runs, capsys):
     report(runs, ["mine"], [HUMAN, SPEC])
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line[:26].strip(): line[26:].split() for line in lines}
-    assert rows["humaneval"][:1] == ["tau"], "the last of that name is that of acceptance"
-    assert "translation                      1            9.18    0.50    0.90" in "\n".join(lines)
-    assert "c 0.10; accepted" in "\n".join(lines)
-    # 30 steps of 90: all 180 positions tested once or twice, the second never accepted.
-    assert rows["humaneval"][-2:] == ["1.00", "0.00"]
+    text = capsys.readouterr().out
+    assert "translation                      1            9.18    0.50    0.90" in text
+    assert "question.jsonl, geometric mean                        0.50    1.16" in text
+    assert "mine: c 0.10; accepted" in text
+    # Of 30 steps all had their first token accepted, and of 20 none the second.
+    assert text.count("tau  3.33  alpha  0.60  1.00 0.00") == 4
 
 
 def test_short_answers_are_named(runs, capsys):

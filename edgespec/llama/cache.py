@@ -24,11 +24,9 @@ from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
+from edgespec.llama.outputs import Features, Outputs, Rows
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
-
-Rows: TypeAlias = npt.NDArray[np.float32]
-"""Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
 
 State: TypeAlias = npt.NDArray[np.uint8]
 """A copy of the cache of a timeline, as the library writes it."""
@@ -41,9 +39,6 @@ MAX_TIMELINES = 256 - MAX_LEAVES
 
 _DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
 _SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
-
-# Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
-_get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
 
 
 class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
@@ -143,8 +138,11 @@ class Cache(Closing):
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._sides = [-1] * (self.max_leaves - 1)  # whose cells each side sequence shares; -1: nobody's
         self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
-        self._rows_address = 0
-        self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
+        self._outputs = Outputs(context, model, self.n_logits_max)
+        self.features: list[Features] = []
+        """Of the last pass, for each piece those of its tokens; empty if it was made without.
+
+        Valid until the next `eval` or `close`."""
 
     # ---- timelines ----
 
@@ -188,19 +186,23 @@ class Cache(Closing):
 
     # ---- passes ----
 
-    def eval(self, pieces: Sequence[Piece]) -> list[Rows]:
+    def eval(self, pieces: Sequence[Piece], *, with_features: bool = False) -> list[Rows]:
         """Append each piece to its timeline in one pass; return the logits of each, as `Session.eval` does.
 
         The rows are valid until the next `eval` or `close`. Only a piece that comes alone may have more than
-        `n_batch` tokens: it takes several passes. A failed or interrupted pass leaves all timelines as they
-        were before the call, or empty if the model cannot rewind. Raises CacheFull, and as `Session.eval`.
+        `n_batch` tokens: it takes several passes. `with_features` leaves the hidden states of all tokens in
+        `features`: the library then computes the logits of all of them, at most `n_logits_max`. A failed or
+        interrupted pass leaves all timelines as they were before the call, or empty if the model cannot
+        rewind. Raises CacheFull, EdgespecError if the model has no hidden states to give, and as
+        `Session.eval`.
         """
         branches = [self._branches(piece) for piece in pieces]
         before = [self.n_past(piece.sequence) for piece in pieces]
-        n_logits = sum(piece.n_logits for piece in pieces)
         n_tokens = sum(len(piece.tokens) for piece in pieces)
-        if n_logits > self.n_logits_max or (len(pieces) > 1 and n_tokens > self.n_batch):
-            raise ValueError(f"a pass of {n_tokens} tokens and {n_logits} rows of logits")
+        n_outputs = n_tokens if with_features else sum(piece.n_logits for piece in pieces)
+        if n_outputs > self.n_logits_max or (len(pieces) > 1 and n_tokens > self.n_batch):
+            raise ValueError(f"a pass of {n_tokens} tokens and {n_outputs} rows of logits")
+        self._outputs.ask(with_features=with_features)
         backend.clear_log()
         if self._has_branches:
             self._drop_branches()
@@ -212,11 +214,13 @@ class Cache(Closing):
         except BaseException:
             self._restore(pieces, before)
             raise
-        rows = self._view(n_logits)
+        rows = self._outputs.rows(n_outputs)
         found, first = [], 0
         for piece in pieces:
-            found.append(rows[first : first + piece.n_logits])
-            first += piece.n_logits
+            end = first + (len(piece.tokens) if with_features else piece.n_logits)
+            found.append(rows[end - piece.n_logits : end])
+            first = end
+        self.features = self._outputs.features([len(p.tokens) for p in pieces]) if with_features else []
         return found
 
     def _branches(self, piece: Piece) -> Branches | None:
@@ -252,7 +256,7 @@ class Cache(Closing):
             last = start + n == len(tokens)
             part = Piece(piece.sequence, tokens[start : start + n], piece.n_logits if last else 0)
             if piece.sequence == 0 and not (last and branches):
-                self._decode(self._input.chain, part.tokens, part.n_logits)
+                self._decode(self._input.chain, part.tokens, self._n_outputs(part))
             else:
                 self._decode_parts([part], [branches if last else None], [n_past + start])
             start += n
@@ -268,7 +272,7 @@ class Cache(Closing):
             for _ in range(tree.n_leaves - 1 if tree else 0):
                 sequences.append(self._side_of(piece.sequence, n_sides, n))
                 n_sides += 1
-            parts.append(Part(sequences, n, len(piece.tokens), piece.n_logits, tree))
+            parts.append(Part(sequences, n, len(piece.tokens), self._n_outputs(piece), tree))
         self._has_branches = n_sides > 0
         self._input.parts.lay_out(parts)
         tokens = [token for piece in pieces for token in piece.tokens]
@@ -278,6 +282,10 @@ class Cache(Closing):
                 n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
                 llama.llama_memory_seq_rm(self._memory, side, part.n_past + n_before, -1)
         self._has_branches = False
+
+    def _n_outputs(self, piece: Piece) -> int:
+        """Return of how many of a piece's tokens the library computes the logits."""
+        return len(piece.tokens) if self._outputs.with_features else piece.n_logits
 
     def _side_of(self, sequence: int, i: int, n_past: int) -> int:
         """Let side sequence `i` share all of a timeline of `n_past` tokens; return its number.
@@ -311,18 +319,6 @@ class Cache(Closing):
         raise EdgespecError(
             f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
         )
-
-    def _view(self, n_logits: int) -> Rows:
-        if n_logits == 0:
-            return self._rows[:0]
-        address = _get_logits(self._context)
-        if address != self._rows_address:  # the buffer moves only when it grows
-            # The view has the largest shape, but only the rows just asked for are ever read.
-            shape = (self.n_logits_max, self.model.n_vocab)
-            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
-            self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
-            self._rows_address = address
-        return self._rows[:n_logits]
 
     def _restore(self, pieces: Sequence[Piece], before: Sequence[int]) -> None:
         """Make timelines as long as they were `before`."""

@@ -8,6 +8,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.weights import Model
 
 _FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
+_POOLING_NONE = 0
 
 
 def create_context(
@@ -28,6 +29,7 @@ def create_context(
     params.n_threads = params.n_threads_batch = n_threads
     # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without.
     params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED
+    params.pooling_type = _POOLING_NONE  # hidden states, where they are asked for, are those of each token
     params.offload_kqv = False
     params.no_perf = True
     params.swa_full = True  # a sliding window that drops tokens cannot be rewound

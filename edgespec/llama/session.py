@@ -8,7 +8,8 @@ from typing import Self
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.cache import Cache, CacheSize, Piece, Rows, State
+from edgespec.llama.cache import Cache, CacheSize, Piece, State
+from edgespec.llama.outputs import Rows
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 

@@ -71,6 +71,8 @@ class Model(Closing):
         self._vocab = llama.llama_model_get_vocab(model)
 
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        self.n_embd: int = llama.llama_model_n_embd_out(model)
+        """Elements of a hidden state after the last norm."""
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)
         self.n_params: int = llama.llama_model_n_params(model)
         self.size_bytes: int = llama.llama_model_size(model)

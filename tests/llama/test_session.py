@@ -14,7 +14,7 @@ import pytest
 from edgespec.errors import EdgespecError
 from edgespec.llama import context as context_module
 from edgespec.llama.backend import llama, quantize
-from edgespec.llama.cache import MAX_LEAVES, Cache
+from edgespec.llama.cache import MAX_LEAVES, Cache, CacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
@@ -498,3 +498,40 @@ def test_ctrl_c_while_a_context_is_made(tiny_target, monkeypatch):
     monkeypatch.undo()
     with Session(tiny_target, n_ctx=64, n_threads=1) as session:
         session.eval([1, 2, 3])
+
+
+def test_features_are_what_the_output_matrix_takes(tmp_path: Path) -> None:
+    """Logits are the output matrix times the hidden state, for every token of pieces and of trees."""
+    path = tmp_path / "t.gguf"
+    write_tiny_gguf(path)
+    tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    matrix = tensors.get("output.weight", tensors["token_embd.weight"])
+    output = gguf.quants.dequantize(matrix.data, matrix.tensor_type).astype(np.float32)
+    size = CacheSize(n_ctx=128, n_timelines=2, n_logits_max=48)
+    with Model(path) as model, Cache(model, size, n_threads=1) as cache:
+        first, second = Session.within(cache), Session.within(cache)
+        for n_logits, parents in ((1, None), (3, [-1, -1])):
+            pieces = [first.piece(PROMPT), second.piece(PROMPT[:7], n_logits=n_logits, parents=parents)]
+            rows = [each.copy() for each in cache.eval(pieces, with_features=True)]
+            assert [part.shape for part in cache.features] == [(len(PROMPT), model.n_embd), (7, model.n_embd)]
+            for each, part in zip(rows, cache.features, strict=True):
+                assert np.allclose(part[-len(each) :] @ output.T, each, atol=0.05)
+            assert len(rows[1]) == n_logits
+
+
+def test_passes_with_and_without_features_give_the_same_rows(tiny_target: Model) -> None:
+    size = CacheSize(n_ctx=128, n_logits_max=32)
+    with Cache(tiny_target, size, n_threads=1) as cache:
+        session = Session.within(cache)
+        found = []
+        for _ in range(2):
+            session.clear()
+            plain = session.eval(PROMPT, n_logits=2).copy()
+            assert cache.features == []
+            session.clear()
+            asked = cache.eval([session.piece(PROMPT, n_logits=2)], with_features=True)[0].copy()
+            found.append(cache.features[0].copy())
+            assert np.array_equal(plain, asked)
+        assert np.array_equal(*found)
+        with pytest.raises(ValueError, match="a pass of 33 tokens and 33 rows"):
+            cache.eval([session.piece([1] * 33)], with_features=True)

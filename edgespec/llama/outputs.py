@@ -1,0 +1,70 @@
+"""What a pass of llama.cpp leaves: rows of logits, and the hidden states that they were made from."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.weights import Model
+
+Rows: TypeAlias = npt.NDArray[np.float32]
+"""Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
+
+Features: TypeAlias = npt.NDArray[np.float32]
+"""Hidden states after the last norm, shape (n_tokens, n_embd): a view on the library's buffer, not a copy."""
+
+# Our own prototypes: llama_cpp's return a pointer object, whose address costs another conversion.
+_get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+_get_embeddings = backend.foreign_function("llama_get_embeddings", ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Outputs:
+    """The buffers of a context that hold what its last pass computed."""
+
+    with_features = False
+    """Whether the passes that follow keep hidden states; the library then computes all logits of a pass."""
+
+    def __init__(self, context: llama.llama_context_p, model: Model, n_logits_max: int) -> None:
+        """Read from `context`, a context of `model` that gives at most `n_logits_max` rows of logits."""
+        self._context, self._model, self._n_logits_max = context, model, n_logits_max
+        self._rows_address = 0
+        self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
+
+    def ask(self, *, with_features: bool) -> None:
+        """Say for the passes that follow whether hidden states are kept."""
+        if with_features != self.with_features:
+            llama.llama_set_embeddings(self._context, with_features)
+            self.with_features = with_features
+
+    def rows(self, n_logits: int) -> Rows:
+        """Return the logits of the last pass, which computed `n_logits` rows."""
+        if n_logits == 0:
+            return self._rows[:0]
+        address = _get_logits(self._context)
+        if address != self._rows_address:  # the buffer moves only when it grows
+            # The view has the largest shape, but only the rows just asked for are ever read.
+            shape = (self._n_logits_max, self._model.n_vocab)
+            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+            self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
+            self._rows_address = address
+        return self._rows[:n_logits]
+
+    def features(self, lengths: Sequence[int]) -> list[Features]:
+        """Return the hidden states of the last pass, cut into pieces of these lengths.
+
+        Raises EdgespecError if the model has none to give.
+        """
+        address = _get_embeddings(self._context)
+        if not address:
+            raise EdgespecError(f"{self._model.path}: llama.cpp gives no hidden states of this model")
+        n_tokens, n_embd = sum(lengths), self._model.n_embd
+        buffer = (ctypes.c_float * (n_tokens * n_embd)).from_address(address)
+        features = np.frombuffer(memoryview(buffer), np.float32).reshape(n_tokens, n_embd)
+        return np.split(features, np.cumsum(lengths)[:-1])

@@ -1,4 +1,4 @@
-"""ggml's element types of tensors: their names, the bytes of a row, and conversion to floats."""
+"""ggml's element types of tensors: their names, the bytes of a row, conversion from and to floats."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.errors import UsageError
 from edgespec.llama.backend import foreign_function, llama
 
 F32 = 0  # enum ggml_type
@@ -24,6 +25,17 @@ class _Traits(ctypes.Structure):  # the start of struct ggml_type_traits
 
 
 _traits = foreign_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
+
+_quantize = foreign_function(
+    "ggml_quantize_chunk",
+    ctypes.c_size_t,
+    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+)
+_MADE = {
+    *("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
+    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"),
+}
 
 
 def is_type(kind: int) -> bool:
@@ -55,3 +67,27 @@ def to_floats(raw: npt.NDArray[np.uint8], kind: int, width: int) -> npt.NDArray[
     rows = np.empty((len(raw), width), np.float32)
     _traits(kind).contents.to_float(raw.ctypes.data, rows.ctypes.data, rows.size)
     return rows
+
+
+def from_floats(rows: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.uint8]:
+    """Return rows of floats, shape (n, width), as rows of bytes, (n, row_bytes), by ggml's own function.
+
+    `kind` as `find_type` returns it; the width is a multiple of its `block_size`. As llama.cpp's own
+    quantization does it without an importance matrix.
+    """
+    source = np.ascontiguousarray(rows, np.float32).reshape(-1, rows.shape[-1])
+    n, width = source.shape
+    if kind == F32:
+        return source.view(np.uint8)
+    raw = np.empty((n, row_bytes(kind, width)), np.uint8)
+    _quantize(kind, source.ctypes.data, raw.ctypes.data, 0, n, width, None)
+    return raw
+
+
+def find_type(name: str) -> int:
+    """Return the type of that name, in any case, to which `from_floats` converts; else raise UsageError."""
+    if name.lower() in _MADE:
+        for kind in filter(is_type, range(llama.GGML_TYPE_COUNT)):
+            if type_name(kind).lower() == name.lower():
+                return kind
+    raise UsageError(f"{name!r} is no type of matrices; known: {', '.join(sorted(_MADE))}", field="types")

@@ -32,7 +32,7 @@ from edgespec.llama.embeddings import (
     WIDTH,
     read_cut,
 )
-from edgespec.llama.ggml_types import block_size, find_type, from_floats, to_floats
+from edgespec.llama.ggml_types import block_size, from_floats, to_floats, type_number
 from edgespec.llama.gguf import (
     FLOAT32,
     MERGES,
@@ -255,7 +255,7 @@ class _Cut:
     def _new_kind(self, old: TensorInfo) -> int:
         if self._changes is None or not old.is_matrix:
             return old.kind
-        kinds = [find_type(name) for name in (self._changes.type_, "q8_0", "f16")]
+        kinds = [type_number(name) for name in (self._changes.type_, "q8_0", "f16")]
         return next(kind for kind in kinds if old.columns % block_size(kind) == 0)
 
     def _floats(self, info: TensorInfo) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""ggml's element types of tensors: their names, the bytes of a row, conversion from and to floats."""
+"""ggml's element types of tensors: their names, the bytes of a row, and conversion to floats."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class _Traits(ctypes.Structure):  # the start of struct ggml_type_traits
 
 _traits = foreign_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
 
-_quantize = foreign_function(
+
+_quantize_chunk = foreign_function(
     "ggml_quantize_chunk",
     ctypes.c_size_t,
-    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
-    *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    *(ctypes.c_int64,) * 3,
+    ctypes.c_void_p,
 )
-_MADE = {
-    *("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
-    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"),
-}
 
 
 def is_type(kind: int) -> bool:
@@ -47,6 +47,14 @@ def type_name(kind: int) -> str:
     """Return a type's name, such as "q4_K"."""
     name: bytes = _traits(kind).contents.name
     return name.decode()
+
+
+def type_number(name: str) -> int:
+    """Return the `enum ggml_type` of a name such as "q4_0". Raises UsageError if there is none."""
+    for kind in filter(is_type, range(llama.GGML_TYPE_COUNT)):
+        if type_name(kind).lower() == name.lower():
+            return kind
+    raise UsageError(f"unknown type of tensors {name!r}")
 
 
 def block_size(kind: int) -> int:
@@ -70,24 +78,14 @@ def to_floats(raw: npt.NDArray[np.uint8], kind: int, width: int) -> npt.NDArray[
 
 
 def from_floats(rows: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.uint8]:
-    """Return rows of floats, shape (n, width), as rows of bytes, (n, row_bytes), by ggml's own function.
+    """Return rows of floats, shape (n, width), as rows of bytes, by ggml's own quantizer.
 
-    `kind` as `find_type` returns it; the width is a multiple of its `block_size`. As llama.cpp's own
-    quantization does it without an importance matrix.
+    `width` is a multiple of `block_size(kind)`: UsageError otherwise.
     """
-    source = np.ascontiguousarray(rows, np.float32).reshape(-1, rows.shape[-1])
-    n, width = source.shape
-    if kind == F32:
-        return source.view(np.uint8)
+    n, width = rows.shape
+    if width % block_size(kind):
+        raise UsageError(f"rows of {width} elements cannot be of the type {type_name(kind)}")
+    floats = np.ascontiguousarray(rows, np.float32)
     raw = np.empty((n, row_bytes(kind, width)), np.uint8)
-    _quantize(kind, source.ctypes.data, raw.ctypes.data, 0, n, width, None)
+    _quantize_chunk(kind, floats.ctypes.data, raw.ctypes.data, 0, n, width, None)
     return raw
-
-
-def find_type(name: str) -> int:
-    """Return the type of that name, in any case, to which `from_floats` converts; else raise UsageError."""
-    if name.lower() in _MADE:
-        for kind in filter(is_type, range(llama.GGML_TYPE_COUNT)):
-            if type_name(kind).lower() == name.lower():
-                return kind
-    raise UsageError(f"{name!r} is no type of matrices; known: {', '.join(sorted(_MADE))}", field="types")

@@ -285,7 +285,7 @@ def test_what_cannot_be_trained(tmp_path, target, options, problem):
 def test_a_type_that_weights_cannot_have(source, target, tmp_path):
     one = make(source("llama"), target)
     export = partial(one.export, one.init(jax.random.key(0)), tmp_path / "student.gguf")
-    with pytest.raises(UsageError, match="'q4_k_m' is no type of matrices; known: bf16, f16"):
+    with pytest.raises(UsageError, match="unknown type of tensors 'q4_k_m'"):
         export("q4_k_m")
     assert not list(tmp_path.iterdir())
     export("q3_k")  # rows of 64 are no whole blocks of it

@@ -174,7 +174,8 @@ class _Cut:
             self._pad(file, start + new.offset)
             changed = self._changes.tensor(new.name) if self._changes else None
             if changed is not None or new.kind != old.kind:
-                file.write(from_floats(self._floats(old) if changed is None else changed, new.kind).tobytes())
+                floats = self._floats(old) if changed is None else np.atleast_2d(changed)
+                file.write(from_floats(floats, new.kind).tobytes())
             elif old.name in _CUT_TENSORS:
                 file.write(self._rows(old)[self._ids].tobytes())
             else:

@@ -30,8 +30,8 @@ from edgespec.llama.kernels import PackedTensor
 from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from script import Measuring, numbers, parser, require_kernels, spread, start
 
 TYPES = {

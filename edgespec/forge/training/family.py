@@ -40,7 +40,8 @@ class Batch(NamedTuple):
     """
     answers: Any
     """int32 (n, a): columns c to learn, ascending; 0 for padding. tokens[c + 1] is of the same text and was
-    written by the target, features[c] is known. A text's answers are neighbours: c, c + 1, c + 2, ..."""
+    written by the target, features[c] is known; c is not the text's first column. A text's answers are
+    neighbours: c, c + 1, c + 2, ..."""
     weights: Any
     """float32 (n, a): 1 for an answer, 0 for padding."""
 

@@ -8,7 +8,7 @@ within a round and a prompt; medians, with quartiles or the interval of docs/mea
 scheduler chooses each draft's own length.
 
 The cut draft is made before, for example with
-    edgespec draft make qwen2.5-coder-0.5b-q4_0 --corpus TEXT --force --name cut
+    edgespec draft make --hours 0 --types q4_0 --force --name cut
 """
 
 from __future__ import annotations

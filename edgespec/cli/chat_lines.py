@@ -63,7 +63,7 @@ class Chat:
     @property
     def last_stats(self) -> Stats | None:
         """Of the last answer; None before the first."""
-        return self._last and self._last.stats
+        return self._last.stats if self._last else None
 
     def take(self, line: str) -> str:
         """Answer or run `line`; return the text to edit next: `line` itself if it failed, else ""."""

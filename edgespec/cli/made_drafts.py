@@ -22,7 +22,7 @@ _SOURCES = {
 
 def described(draft: MadeDraft) -> dict[str, Any]:
     """Return a draft's record as JSON has it."""
-    return asdict(draft) | {"gain": draft.gains.mean, "uses_history": draft.uses_history}
+    return asdict(draft) | {"gain": draft.gains.mean, "uses_own_texts": draft.uses_own_texts}
 
 
 def drafts_table(drafts: Sequence[MadeDraft]) -> Table:

@@ -70,7 +70,7 @@ def better_draft(target: str, made: Sequence[MadeDraft], n_history: int, stats: 
     `made`: the drafts that were made for `target`. `n_history`: tokens of the history.
     """
     wanted = "" if target == load_registry().pairs["default"].target else f" --target {shlex.quote(target)}"
-    if n_history >= LEAST_HISTORY and not any(draft.uses_history for draft in made):
+    if n_history >= LEAST_HISTORY and not any(draft.uses_own_texts for draft in made):
         return (
             f"a draft trained on your own texts may be faster: `edgespec draft make{wanted} --from-history "
             "--when-idle` makes one while the machine is idle"

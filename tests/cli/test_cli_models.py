@@ -107,7 +107,7 @@ def test_list_of_made_drafts(server, tmp_path):
     assert draft["target_sha256"] == sha256
     assert draft["acceptance"] == [0.61, 0.55, 0.5]
     assert draft["data"] == record.data
-    assert draft["uses_history"]
+    assert draft["uses_own_texts"]
     record_file(tmp_path / "models/my-head.gguf").write_text("{")
     result = run(models_app, "list")
     assert "draft remove my-head" in result.stderr

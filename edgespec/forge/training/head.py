@@ -29,6 +29,7 @@ from jax import Array
 
 from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, rope_turns, score
 from edgespec.forge.training.family import Batch, Params
+from edgespec.forge.training.head_file import HeadOf, write_head
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
 
 _NEVER = -1e9  # a score that no softmax notices
@@ -62,10 +63,14 @@ class Head:
     name = "head"
 
     def __init__(
-        self, target: Weights, token_ids: npt.NDArray[np.int64], settings: HeadSettings | None = None
+        self,
+        target: Weights,
+        target_sha256: str,
+        token_ids: npt.NDArray[np.int64],
+        settings: HeadSettings | None = None,
     ) -> None:
-        """Train for `target` a head that can say `token_ids`, ascending."""
-        self.target, self.token_ids = target, token_ids
+        """Train for `target`, a file with that SHA-256, a head that can say `token_ids`, ascending."""
+        self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
         self.settings = settings or HeadSettings()
         own = target.shape()
         n_ff = self.settings.n_ff or 2 * own.n_embd
@@ -156,8 +161,9 @@ class Head:
         return jnp.stack(right, -1)
 
     def export(self, params: Params, path: Path, type_: str) -> None:
-        """Write the head as a GGUF file."""
-        raise NotImplementedError
+        """Write the head as the GGUF file `path` with matrices of `type_` (head_file.write_head)."""
+        head = HeadOf(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
+        write_head(path, head, params, self.target.rows(self.target.output, self.token_ids), type_)
 
 
 class _Walk:

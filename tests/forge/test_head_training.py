@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.forge.training import arithmetic
 from edgespec.forge.training.batches import Packing, Place, batches
-from edgespec.forge.training.head import _Walk
+from edgespec.forge.training.head import Walk
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import read_header
@@ -63,7 +63,7 @@ def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tol
     path = tmp_path / "head.gguf"
     head.export(params, path, type_)
     batch = a_batch(head, TinyTexts(target, 1, lengths=(40, 41)).all)
-    walk = _Walk(head.shape, params, batch)
+    walk = Walk(head, params, batch)
     at = batch.answers[0][batch.weights[0] > 0]
     expected = [np.asarray(walk.step())[0, : len(at)] for _ in range(3)]
     features = batch.features[0].astype(np.float32)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.forge.cutting import Vocabulary
-from edgespec.forge.tensors import Tensors
+from edgespec.forge.training.target import Weights
 
 Ids = npt.NDArray[np.int64]
 
@@ -90,13 +90,13 @@ class Ranking:
 def rank(
     vocabulary: Vocabulary,
     texts: Sequence[Text],
-    target: Tensors | None = None,
+    target: Weights | None = None,
     *,
     on_progress: Callable[[float], None] = lambda _share: None,
 ) -> Ranking:
     """Return the ranking of `vocabulary` by what was written in `texts`.
 
-    With the target's tensors, its expectations at N_PLACES of the texts count too; `on_progress` is told
+    With the target's weights, its expectations at N_PLACES of the texts count too; `on_progress` is told
     which share of that is done.
     """
     n_vocab = vocabulary.n_vocab
@@ -126,7 +126,7 @@ def coverage(token_ids: Ids, texts: Iterable[Text]) -> float:
 
 def expectations(
     texts: Sequence[Text],
-    target: Tensors,
+    target: Weights,
     n_places: int = N_PLACES,
     *,
     on_progress: Callable[[float], None] = lambda _share: None,
@@ -137,7 +137,7 @@ def expectations(
     where the texts have no features. Takes 2 n_places n_vocab n_embd multiplications.
     """
     features = _some_features(texts, n_places)
-    n_vocab = target.shape(target.output)[0]
+    n_vocab = target.info(target.output).rows
     total = np.zeros(n_vocab)
     for done in range(0, len(features), _PLACES):
         on_progress(done / len(features))
@@ -146,11 +146,12 @@ def expectations(
 
 
 def _sum_of_probabilities(
-    features: npt.NDArray[np.float32], target: Tensors, n_vocab: int
+    features: npt.NDArray[np.float32], target: Weights, n_vocab: int
 ) -> npt.NDArray[np.float64]:
     logits = np.empty((len(features), n_vocab), np.float32)
     for at in range(0, n_vocab, _ROWS):
-        logits[:, at : at + _ROWS] = features @ target.floats(target.output, slice(at, at + _ROWS)).T
+        rows = np.arange(at, min(at + _ROWS, n_vocab))
+        logits[:, rows] = features @ target.rows(target.output, rows).T
     total = np.zeros(n_vocab)
     for row in logits:
         likelihood = np.exp(row - row.max())

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import gguf
-import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.drafting.head import HeadModel
-from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import quantize
-from edgespec.llama.cache import Cache, CacheSize
-from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
-from edgespec.llama.session import Session
-from edgespec.llama.weights import Model
-from edgespec.options import Options
 from random_heads import write_random_head
-from tiny_gguf import N_WORDS, write_tiny_gguf
+from tiny_gguf import write_tiny_gguf
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = {

@@ -26,9 +26,9 @@ from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
+from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
-from edgespec.models.registry import load_registry
-from edgespec.models.resolve import locate, resolve
+from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import physical_cores
@@ -352,24 +352,6 @@ class Pair(Closing):
         """Free models and sessions; a second call does nothing."""
         for model in self._models:
             model.close()
-
-
-def choose_models(
-    target: str | Path | None, draft: str | Path | None, drafter: DrafterName = "auto"
-) -> tuple[str, str | None]:
-    """Return the names of target and draft (None: no drafting), as given or from the registry's pairs.
-
-    Raises UsageError if a draft is wanted but no pair names one for this target.
-    """
-    chosen, partner = load_registry().complete(
-        None if target is None else str(target), None if draft is None else str(draft)
-    )
-    if drafter in ("none", "suffix"):
-        return chosen, None
-    if partner is None and drafter != "auto":
-        locate(chosen)  # complain about a mistyped target first
-        raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
-    return chosen, partner
 
 
 def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:

@@ -93,9 +93,9 @@ class MadeDraft:
     """Version of the record; those of other versions are not used."""
 
     @property
-    def uses_history(self) -> bool:
-        """Whether it was made from the user's own prompts and answers."""
-        return self.data.get("prompt:history", 0) > 0
+    def uses_own_texts(self) -> bool:
+        """Whether it was made from the user's own texts: the history, or files."""
+        return any(n > 0 for source, n in self.data.items() if source != "prompt:built-in")
 
 
 def record_file(draft: Path) -> Path:

@@ -76,8 +76,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert record_file(file).name == "mine.v2.draft.json"
     assert read_record(file) == RECORD
     assert RECORD.gains.mean == pytest.approx(1.32)
-    assert not RECORD.uses_history
-    assert replace(RECORD, data={"prompt:history": 1}).uses_history
+    assert RECORD.uses_own_texts, "some were read"
+    assert not replace(RECORD, data={"prompt:built-in": 1, "prompt:history": 0}).uses_own_texts
 
 
 @pytest.mark.parametrize(

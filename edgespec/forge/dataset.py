@@ -1,0 +1,407 @@
+"""What drafts are trained on: texts of one target, and its hidden states along them, on disk.
+
+    cache_root()/forge/0123456789abcdef/     0700   one target: the first digits of its file's SHA-256
+        dataset.json                                which target that is, and the budget
+        00001.npz 00002.npz ..                      shards, about 64 texts each, written whole or not at all
+        00003.npz.set-aside                         a damaged shard, kept so that the user can look into it
+        .lock                                       held by the process that writes
+
+    a shard      tokens       int32    [sum of length]     all texts, one after another
+                 length       int32    [n_texts]           tokens of each, prompt and answer
+                 n_prompt     int32    [n_texts]           of them, the prompt's
+                 first        int32    [n_texts]           the first token whose hidden state is kept
+                 features     float16  [sum of (length - 1 - first), n_embd]
+                 temperature  float32  [n_texts]
+                 source       str      [n_texts]
+                 key          uint64   [n_texts]
+
+The last token of a text was never read, so it has no hidden state. Shards are uncompressed: the hidden states
+are mapped, not loaded, and a dataset may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+import struct
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.models.sources import check_disk, format_size
+from edgespec.platform.files import cache_root, replacing, write_atomically
+from edgespec.platform.kept_file import DamagedError, parse_json
+from edgespec.platform.messages import MessageFn, silent
+
+BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
+"""Where a text is from: the target's answer to such a prompt, or a text that the target only read."""
+
+HELD_OUT_SHARE = 0.05
+"""Of all prompts, those that are never trained on: drafts are judged by them."""
+
+TEXTS_PER_SHARD = 64
+
+_FORM, _VERSION = "edgespec-forge-dataset", 1
+_SHARD = re.compile(r"(\d{5})\.npz(\.set-aside)?")
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: the lengths of its name and of what follows
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that a dataset is of."""
+
+    sha256: str
+    """Of its file, 64 hex digits."""
+    name: str
+    n_embd: int
+    n_vocab: int
+
+    @property
+    def folder(self) -> Path:
+        """Where its dataset lies by default."""
+        return forge_root() / self.sha256[:16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """A prompt and what follows it."""
+
+    tokens: npt.NDArray[np.int32]
+    n_prompt: int
+    """Tokens of the prompt; those after it are what a draft learns to say."""
+    first: int
+    """The first token whose hidden state is kept."""
+    features: npt.NDArray[np.float16]
+    """Hidden states after the last norm of tokens `first` .. len(tokens) - 2, (that many, n_embd)."""
+    temperature: float
+    """At which the target wrote it; NaN: the target only read it."""
+    source: str
+    """BUILT_IN, FROM_HISTORY, FROM_FILE or READ."""
+    key: int
+    """Which prompt it is of: `key_of`."""
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is kept for judging."""
+        return is_held_out(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a dataset is."""
+
+    n_texts: int = 0
+    n_tokens: int = 0
+    """Prompts included."""
+    n_answer_tokens: int = 0
+    n_held_out: int = 0
+    """Texts kept for judging."""
+    n_bytes: int = 0
+    """On disk."""
+    sources: Mapping[str, int] | None = None
+    """Texts of each source."""
+
+
+def forge_root() -> Path:
+    """Return the directory of all datasets. Raises UsageError where no home directory is known."""
+    return cache_root() / "forge"
+
+
+def key_of(beginning: bytes, rest: bytes = b"") -> int:
+    """Return the number, 64 bits, of a prompt that is `beginning` and `rest`.
+
+    Prompts that begin alike (a question, and a conversation that goes on from it) are all held out or none.
+    """
+    digest = hashlib.sha256(beginning)
+    high = digest.digest()[:4]
+    digest.update(b"\0" + rest)
+    return int.from_bytes(high + digest.digest()[:4], "big")
+
+
+def is_held_out(key: int) -> bool:
+    """Whether the texts of a prompt are never trained on."""
+    return (key >> 32) < HELD_OUT_SHARE * (1 << 32)
+
+
+class Dataset:
+    """The texts of one target. Any number of processes may read while one writes."""
+
+    def __init__(self, target: Target, folder: Path | None = None, *, on_message: MessageFn = silent) -> None:
+        """Open the dataset in `folder`, by default that of the target; nothing is written yet.
+
+        `on_message` takes lines that the user should know. Raises EdgespecError for a folder of another
+        target, and one that cannot be read.
+        """
+        self.target = target
+        self.folder = target.folder if folder is None else folder
+        self._on_message = on_message
+        self._checked: set[Path] = set()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        file = self.folder / "dataset.json"
+        try:
+            stored = parse_json(file, file.read_bytes(), form=_FORM, version=_VERSION)
+        except FileNotFoundError:
+            return
+        except DamagedError as error:
+            raise EdgespecError(f"{file}: {error}; remove {self.folder} to begin anew") from None
+        except OSError as error:
+            raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
+        if stored.get("sha256") != self.target.sha256:
+            other = str(stored.get("name"))
+            sha256 = str(stored.get("sha256"))[:16]
+            raise EdgespecError(
+                f"{self.folder}: the data of another target, {other} (SHA-256 {sha256}), not of "
+                f"{self.target.name} (SHA-256 {self.target.sha256[:16]}); name another folder"
+            )
+
+    # ---- reading ----
+
+    def texts(self, *, held_out: bool | None = None) -> Iterator[Text]:
+        """Yield the texts in the order they were written; `held_out`: only those that are, or are not.
+
+        The hidden states are views on mapped files: they take memory only while they are read. A damaged
+        shard is set aside, with a line that says so. Raises EdgespecError where the disk fails.
+        """
+        for path in self.shards():
+            shard = self._open(path)
+            for text in _texts(shard) if shard else ():
+                if held_out is None or text.held_out == held_out:
+                    yield text
+
+    def shards(self) -> list[Path]:
+        """Return the files of texts, in order."""
+        return [self.folder / name for name, aside in self._names() if not aside]
+
+    def keys(self) -> set[int]:
+        """Return the keys of all prompts that have a text."""
+        return {text.key for text in self.texts()}
+
+    def size(self) -> Size:
+        """Count what there is."""
+        texts = list(self.texts())
+        return Size(
+            n_texts=len(texts),
+            n_tokens=sum(len(text.tokens) for text in texts),
+            n_answer_tokens=sum(len(text.tokens) - text.n_prompt for text in texts),
+            n_held_out=sum(text.held_out for text in texts),
+            n_bytes=self.n_bytes(),
+            sources=Counter(text.source for text in texts),
+        )
+
+    def n_bytes(self) -> int:
+        """Return the size of all shards on disk, those set aside included."""
+        return sum((self.folder / name).stat().st_size for name, _ in self._names())
+
+    def _names(self) -> list[tuple[str, bool]]:
+        """Return the names of the shards, and whether each was set aside."""
+        if not self.folder.is_dir():
+            return []
+        found = [match for path in self.folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
+        return sorted((match[0], match[2] is not None) for match in found)
+
+    def _open(self, path: Path) -> dict[str, npt.NDArray[np.generic]] | None:
+        """Return the arrays of a shard, mapped; None if it is damaged, or was set aside meanwhile."""
+        try:
+            if path not in self._checked:
+                _check_sums(path)
+            arrays = _mapped(path)
+            _check_shape(arrays, self.target)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
+        except (DamagedError, zipfile.BadZipFile, ValueError, KeyError, EOFError, struct.error) as error:
+            aside = path.with_name(f"{path.name}.set-aside")
+            path.replace(aside)
+            self._on_message(f"{path}: damaged ({error}); set aside as {aside.name}, the rest is used")
+            return None
+        self._checked.add(path)
+        return arrays
+
+    # ---- writing ----
+
+    @contextmanager
+    def writer(self, budget: int) -> Iterator[Writer]:
+        """Hold the folder, to add texts to it until all take `budget` bytes; what was added is kept.
+
+        Raises EdgespecError if another process writes there, for a budget that the disk has no room for, and
+        where the disk fails.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (self.folder / ".lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise EdgespecError(
+                        f"another process writes the data of {self.target.name} ({self.folder}); "
+                        "wait until it has ended, or end it"
+                    ) from None
+                self._check_target()
+                for leftover in self.folder.glob(".edgespec-*.tmp"):  # of a process that was killed
+                    leftover.unlink()
+                needed = max(0, budget - self.n_bytes())
+                cure = "free some, or choose a smaller budget"
+                check_disk(self.folder, needed, f"the data of {self.target.name}", cure)
+                document = {"format": _FORM, "version": _VERSION, **asdict(self.target), "budget": budget}
+                write_atomically(self.folder / "dataset.json", json.dumps(document, indent=2) + "\n")
+                writer = Writer(self, budget)
+                try:
+                    yield writer
+                finally:
+                    writer.flush()
+        except OSError as error:
+            raise EdgespecError(f"cannot write the data: {describe_os_error(error)}") from error
+
+
+class Writer:
+    """Adds texts to a dataset: `Dataset.writer`."""
+
+    def __init__(self, dataset: Dataset, budget: int) -> None:
+        self.dataset = dataset
+        self.budget = budget
+        self._on_disk = dataset.n_bytes()
+        self._waiting: list[Text] = []
+        names = dataset._names()
+        self._last = max((int(name[:5]) for name, _ in names), default=0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of what was added, and of what was there."""
+        return self._on_disk + sum(map(_bytes_of, self._waiting))
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Whether the budget has room for so many bytes more."""
+        return self.n_bytes + n_bytes <= self.budget
+
+    def append(self, text: Text) -> bool:
+        """Add a text; False, and it is not added, if the budget has no room for it.
+
+        It reaches the disk with others, about 64 of them, or at the next `flush`. Raises OSError.
+        """
+        if not self.has_room(_bytes_of(text)):
+            return False
+        self._waiting.append(text)
+        if len(self._waiting) >= TEXTS_PER_SHARD:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Write the texts that wait. Raises OSError; they then go on waiting."""
+        if not self._waiting:
+            return
+        path = self.dataset.folder / f"{self._last + 1:05d}.npz"
+        with replacing(path) as file:
+            np.savez(file, **_arrays(self._waiting))
+        self._last += 1
+        self._on_disk += path.stat().st_size
+        self._waiting = []
+
+    def full(self) -> str:
+        """Return the line that says that the budget is used up."""
+        return (
+            f"the budget of {format_size(self.budget)} for the data of {self.dataset.target.name} "
+            "is used up; a larger one lets the target write more"
+        )
+
+
+def _bytes_of(text: Text) -> int:
+    """Return about how many bytes a text takes in a shard, a little more than it does."""
+    return text.features.nbytes + text.tokens.nbytes + 128
+
+
+def _arrays(texts: Sequence[Text]) -> dict[str, Any]:
+    return {
+        "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
+        "length": np.array([len(text.tokens) for text in texts], np.int32),
+        "n_prompt": np.array([text.n_prompt for text in texts], np.int32),
+        "first": np.array([text.first for text in texts], np.int32),
+        "features": np.concatenate([text.features for text in texts]).astype(np.float16),
+        "temperature": np.array([text.temperature for text in texts], np.float32),
+        "source": np.array([text.source for text in texts]),
+        "key": np.array([text.key for text in texts], np.uint64),
+    }
+
+
+def _texts(shard: Mapping[str, npt.NDArray[np.generic]]) -> Iterator[Text]:
+    """Yield the texts of a shard."""
+    columns = [
+        shard[name].tolist() for name in ("length", "n_prompt", "first", "temperature", "source", "key")
+    ]
+    tokens, features = shard["tokens"].astype(np.int32), shard["features"]
+    token = row = 0
+    for length, n_prompt, first, temperature, source, key in zip(*columns, strict=True):
+        n = length - 1 - first
+        yield Text(
+            tokens[token : token + length],
+            n_prompt,
+            first,
+            features[row : row + n],  # type: ignore[arg-type]  # float16: _check_shape
+            temperature,
+            source,
+            key,
+        )
+        token, row = token + length, row + n
+
+
+def _check_sums(path: Path) -> None:
+    """Raise DamagedError unless all bytes are those that were written."""
+    with zipfile.ZipFile(path) as file:
+        if wrong := file.testzip():
+            raise DamagedError(f"{wrong}: wrong checksum")
+
+
+def _mapped(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+    """Return the arrays of an uncompressed .npz as views on the file, which numpy itself would load."""
+    data = np.memmap(path, np.uint8, "r")
+    arrays = {}
+    with zipfile.ZipFile(path) as file, path.open("rb") as raw:
+        for info in file.infolist():
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise DamagedError(f"{info.filename}: compressed")
+            raw.seek(info.header_offset)
+            start = raw.tell() + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size)))
+            raw.seek(start)
+            version = np.lib.format.read_magic(raw)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = read(raw)
+            n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            content = data[raw.tell() : start + info.file_size]
+            if len(content) != n_bytes:
+                raise DamagedError(f"{info.filename}: {len(content)} bytes, {n_bytes} expected")
+            arrays[info.filename.removesuffix(".npy")] = content.view(dtype).reshape(shape).view(np.ndarray)
+    return arrays
+
+
+def _check_shape(arrays: Mapping[str, npt.NDArray[np.generic]], target: Target) -> None:
+    """Raise DamagedError or KeyError unless the arrays are of a shard of this target."""
+    length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)
+    n_prompt, tokens, features = arrays["n_prompt"], arrays["tokens"], arrays["features"]
+    columns = [arrays[name].shape for name in ("n_prompt", "first", "temperature", "source", "key")]
+    if any(shape != length.shape for shape in columns) or tokens.shape != (length.sum(),):
+        raise DamagedError("its arrays do not belong together")
+    if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), target.n_embd):
+        raise DamagedError(f"hidden states of shape {features.shape} and type {features.dtype}")
+    if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt.astype(np.int64) <= length)):
+        raise DamagedError("lengths that cannot be")
+    if (
+        tokens.size
+        and not 0 <= int(tokens.astype(np.int64).min()) <= int(tokens.astype(np.int64).max()) < target.n_vocab
+    ):
+        raise DamagedError("token ids that the target does not have")

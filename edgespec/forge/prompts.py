@@ -1,0 +1,178 @@
+"""What the target is asked when it writes texts to train drafts on: built-in prompts, drawn from a grammar.
+
+prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. Beside
+those, functions of this machine's Python library are asked about (python_functions.py). All are our own: no
+benchmark's prompt may be among them, as drafts are judged by those.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgespec.forge.dataset import BUILT_IN, key_of
+from edgespec.forge.python_functions import PythonFunctions
+
+_FILE = Path(__file__).with_name("prompts.toml")
+_SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
+_TRIES = 200  # draws of one kind that may come again before it counts as used up
+_MOST_DEPTH = 8  # of words within words
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the target is asked."""
+
+    source: str
+    """BUILT_IN, FROM_HISTORY or FROM_FILE."""
+    turns: tuple[str, ...]
+    """What is said in turns: first by the user, then by the target, and last by the user."""
+    follow_up: str = ""
+    """What the user says to the target's answer; "": nothing."""
+
+    @property
+    def key(self) -> int:
+        """What tells it from others; it does not depend on what the target answered."""
+        first, *others = self.turns[::2]
+        return key_of(first.encode(), "\0".join(others).encode())
+
+    def followed(self, answer: str) -> Prompt:
+        """Return the prompt that follows when the target has answered so."""
+        return Prompt(self.source, (*self.turns, answer, self.follow_up))
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Tokens as they stand: a beginning that the target goes on from, or a whole text that it reads."""
+
+    source: str
+    tokens: tuple[int, ...]
+    n_prompt: int
+    """Tokens of the beginning; with more than these the text is only read."""
+
+    @property
+    def key(self) -> int:
+        """What tells it from others that begin differently, or end differently."""
+        head, rest = (
+            repr(part).encode() for part in (self.tokens[: self.n_prompt], self.tokens[self.n_prompt :])
+        )
+        return key_of(head, rest)
+
+
+class Grammar:
+    """Lists of words, with which templates are filled.
+
+    {topic}     a word of the list, which may have slots of its own
+    {topic.a}   the same word wherever .a stands in a prompt, and another one than .b
+    {2..60}     a number; {2..60.a} as above
+    """
+
+    def __init__(self, words: Mapping[str, list[str]]) -> None:
+        self._words = words
+
+    def fill(self, template: str, rng: random.Random) -> str:
+        """Return the template with its slots filled by `rng`. Raises KeyError for an unknown list."""
+        return self._fill(template, rng, {}, 0)
+
+    def _fill(self, template: str, rng: random.Random, bound: dict[str, str], depth: int) -> str:
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"words within words without end: {template!r}")
+
+        def chosen(slot: re.Match[str]) -> str:
+            name, low, high, label = slot.groups()
+            key = slot[0]
+            if label and key in bound:
+                return bound[key]
+            if name is None:
+                word = str(rng.randint(int(low), int(high)))
+            else:
+                # The same list under another label gives another word.
+                taken = {bound[one] for one in bound if one.startswith(f"{{{name}.")} if label else set()
+                words = self._words[name]
+                for _ in range(_MOST_DEPTH):
+                    word = self._fill(rng.choice(words), rng, bound, depth + 1)
+                    if word not in taken:
+                        break
+            if label:
+                bound[key] = word
+            return word
+
+        return _SLOT.sub(chosen, template)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Prompts of one kind."""
+
+    share: float
+    draw: Callable[[random.Random], tuple[str, str]]
+    """Returns a prompt and what follows it."""
+    credit: float = 0.0
+    seen: set[str] = field(default_factory=set)
+
+    def next(self, rng: random.Random) -> tuple[str, str] | None:
+        """Return one that did not come yet; None: there are no more."""
+        for _ in range(_TRIES):
+            text, follow_up = self.draw(rng)
+            if text not in self.seen:
+                self.seen.add(text)
+                return text, follow_up
+        return None
+
+
+def built_in(seed: int = 0) -> Iterator[Prompt]:
+    """Yield built-in prompts, each once, in an order in which any beginning is a fair mixture of the kinds.
+
+    They are the same for a seed and a version of Python, whose library is asked about.
+    """
+    rng = random.Random(seed)  # noqa: S311 - for a mixture, not for secrets
+    kinds = _kinds(rng)
+    while kinds:
+        # Each kind earns its share with every prompt, and pays for its own: so none comes early or late.
+        for kind in kinds:
+            kind.credit += kind.share
+        kind = max(kinds, key=lambda one: one.credit)
+        kind.credit -= sum(one.share for one in kinds)
+        found = kind.next(rng)
+        if found is None:
+            kinds.remove(kind)
+            continue
+        yield Prompt(BUILT_IN, (found[0],), found[1])
+
+
+def _kinds(rng: random.Random) -> list[_Kind]:
+    document = _document()
+    grammar = Grammar(document["words"])
+    kinds = [_Kind(kind["share"], _drawer(grammar, kind)) for kind in document["kinds"]]
+    python = document["python"]
+    functions = PythonFunctions(python["described"], python["code"], grammar.fill, rng)
+    return [*kinds, _Kind(python["share"], lambda rng: (functions.draw(rng), ""))]
+
+
+def _drawer(grammar: Grammar, kind: Mapping[str, object]) -> Callable[[random.Random], tuple[str, str]]:
+    templates, follow_ups = _texts(kind["templates"]), _texts(kind.get("follow_ups", []))
+
+    def draw(rng: random.Random) -> tuple[str, str]:
+        text = grammar.fill(rng.choice(templates), rng).strip()
+        asked = bool(follow_ups) and rng.random() < _FOLLOWED
+        return text, grammar.fill(rng.choice(follow_ups), rng) if asked else ""
+
+    return draw
+
+
+_FOLLOWED = 0.25  # of prompts that can be, those that are followed by another
+
+
+def _texts(found: object) -> list[str]:
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))

@@ -1,0 +1,109 @@
+"""Prompts about functions of this machine's Python library, read with `ast`; nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "__pycache__",
+}
+_LEAST_LINES, _MOST_LINES = 4, 40
+_MOST_CODE = 1200  # characters
+_MOST_DOC = 400
+_PART = re.compile("<(NAME|SIGNATURE|DOC|CODE|HALF)>")
+_PER_FILE = 12  # functions: a few modules have hundreds that look alike
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the library."""
+
+    name: str
+    signature: str
+    """From `def` to the colon."""
+    doc: str
+    """The first paragraph of its docstring, on one line; "": it has none."""
+    code: str
+    """All of it, not indented."""
+
+
+def library() -> list[Path]:
+    """Return the files of the Python library that have functions to ask about, by name."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return sorted(path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts))
+
+
+def functions_of(path: Path) -> Iterator[Function]:
+    """Yield the functions of a file that are neither tiny nor long; none if it is no Python of ours."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.end_lineno is None:
+            continue
+        if not _LEAST_LINES <= node.end_lineno - node.lineno <= _MOST_LINES:
+            continue
+        code = textwrap.dedent(ast.get_source_segment(source, node, padded=True) or "")
+        if not code or len(code) > _MOST_CODE or code[:3] != "def":
+            continue
+        lines = code.splitlines()
+        signature = "\n".join(lines[: node.body[0].lineno - node.lineno]) or lines[0]
+        doc = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+        yield Function(node.name, signature.rstrip(), doc[:_MOST_DOC], code)
+
+
+class PythonFunctions:
+    """Draws prompts about the library's functions."""
+
+    def __init__(
+        self,
+        described: Sequence[str],
+        code: Sequence[str],
+        fill: Callable[[str, random.Random], str],
+        rng: random.Random,
+    ) -> None:
+        """Ask `described` of functions with a docstring, `code` of any; `fill` fills their other slots.
+
+        A function's parts stand in these templates as <NAME>, <SIGNATURE>, <DOC>, <CODE> and <HALF>.
+        """
+        self._described, self._code, self._fill = described, code, fill
+        self._files = library()
+        rng.shuffle(self._files)
+        self._functions: list[Function] = []
+
+    def draw(self, rng: random.Random) -> str:
+        """Return a prompt; "" when there are none."""
+        # Files are read as they are needed: all of them take some seconds.
+        n_before = len(self._functions)
+        while self._files and len(self._functions) <= n_before:
+            found = list(functions_of(self._files.pop()))
+            self._functions += rng.sample(found, min(_PER_FILE, len(found)))
+        if not self._functions:
+            return ""
+        function = rng.choice(self._functions)
+        templates = self._described if function.doc and rng.random() < 0.5 else self._code
+        lines = function.code.splitlines()
+        parts = {
+            "NAME": function.name,
+            "SIGNATURE": function.signature,
+            "DOC": function.doc,
+            "CODE": function.code.rstrip(),
+            "HALF": "\n".join(lines[: len(lines) // 2 + 1]),
+        }
+        return _PART.sub(lambda part: parts[part[1]], self._fill(rng.choice(templates), rng))

@@ -1,0 +1,375 @@
+"""The target writes texts for a dataset, 16 at once in one cache, and reads others.
+
+One pass takes the next token of every text that is being written, and beside them as many tokens of prompts,
+and of texts that are only read, as it has room for. Every pass leaves the hidden states of its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec._core import Interrupt, Sampler
+from edgespec.errors import EdgespecError, LogitsOf
+from edgespec.forge.dataset import READ, Text, Writer, is_held_out
+from edgespec.forge.prompts import Given, Prompt
+from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import loaded_bytes, shape_of
+from edgespec.models.sources import format_size
+from edgespec.platform.closing import Closing
+from edgespec.platform.memory import available_bytes
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.sampling import Coins, SamplingParams
+
+GREEDY_SHARE = 0.4
+"""Of the texts, those that are written greedily; so are all that are held out."""
+
+TEMPERATURES = (0.6, 0.8, 1.0)
+"""Of the others, as many at each."""
+
+_TOP_P = 0.95
+_NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties, so they read none
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring seeds become numbers far apart
+
+
+@dataclass(frozen=True, slots=True)
+class WritingSettings:
+    """How the target writes."""
+
+    n_texts: int = 16
+    """Texts at once; fewer where the memory has no room for the cache of so many."""
+    n_predict: int = 400
+    """Most tokens of an answer."""
+    longest: int = 1024
+    """Tokens of a prompt and its answer; longer prompts are left out."""
+    window: int = 192
+    """Of a prompt, the last tokens whose hidden states are kept."""
+    n_pass: int = 112
+    """Most tokens of a pass: all of them have logits, and the kernels take so many at once."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the writing is."""
+
+    n_tokens: int
+    """Of answers, and of texts that were read, in this run."""
+    tokens_per_s: float
+    share: float
+    """Of what was asked, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of it."""
+
+    n_texts: int
+    n_tokens: int
+    """Of answers, and of texts that were read."""
+    n_skipped: int
+    """Prompts that were too long."""
+    seconds: float
+    full: bool
+    """Whether it ended because the budget was used up."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A text that is being written or read."""
+
+    prompt: Prompt | Given
+    key: int
+    tokens: list[int]
+    n_prompt: int
+    n_end: int
+    """Tokens at which it ends, at the latest."""
+    sequence: int
+    first: int
+    features: npt.NDArray[np.float16]
+    temperature: float
+    coins: Coins
+    n_read: int = 0
+
+    @property
+    def reads_only(self) -> bool:
+        return math.isnan(self.temperature)
+
+    @property
+    def n_unread(self) -> int:
+        """Tokens that are there to be read: of a text that is only read, its last is not needed."""
+        return len(self.tokens) - self.n_read - self.reads_only
+
+    def keep(self, features: Features) -> None:
+        """Keep the hidden states of the tokens that were just read."""
+        skipped = max(0, self.first - self.n_read)
+        start, end = self.n_read + skipped - self.first, self.n_read + len(features) - self.first
+        if end > start:
+            self.features[start:end] = features[skipped:]
+        self.n_read += len(features)
+
+    def text(self) -> Text:
+        n = len(self.tokens)
+        return Text(
+            tokens=np.array(self.tokens, np.int32),
+            n_prompt=self.n_prompt,
+            first=self.first,
+            features=self.features[: n - 1 - self.first],
+            temperature=self.temperature,
+            source=READ if self.reads_only else self.prompt.source,
+            key=self.key,
+        )
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one call of `fill` has done so far."""
+
+    writer: Writer
+    prompts: Iterator[Prompt | Given]
+    known: set[int]
+    n_before: int
+    """Tokens that were there when it began."""
+    until: int
+    running: list[_Running] = field(default_factory=list)
+    follow_ups: list[Prompt] = field(default_factory=list)
+    """Prompts that go on from answers."""
+    n_texts: int = 0
+    n_tokens: int = 0
+    n_finished: int = 0
+    """Tokens of finished texts."""
+    n_skipped: int = 0
+    full: bool = False
+    begun_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun_s
+
+
+class Writing(Closing):
+    """A target that writes texts. A context manager; closing frees its cache.
+
+    with Writing(model, n_threads=2) as writing, dataset.writer(budget) as writer:
+        writing.fill(writer, built_in(seed=0), until=1_000_000)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: WritingSettings | None = None,
+        *,
+        n_threads: int,
+        interrupt: Interrupt | None = None,
+        on_message: MessageFn = silent,
+    ) -> None:
+        """Make the cache. `on_message` takes lines that the user should know.
+
+        Raises EdgespecError for a model that has no hidden states to give, and where the memory has no room.
+        """
+        self.model = model
+        self.settings = settings or WritingSettings()
+        self._longest = min(self.settings.longest, model.n_ctx_train)
+        _check_model(model)
+        self._n_texts = _texts_that_fit(model, self.settings, self._longest, on_message)
+        size = CacheSize(
+            n_ctx=self._n_texts * self._longest,
+            n_batch=self.settings.n_pass,
+            n_logits_max=self.settings.n_pass,
+            n_timelines=self._n_texts,
+        )
+        self._cache = Cache(model, size, n_threads=n_threads, interrupt=interrupt)
+        self._samplers: dict[float, Sampler] = {}
+        self._errors = LogitsOf(model.path)
+
+    def fill(
+        self,
+        writer: Writer,
+        prompts: Iterable[Prompt | Given],
+        *,
+        until: int,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Written:
+        """Write, and read, until the dataset has `until` tokens of answers or its budget is used up.
+
+        Prompts that the dataset has a text of are left out, so a run that was ended goes on where it was. On
+        Ctrl-C the finished texts are kept. `on_progress` is called after each pass. Raises EdgespecError as
+        `Cache.eval`, and OSError where the disk fails.
+        """
+        texts = list(writer.dataset.texts())
+        run = _Run(
+            writer,
+            iter(prompts),
+            known={text.key for text in texts},
+            n_before=sum(len(text.tokens) - text.n_prompt for text in texts),
+            until=until,
+        )
+        del texts  # they hold the files open
+        try:
+            while self._begin_texts(run):
+                self._step(run)
+                done = run.n_before + run.n_tokens
+                share = min(1.0, done / until) if until else 1.0
+                on_progress(Progress(run.n_tokens, run.n_tokens / max(run.seconds, 1e-9), share))
+        finally:
+            for one in run.running:
+                self._cache.release(one.sequence)
+            writer.flush()
+        return Written(run.n_texts, run.n_finished, run.n_skipped, run.seconds, run.full)
+
+    def close(self) -> None:
+        """Free the cache; a second call does nothing."""
+        self._cache.close()
+
+    # ---- beginning ----
+
+    def _begin_texts(self, run: _Run) -> bool:
+        """Begin as many texts as there is room for; return whether any is under way."""
+        while len(run.running) < self._n_texts and not run.full and run.n_before + run.n_tokens < run.until:
+            prompt = run.follow_ups.pop(0) if run.follow_ups else next(run.prompts, None)
+            if prompt is None:
+                break
+            if prompt.key not in run.known:
+                run.known.add(prompt.key)
+                self._begin(run, prompt)
+        return bool(run.running)
+
+    def _begin(self, run: _Run, prompt: Prompt | Given) -> None:
+        """Begin the text of a prompt, unless it is too long."""
+        settings, given = self.settings, isinstance(prompt, Given)
+        tokens = list(prompt.tokens) if isinstance(prompt, Given) else prompt_tokens(self.model, prompt)
+        n_prompt = prompt.n_prompt if isinstance(prompt, Given) else len(tokens)
+        reads_only = given and len(tokens) > n_prompt
+        n_end = len(tokens) if reads_only else n_prompt + settings.n_predict
+        if n_prompt == 0 or n_end > self._longest:
+            run.n_skipped += 1
+            return
+        first = max(0, n_prompt - settings.window)
+        temperature = math.nan if reads_only else temperature_of(prompt.key, settings.seed)
+        run.running.append(
+            _Running(
+                prompt=prompt,
+                key=prompt.key,
+                tokens=tokens,
+                n_prompt=n_prompt,
+                n_end=n_end,
+                sequence=self._cache.take(),
+                first=first,
+                features=np.empty((n_end - 1 - first, self.model.n_embd), np.float16),
+                temperature=temperature,
+                coins=Coins(_mixed(prompt.key, settings.seed)),
+            )
+        )
+
+    # ---- a pass ----
+
+    def _step(self, run: _Run) -> None:
+        """Make one pass, and end the texts that are finished."""
+        n_free = self.settings.n_pass
+        taken: list[_Running] = []
+        pieces: list[Piece] = []
+        # Those that are written first, one token each: prompts take what is left of the pass.
+        for one in sorted(run.running, key=lambda one: one.n_unread):
+            n = min(one.n_unread, n_free)
+            if n == 0:
+                break
+            n_free -= n
+            taken.append(one)
+            goes_on = n == one.n_unread and not one.reads_only
+            pieces.append(Piece(one.sequence, one.tokens[one.n_read : one.n_read + n], int(goes_on)))
+        rows = self._cache.eval(pieces, with_features=True)
+        for one, row, features in zip(taken, rows, self._cache.features, strict=True):
+            one.keep(features)
+            if len(row):
+                one.tokens.append(self._sample(one, row))
+                run.n_tokens += 1
+            elif one.reads_only:
+                run.n_tokens += len(features)
+            if len(row) or one.n_unread == 0:
+                self._end_if_finished(run, one)
+
+    def _sample(self, one: _Running, rows: Rows) -> int:
+        sampler = self._samplers.get(one.temperature)
+        if sampler is None:
+            params = SamplingParams(temperature=one.temperature, top_k=0, top_p=_TOP_P, min_p=0.0)
+            sampler = self._samplers[one.temperature] = params.sampler(self.model.n_vocab, 0)
+        coin = 0.0 if one.temperature == 0.0 else one.coins.take(1)[0]
+        with self._errors:
+            return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
+
+    def _end_if_finished(self, run: _Run, one: _Running) -> None:
+        if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
+            return
+        run.running.remove(one)
+        self._cache.release(one.sequence)
+        if run.full:
+            return
+        if not run.writer.append(one.text()):
+            run.full = True
+            return
+        run.n_texts += 1
+        run.n_finished += len(one.tokens) - one.n_prompt
+        if isinstance(one.prompt, Prompt) and one.prompt.follow_up and self.model.is_eog(one.tokens[-1]):
+            answer = b"".join(map(self.model.piece, one.tokens[one.n_prompt :]))
+            run.follow_ups.append(one.prompt.followed(answer.decode(errors="replace")))
+
+
+def prompt_tokens(model: Model, prompt: Prompt) -> list[int]:
+    """Return the tokens of a prompt, through the model's chat template where it has one."""
+    if model.chat_template is None:
+        return model.tokenize(prompt.turns[-1], add_special=True, parse_special=False)
+    return model.tokenize_chat([{"role": "user", "content": turn} for turn in prompt.turns])
+
+
+def temperature_of(key: int, seed: int = 0) -> float:
+    """Return the temperature at which the text of a prompt is written; the same for a seed."""
+    if is_held_out(key):
+        return 0.0
+    share = _mixed(key, seed) / 2**64
+    if share < GREEDY_SHARE:
+        return 0.0
+    return TEMPERATURES[int((share - GREEDY_SHARE) / (1.0 - GREEDY_SHARE) * len(TEMPERATURES))]
+
+
+def _mixed(key: int, seed: int) -> int:
+    """Return a number of 64 bits that is another one for each seed."""
+    return (key * _MIX + seed * (_MIX >> 1)) % 2**64
+
+
+def _check_model(model: Model) -> None:
+    """Raise EdgespecError for a model that does not write, or several texts not at once."""
+    header = model.header
+    if header.pooling_type != 0 or not header.is_causal:
+        raise EdgespecError(f"{model.path}: an embedding model: it writes no text to train a draft on")
+
+
+def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_message: MessageFn) -> int:
+    """Return how many texts the memory has room for, at most those asked for. Raises EdgespecError."""
+    available = available_bytes()
+    n_texts = settings.n_texts if model.can_rewind else 1
+    while available is not None:
+        needed = loaded_bytes(0, shape_of(model.header), n_texts * longest, settings.n_pass, settings.n_pass)
+        if needed <= available:
+            break
+        if n_texts == 1:
+            raise EdgespecError(
+                f"not enough memory for {model.name} to write: a cache of {longest:,} tokens takes "
+                f"{format_size(needed)}, {format_size(available)} are available; close other programs"
+            )
+        n_texts //= 2
+    if n_texts < settings.n_texts:
+        on_message(f"{model.name} writes {n_texts} of {settings.n_texts} texts at once: {_why(model)}")
+    return n_texts
+
+
+def _why(model: Model) -> str:
+    if not model.can_rewind:
+        return f"its architecture ({model.header.architecture}) has one cache for each"
+    return "the memory has no room for more"

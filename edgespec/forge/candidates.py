@@ -18,7 +18,7 @@ from edgespec.forge.dataset import Dataset
 from edgespec.forge.families import Trained, require_jax
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids, Ranking, rank
-from edgespec.forge.tensors import Tensors
+from edgespec.forge.training.target import Weights
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.weights import Model
@@ -172,7 +172,7 @@ class Candidates:
         ranking = rank(
             self._vocabulary,
             list(dataset.texts(held_out=False)),
-            Tensors(self._header),
+            Weights(self._header),
             on_progress=lambda share: around.on_progress(Step("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)

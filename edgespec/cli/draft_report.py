@@ -28,7 +28,8 @@ def print_made(made: Made) -> None:
     verdict = f"{made.best.label} is {abs(made.gain):.1%} {faster} than {made.beaten}"
     if made.kept is None:
         out.print(
-            f"nothing is kept: {verdict}, and less than {LEAST_GAIN:.0%} is not told from noise; --force keeps it",
+            f"nothing is kept: {verdict}, and less than {LEAST_GAIN:.0%} is not told from noise; "
+            "--force keeps it",
             markup=False,
         )
         return

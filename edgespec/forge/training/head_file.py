@@ -20,10 +20,8 @@ from edgespec.llama import gguf_encoding
 from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
 from edgespec.llama.ggml_types import F32, from_floats, type_number
 from edgespec.llama.gguf import FLOAT32, UINT32, UINT64, TensorInfo, aligned
+from edgespec.llama.head_file import FUSION_OFFSET, FUSION_TYPE, TARGET
 from edgespec.platform.files import replacing
-
-TARGET = "edgespec.head.target"
-FUSION_TYPE, FUSION_OFFSET = "edgespec.head.fusion_type", "edgespec.head.fusion_offset"
 
 _ARCHITECTURE = "llama"
 _CONTEXT = 32768  # tokens; RoPE turns by distances, and a head looks back on a few hundred

@@ -31,8 +31,8 @@ from edgespec.benchmark.runs import rotated
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from edgespec.sampling import SamplingParams
 from script import Measuring, parser, spread, start
 

@@ -35,8 +35,8 @@ import httpx
 import prompts as prompt_sets
 from edgespec.benchmark.runs import rotated
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from edgespec.suites import DEFAULT, Prompt, Suite
 from loads import OLDER, Contender, Load, Record, quantile, show, show_goals
 from script import Measuring, numbers, parser, start

@@ -39,64 +39,28 @@ whose history on disk holds the first request and its answer ("seen"). Each in a
 from __future__ import annotations
 
 import argparse
-import copy
-import itertools
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-
-import numpy as np
 
 import prompts as prompt_sets
-from edgespec import Engine, SamplingParams
+from asking import AUTO, FEWEST, Bench, at_plains_length, compared, in_order, own_cache
+from edgespec import Engine
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.llama.kernels import STOCK
-from edgespec.models.store import Store
-from edgespec.platform.files import cache_root
-from edgespec.records import Result
 from edgespec.suites import OVERALL, Prompt
 from prompts import Limits
-from ratios import Ratios, shown
+from ratios import Ratios, interval, plain_speed, shown, worst
 from script import Measuring, numbers, parser, start
 
-AUTO, DEFAULT = "auto", "model-3"
+DEFAULT = "model-3"
 UNSEEN, SEEN = "unseen", "seen"
 SWEEP = {"model": range(1, 9), "suffix": (1, 2, 4, 8, 16), "staged": (2, 4, 8)}
 COPY = "copy"
 SLOWEST, OF_BEST, COPY_GAIN = 0.97, 0.95, 3.0
 """The goals: of plain in every category; of the best fixed choice; of plain where an answer copies."""
-FEWEST = 8
-"""If lengths differ, an answer with fewer tokens says nothing about speed."""
-
-
-def at_plains_length(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs scaled to the length of plain's run on the same prompt in the same round.
-
-    A run whose length differs from plain's is returned with 0 tokens, and so has no speed, if one of the two
-    has fewer than FEWEST.
-    """
-    plain = {(one.prompt, one.round): one for one in runs if one.way == PLAIN}
-    found = []
-    for one in runs:
-        n = plain[one.prompt, one.round].tokens
-        if one.tokens == n:
-            found.append(one)
-        elif min(one.tokens, n) < FEWEST:
-            found.append(replace(one, tokens=0))
-        else:
-            first_s = one.total_s if one.ttft_s is None else one.ttft_s
-            once_s = first_s + (one.draft_prefill_s or 0.0)
-            total_s = once_s + (one.total_s - once_s) * (n - 1) / (one.tokens - 1)
-            found.append(replace(one, tokens=n, total_s=total_s))
-    return found
 
 
 def fixed(ratios: Ratios) -> list[str]:
@@ -107,17 +71,6 @@ def fixed(ratios: Ratios) -> list[str]:
 def best_fixed(ratios: Ratios, category: str) -> str:
     """Return the fastest fixed way in a category."""
     return max(fixed(ratios), key=lambda name: ratios.ratio(name, PLAIN, category) or 0.0)
-
-
-def worst(ratios: Ratios, name: str, n: int) -> list[tuple[float, str, str]]:
-    """Return ratio, category and prompt where a way was slowest beside plain, the slowest first."""
-    found = [
-        (ratio, category, prompt)
-        for category in ratios.categories
-        for prompt in ratios.prompts(category)
-        if (ratio := ratios.of_prompt(prompt, name)) is not None
-    ]
-    return sorted(found)[:n]
 
 
 def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
@@ -154,17 +107,6 @@ def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
     elif copying is not None:
         lines.append(f"stated: copying at {copying:.3f} times plain with llama.cpp's kernels")
     return lines
-
-
-def interval(ratios: Ratios, name: str, base: str, category: str) -> str:
-    """Return the 95 % interval of a category's median for a column."""
-    found = ratios.beside(name, base, category).speedup
-    return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
-
-
-def plain_speed(ratios: Ratios, category: str) -> float | None:
-    """Return plain decoding's tokens a second of whole generations."""
-    return ratios.summaries[category].ways[0].whole_tokens_per_s
 
 
 def report(
@@ -213,118 +155,6 @@ def report_second(ratios: Ratios) -> None:
     print(f"{'geometric mean':<42}" + "".join(shown(ratios.ratio(way, base), 14) for way, base in columns))
 
 
-class Bench:
-    """An engine, and how it is asked."""
-
-    def __init__(
-        self, engine: Engine, limits: Mapping[str, Limits], *, n_predict: int, cold: bool, seeded: bool
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._n_predict = n_predict
-        self._cold = cold
-        self._seeded = seeded
-        self._remembered: dict[str, list[int]] = {}
-        self.notes: dict[str, str] = {}
-        """By prompt: the engine's last note on why auto drafted or did not."""
-
-    def one_text(self, temperature: float) -> bool:
-        """Whether all ways should write the same text."""
-        return self._seeded or temperature == 0
-
-    def n_predict(self, prompt: Prompt) -> int:
-        """Return the most tokens of an answer."""
-        return self._limits.get(prompt.id, Limits()).n_predict or self._n_predict
-
-    def ask(self, prompt: Prompt, way: Way, turn: int, temperature: float) -> Result:
-        """Generate once."""
-        knowledge = self._engine._knowledge
-        learnt = knowledge._learnt.values()
-        known = copy.deepcopy(([one.predictor for one in learnt], knowledge._lengths))
-        result = self._engine.generate(
-            prompt.text,
-            params=SamplingParams(temperature=temperature),
-            seed=turn if self.one_text(temperature) else None,
-            n_predict=self.n_predict(prompt),
-            drafter=way.drafter,
-            gamma=way.gamma,
-        )
-        if way.name == AUTO:
-            self.notes[prompt.id] = result.note
-        else:
-            self._engine.forget()  # which ends the generation: then the length of its answer is learnt
-            predictors, knowledge._lengths = known
-            for one, predictor in zip(learnt, predictors, strict=True):
-                one.predictor = predictor
-        return result
-
-    def remember(self, prompts: Sequence[Prompt]) -> None:
-        """Keep plain's answers, which `forget` then leaves in the store but for that to its own prompt."""
-        for prompt in prompts:
-            stream = self._engine.stream(
-                prompt.text,
-                n_predict=self.n_predict(prompt),
-                drafter="none",
-                params=SamplingParams(temperature=0.0),
-            )
-            for _ in stream:
-                pass
-            self._remembered[prompt.id] = [*stream.timeline, -1]
-
-    def forget(self, prompt: Prompt) -> None:
-        """Make the engine forget the texts it saw, and with `cold` what it learnt since it was opened."""
-        self._engine.forget(tables=self._cold)
-        others = [tokens for other, tokens in self._remembered.items() if other != prompt.id]
-        if others:
-            self._engine._earlier_texts.ready().load(np.concatenate(others).astype(np.int32))
-
-    def warm_up(self, prompts: Sequence[Prompt], ways: Sequence[Way]) -> None:
-        """Make the contexts large enough for every prompt, and run each drafter once."""
-        sizes = {p: len(self._engine.prompt_tokens(p.text)) + self.n_predict(p) for p in prompts}
-        longest = max(sizes, key=lambda prompt: sizes[prompt])
-        for way in {way.drafter: way for way in ways}.values():
-            stream = self._engine.stream(
-                longest.text, n_predict=self.n_predict(longest), drafter=way.drafter, gamma=way.gamma
-            )
-            for _ in itertools.islice(stream, FEWEST):
-                pass
-            stream.close()
-
-    def compare(
-        self, prompts: Sequence[Prompt], ways: Sequence[Way], rounds: int, temperature: float
-    ) -> list[Run]:
-        """Run each way on each prompt, interleaved."""
-        runs = []
-        for turn in range(rounds):
-            for place, prompt in enumerate(prompts):
-                for way in rotated(ways, turn + place):
-                    self.forget(prompt)
-                    result = self.ask(prompt, way, turn, temperature)
-                    runs.append(run_of(result, prompt, way.name, turn))
-                print(".", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-        return in_order(runs, [way.name for way in ways])
-
-
-@contextmanager
-def own_cache() -> Iterator[None]:
-    """Work on a copy of the user's cache, without history, and delete it at the end."""
-    os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        if cache_root().is_dir():
-            ignored = shutil.ignore_patterns("models", "history")
-            shutil.copytree(cache_root(), Path(folder) / cache_root().name, ignore=ignored)
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before
-
-
 def second_run(
     open_bench: Callable[[Engine], Bench],
     open_engine: Callable[[], Engine],
@@ -350,11 +180,6 @@ def second_run(
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return in_order(runs, list(ways))
-
-
-def in_order(runs: list[Run], names: list[str]) -> list[Run]:
-    """Return the runs with the ways in the order of `names`."""
-    return sorted(runs, key=lambda one: names.index(one.way))
 
 
 def chosen_ways(args: argparse.Namespace, *, has_draft: bool) -> list[Way]:
@@ -411,13 +236,14 @@ def main() -> None:
         if not args.second_run:
             ways = chosen_ways(args, has_draft=engine.draft is not None)
             bench.warm_up(prompts, ways)
+            asked = {way.name: (bench, way) for way in ways}
             if args.remembered:
                 bench.remember(prompts)
             for temperature in dict.fromkeys([*args.temp, *own_temperatures]):
                 general = temperature in args.temp
                 some = [p for p, t in temperatures.items() if t == temperature or (general and t is None)]
                 if some:
-                    runs[temperature] = bench.compare(some, ways, args.rounds, temperature)
+                    runs[temperature] = compared(asked, some, args.rounds, temperature)
     if args.second_run:
         with_history = partial(open_engine, history=True)
         families = prompt_sets.pairs(prompt_sets.AGAIN)

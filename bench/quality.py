@@ -27,8 +27,8 @@ import numpy.typing as npt
 import prompts as prompt_sets
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from edgespec.suites import evenly
 from script import Measuring, in_child, parser, require_kernels, start
 

@@ -57,6 +57,28 @@ class Ratios:
         return compare((run for run in self._runs if run.prompt == prompt), name, base)
 
 
+def worst(ratios: Ratios, name: str, n: int) -> list[tuple[float, str, str]]:
+    """Return ratio, category and prompt where a way was slowest beside plain, the slowest first."""
+    found = [
+        (ratio, category, prompt)
+        for category in ratios.categories
+        for prompt in ratios.prompts(category)
+        if (ratio := ratios.of_prompt(prompt, name)) is not None
+    ]
+    return sorted(found)[:n]
+
+
+def interval(ratios: Ratios, name: str, base: str, category: str) -> str:
+    """Return the 95 % interval of a category's median for a column."""
+    found = ratios.beside(name, base, category).speedup
+    return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
+
+
+def plain_speed(ratios: Ratios, category: str) -> float | None:
+    """Return plain decoding's tokens a second of whole generations."""
+    return ratios.summaries[category].ways[0].whole_tokens_per_s
+
+
 def shown_interval(found: Interval | None) -> str:
     """Return a median, with its interval where there is one."""
     if found is None:

@@ -30,12 +30,13 @@ from edgespec.llama.kernels import PackedTensor
 from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from script import Measuring, numbers, parser, require_kernels, spread, start
 
 TYPES = {
-    "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "q4_K": 12, "q5_K": 13, "q6_K": 14,
+    "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
+    "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14,
 }  # fmt: skip
 """ggml's numbers of the types that can be packed."""
 

@@ -23,8 +23,8 @@ from edgespec.benchmark.runs import rotated
 from edgespec.llama.backend import llama
 from edgespec.llama.context import create_context
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from script import Measuring, in_child, parser, require_kernels, spread, start
 
 N_TOKENS = 16

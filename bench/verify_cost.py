@@ -37,8 +37,8 @@ from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models
 from script import Measuring, in_child, numbers, parser, require_kernels, spread, start
 
 PREFILL = 512

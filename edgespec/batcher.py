@@ -83,10 +83,15 @@ class Text:
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
+        if ask.with_features and n_past < self.n_held:  # what was read before it paused: without
+            return TargetPass(self.session, self.generation.tokens[n_past : self.n_held][:n], 0)
         tokens = [*self.generation.tokens[n_past : self.n_held], *ask.tokens[max(0, n_past - self.n_held) :]]
         if n == len(tokens):
-            return TargetPass(self.session, tokens, ask.n_logits, ask.parents)
-        return TargetPass(self.session, tokens[: min(n, len(tokens) - ask.n_logits)], 0)
+            return TargetPass(
+                self.session, tokens, ask.n_logits, ask.parents, with_features=ask.with_features
+            )
+        n = min(n, len(tokens) - ask.n_logits)
+        return TargetPass(self.session, tokens[:n], 0, with_features=ask.with_features)
 
 
 class Batcher:
@@ -235,10 +240,13 @@ class Batcher:
         share = costs.of(max(1, n_tokens - n_read), n_past) / costs.of(n_tokens, n_past) if n_read else 1.0
         parted = {id(text): part for text, part in parts}
         for text, evaluated in found:
-            if parted[id(text)].n_logits:
+            part = parted[id(text)]
+            if part.n_logits or not text.n_rest:
                 is_reader = id(text) in readers
                 scaled = evaluated if is_reader else replace(evaluated, seconds=share * evaluated.seconds)
                 self._advance(text, scaled)
+            elif part.with_features and evaluated.features is not None:
+                text.generation.keep_features(text.session.n_past - len(part.tokens), evaluated.features)
 
     def _parts(self, waiting: Sequence[Text]) -> list[tuple[Text, TargetPass]]:
         """Choose what goes into the pass."""
@@ -247,6 +255,8 @@ class Batcher:
         cache = self._cache
         parts: list[tuple[Text, TargetPass]] = []
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
+        if any(isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting):
+            n_left = min(n_left, n_rows)  # then all tokens of the pass have rows
         self._late = []
         for text in writing:
             part = text.part(text.n_rest)
@@ -280,7 +290,8 @@ class Batcher:
         for text, one in zip(texts, passes, strict=True):
             if found:  # its rows are the cache's own memory, which the next pass overwrites
                 last, evaluated = found[-1]
-                found[-1] = last, replace(evaluated, rows=evaluated.rows.copy())
+                features = None if evaluated.features is None else evaluated.features.copy()
+                found[-1] = last, replace(evaluated, rows=evaluated.rows.copy(), features=features)
             found += self._evaluate([text], [one])
         return found
 
@@ -344,9 +355,9 @@ def _groups(texts: Sequence[Text], n_batch: int) -> list[list[Text]]:
         ask = text.ask
         assert isinstance(ask, DraftPass)  # noqa: S101 - for the type checker
         n_tokens += len(ask.tokens)
-        n_rows += ask.n_logits
+        n_rows = n_tokens if ask.with_features else n_rows + ask.n_logits
         if not groups or n_tokens > n_batch or n_rows > ask.session.n_logits_max:
             groups.append([])
-            n_tokens, n_rows = len(ask.tokens), ask.n_logits
+            n_tokens, n_rows = len(ask.tokens), ask.n_outputs
         groups[-1].append(text)
     return groups

@@ -9,23 +9,26 @@ from pathlib import Path
 
 from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, KEPT, Capacity, Demand, choose_capacity, kept_cells
 from edgespec.choices import DrafterName, KernelsChoice, check_choice
+from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
+from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
+from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
-from edgespec.models.registry import load_registry
-from edgespec.models.resolve import locate, resolve
+from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import physical_cores
@@ -90,6 +93,8 @@ class Pair(Closing):
     """The name of the kernels that the models run on."""
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
+    head: HeadFile | None = None
+    """The draft, if it is a head that reads the target's hidden states, else None."""
     draft_is_stuck = False
     """Whether the draft is not used because it or the target cannot take tokens back."""
 
@@ -106,6 +111,9 @@ class Pair(Closing):
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         self._headers = [check_model_file(resolve(name)) for name in names]
         check_target(self.target_header)
+        if self.draft_name and (head := read_head(self._headers[1])):
+            check_head(head, self.target_header)
+            self.head = head
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
@@ -117,6 +125,7 @@ class Pair(Closing):
         self._draft_timelines: Timelines | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
+        self._fusion: Fusion | None = None
 
     @property
     def target_header(self) -> GGUFHeader:
@@ -157,8 +166,10 @@ class Pair(Closing):
             on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): {what}")
             draft.close()
             self._models.remove(draft)
-            self.draft_name = self.draft = None
+            self.draft_name = self.draft = self.head = None
             self.draft_is_stuck = True
+        elif self.head:
+            self._fusion = Fusion(self.head, TargetEmbeddings(self.target.header))
         elif not (match := compare_vocabularies(self.target, draft)).equal:
             if self.cut:
                 raise EdgespecError(
@@ -178,6 +189,11 @@ class Pair(Closing):
         """Return the draft model if it can write in a cascade, else raise UsageError."""
         if self.draft is None:
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
+        if self.head:
+            raise UsageError(
+                f"{self.draft_name} is a draft head, which cannot write in a cascade by itself: "
+                "choose a draft model"
+            )
         if self.cut:
             raise UsageError(
                 f"{self.draft_name} has only a part of the vocabulary, and could not write the rest of it in "
@@ -247,7 +263,8 @@ class Pair(Closing):
         n_timelines = parallel + (KEPT if self.options.prefix_cache or parallel > 1 else 0)
         size = CacheSize(
             n_ctx=cells,
-            n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
+            # Of all tokens whose hidden states a head wants the library computes the logits too.
+            n_logits_max=MAX_GAMMA + 1 if parallel == 1 and not self.head else max(_ROWS, 2 * parallel),
             n_timelines=min(n_timelines, MAX_TIMELINES) if model.can_rewind else 1,
         )
         kept = smaller.last() if smaller else None
@@ -287,6 +304,10 @@ class Pair(Closing):
             return self._idle_drafts.pop()
         if self._vocabulary_map:
             return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
+        if self.head and self._fusion:
+            features = TargetFeatures(self.head.n_embd)
+            session = self._draft_timelines.begin([0])
+            return HeadModel(session, self.head, self._fusion, features, n_vocab=self.target.n_vocab)
         model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
         model.timelines = self._draft_timelines
         return model
@@ -317,6 +338,7 @@ class Pair(Closing):
             size,
             n_threads=self.n_threads,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
+            takes_inputs=self.head is not None and model is self.draft,
             interrupt=signals.interrupt if signals else None,
         )
 
@@ -330,24 +352,6 @@ class Pair(Closing):
         """Free models and sessions; a second call does nothing."""
         for model in self._models:
             model.close()
-
-
-def choose_models(
-    target: str | Path | None, draft: str | Path | None, drafter: DrafterName = "auto"
-) -> tuple[str, str | None]:
-    """Return the names of target and draft (None: no drafting), as given or from the registry's pairs.
-
-    Raises UsageError if a draft is wanted but no pair names one for this target.
-    """
-    chosen, partner = load_registry().complete(
-        None if target is None else str(target), None if draft is None else str(draft)
-    )
-    if drafter in ("none", "suffix"):
-        return chosen, None
-    if partner is None and drafter != "auto":
-        locate(chosen)  # complain about a mistyped target first
-        raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
-    return chosen, partner
 
 
 def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:

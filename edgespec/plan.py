@@ -93,6 +93,8 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
         if not policy.suffix:
             raise UsageError("no draft model was loaded", field="drafter", value=name)
         policy = replace(policy, model=False, staged=False)
+    if pair.head:
+        policy = replace(policy, staged=False, after_store=False)
     if options.cascade and options.cascade.span != "rest":
         # No suffix store: it would have to read the text again for each span.
         policy = replace(policy, suffix=False, model=True, staged=False)

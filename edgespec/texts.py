@@ -10,6 +10,7 @@ from edgespec.batcher import Batcher, Passed, Text
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Event
 from edgespec.drafting.earlier_texts import EarlierTexts
+from edgespec.drafting.head import HeadModel, states_worth
 from edgespec.drafting.knowledge import Knowledge
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.proposal import DraftStep
@@ -152,7 +153,7 @@ class Texts:
         timelines = self._pair.timelines(n_ctx)
         if self.batcher is None or self.batcher.timelines is not timelines:
             self.batcher = Batcher(timelines, self._knowledge.clocks)
-        drafter = None
+        drafter = features = None
         if plan.options.cascade:
             small = self._pair.small_model(n_ctx)
             target = running.session = timelines.begin([0])
@@ -165,7 +166,10 @@ class Texts:
             if plan.uses_model:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
-        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known)
+            if isinstance(running.draft, HeadModel) and running.scheduler:
+                features = running.draft.features
+                features.n_prompt = states_worth(running.scheduler, len(tokens) - n_known, n_predict)
+        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 
     def _drafter(
         self,

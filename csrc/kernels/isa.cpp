@@ -45,7 +45,7 @@ inline int32_t int_at(const int8_t *p, int i) {
 #define TYPES(LEVEL)                                                                                                  \
     {                                                                                                                 \
         TILES(Q4_0, LEVEL), TILES(Q4_1, LEVEL), TILES(Q5_0, LEVEL), TILES(Q5_1, LEVEL), TILES(Q8_0, LEVEL),           \
-            TILES(IQ4_NL, LEVEL), TILES(Q4_K, LEVEL), TILES(Q5_K, LEVEL), TILES(Q6_K, LEVEL)                          \
+            TILES(IQ4_NL, LEVEL), TILES(Q3_K, LEVEL), TILES(Q4_K, LEVEL), TILES(Q5_K, LEVEL), TILES(Q6_K, LEVEL)      \
     }
 
 extern const Isa ES_ISA;

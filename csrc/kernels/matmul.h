@@ -6,19 +6,20 @@ constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 
 template <int TYPE> struct Weights {
     static constexpr Format FORMAT = FORMATS[TYPE];
     static constexpr int STEPS = FORMAT.steps, HEADER = FORMAT.header * LANES, STEP = FORMAT.step * LANES;
-    static constexpr bool K_TYPE = STEPS == 8, HALVES = TYPE == Q6_K;
+    static constexpr bool K_TYPE = STEPS == 8, HALVES = TYPE == Q3_K || TYPE == Q6_K;
     static constexpr bool MINUS_MIN = TYPE == Q4_K || TYPE == Q5_K, PLUS_MIN = TYPE == Q4_1 || TYPE == Q5_1;
     static constexpr bool BYTES = TYPE == Q8_0 || TYPE == IQ4_NL;
-    // Stored values stand for value - 2^OFFSET_BITS.
+    // Loaded values stand for value - 2^OFFSET_BITS; those of Q3_K are 8 times as large as the weights, so that their
+    // offset is Q6_K's.
     static constexpr int OFFSET_BITS = TYPE == Q4_0   ? 3
                                        : TYPE == Q5_0 ? 4
-                                       : TYPE == Q6_K ? 5
+                                       : HALVES       ? 5
                                        : BYTES && !SIGNED_BYTES ? 7
                                                                 : 0;
     static constexpr int SHIFT = OFFSET_BITS ? OFFSET_BITS - 3 : 0; // of what isa.h has multiplied by 8
     // Whether shuffles have time to spread activations: in the others they look up or the sums take all registers.
-    static constexpr bool SPREAD = TYPE == Q4_0 || TYPE == Q8_0 || TYPE == Q6_K;
-    static constexpr int LARGEST = BYTES ? 128 : FORMAT.step == 24 ? 63 : FORMAT.step == 20 ? 31 : 15;
+    static constexpr bool SPREAD = TYPE == Q4_0 || TYPE == Q8_0 || HALVES;
+    static constexpr int LARGEST = BYTES ? 128 : HALVES ? 63 : FORMAT.step == 20 ? 31 : 15;
 
     // The 8 planes of a step, columns 4v.. in plane v.
     __attribute__((always_inline)) static inline void load(const uint8_t *p, I *v) {
@@ -27,6 +28,19 @@ template <int TYPE> struct Weights {
             for (int i = 0; i < 8; i++) {
                 v[i] = i_load(p + i * PLANE); // packed as this instruction set wants them
             }
+            return;
+        }
+        if (TYPE == Q3_K) {
+            const I bits = i_bytes(7 << 3), low = i_bytes(3 << 3), high = i_bytes(4 << 3);
+            const I a = i_load(p), b = i_load(p + PLANE), c = i_load(p + 2 * PLANE);
+            v[0] = i_and(i_shl16<3>(a), bits);
+            v[1] = i_and(i_shl16<3>(b), bits);
+            v[2] = i_and(i_shl16<3>(c), bits);
+            v[3] = i_and(a, bits);
+            v[4] = i_and(b, bits);
+            v[5] = i_and(c, bits);
+            v[6] = i_or_and(i_and(i_shr16<3>(a), low), i_shr16<1>(c), high);
+            v[7] = i_or_and(i_and(i_shr16<3>(b), low), i_shr16<2>(c), high);
             return;
         }
         const I low = i_bytes(15);
@@ -64,6 +78,10 @@ template <int TYPE> struct Weights {
         }
     }
 
+    static inline F packet_scale(const uint8_t *header) {
+        const F d = f_half(header);
+        return TYPE == Q3_K ? f_mul(d, f_set1(0.125f)) : d; // exact
+    }
     // Scales of a step; `half` 0 or 1 where 16 columns have their own.
     static inline F scale(const uint8_t *header, F d, int s, int half) {
         if (!K_TYPE) {
@@ -97,7 +115,7 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y,
     for (int64_t p = 0; p < packets; p++) {
         const uint8_t *header = group, *step = group + W::HEADER;
         prefetch<LEVEL>(header + ahead, W::HEADER);
-        const F d = W::K_TYPE ? f_half(header) : f_zero();
+        const F d = W::K_TYPE ? W::packet_scale(header) : f_zero();
         const F dmin = W::MINUS_MIN ? f_half(header + 2 * LANES) : f_zero();
         F of_packet[NC]; // K types: sums under the packet's activation scale
         EACH_TOKEN {

@@ -50,6 +50,13 @@ inline void decode(Type type, const uint8_t *block, int s, Step &step) {
             v[i] = block[2 + i];
         }
         return;
+    case Q3_K: { // 32 bytes with the high bits of all steps, one in each bit; then low bits: four steps in 32 bytes
+        const uint8_t *qs = block + 32 + s / 4 * 32;
+        for (int i = 0; i < 32; i++) {
+            v[i] = (uint8_t)((qs[i] >> s % 4 * 2 & 3) | (block[i] >> s & 1) << 2);
+        }
+        return;
+    }
     case Q4_K:
     case Q5_K: { // 32 bytes hold two steps: one in the low, one in the high nibbles
         const uint8_t *qs = block + (type == Q4_K ? 16 : 48) + s / 2 * 32;
@@ -96,6 +103,14 @@ inline void encode(Type type, const Step &step, int s, uint8_t *block) {
             block[2 + i] = v[i];
         }
         return;
+    case Q3_K: {
+        uint8_t *qs = block + 32 + s / 4 * 32;
+        for (int i = 0; i < 32; i++) {
+            qs[i] |= (uint8_t)((v[i] & 3) << s % 4 * 2);
+            block[i] |= (uint8_t)(v[i] >> 2 << s);
+        }
+        return;
+    }
     case Q4_K:
     case Q5_K: {
         uint8_t *qs = block + (type == Q4_K ? 16 : 48) + s / 2 * 32;
@@ -132,6 +147,17 @@ inline void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
         }
         return;
     }
+    if (type == Q3_K) {
+        uint8_t bytes[12];
+        for (int i = 0; i < 12; i++) {
+            const uint8_t rest = i < 8 ? v[24 + i] & 3 : (uint8_t)(v[16 + i] >> 2 | v[20 + i] >> 2 << 1);
+            bytes[i] = (uint8_t)(v[i] | v[12 + i] << 3 | rest << 6);
+        }
+        for (int i = 0; i < 3; i++) {
+            put4(p, lanes, i, bytes + 4 * i);
+        }
+        return;
+    }
     uint8_t nibbles[16], planes[8] = {0};
     encode_nibbles(v, nibbles);
     for (int i = 0; i < 4; i++) {
@@ -158,6 +184,20 @@ inline void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
     if (type == Q8_0) {
         for (int i = 0; i < 8; i++) {
             get4(p, lanes, i, v + 4 * i);
+        }
+        return;
+    }
+    if (type == Q3_K) {
+        uint8_t bytes[12];
+        for (int i = 0; i < 3; i++) {
+            get4(p, lanes, i, bytes + 4 * i);
+        }
+        for (int i = 0; i < 12; i++) {
+            v[i] = bytes[i] & 7;
+            v[12 + i] = bytes[i] >> 3 & 7;
+        }
+        for (int i = 0; i < 8; i++) {
+            v[24 + i] = (uint8_t)(bytes[i] >> 6 | (bytes[8 + i % 4] >> (6 + i / 4) & 1) << 2);
         }
         return;
     }
@@ -203,6 +243,22 @@ void encode_scales(const uint8_t *scales, const uint8_t *minima, uint8_t *p) {
     }
 }
 
+// Q3_K keeps sixteen signed 6-bit scales, 32 too large, in 12 bytes: the low 4 bits of scales 0..7 and 8..15 are
+// the low and the high halves of bytes 0..7; the high 2 bits of scales j, 4 + j, 8 + j and 12 + j are in byte 8 + j.
+void decode_signed_scales(const uint8_t *p, uint8_t *scales) {
+    for (int i = 0; i < 16; i++) {
+        const int low = i < 8 ? p[i] & 15 : p[i - 8] >> 4, high = p[8 + i % 4] >> i / 4 * 2 & 3;
+        scales[i] = (uint8_t)((low | high << 4) - 32);
+    }
+}
+void encode_signed_scales(const uint8_t *scales, uint8_t *p) {
+    for (int i = 0; i < 16; i++) {
+        const int scale = (scales[i] + 32) & 63;
+        p[i % 8] |= (uint8_t)((scale & 15) << i / 8 * 4);
+        p[8 + i % 4] |= (uint8_t)(scale >> 4 << i / 4 * 2);
+    }
+}
+
 // Bytes of a row's F16 scale(s) and, for K types, of its 16 small ones, of the header of a packet.
 inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int row, uint8_t *header) {
     const size_t r = (size_t)row, n = (size_t)lanes;
@@ -217,6 +273,9 @@ inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int 
     if (type == Q6_K) {
         memcpy(header + 2 * r, block + 208, 2);
         memcpy(small, block + 192, 16);
+    } else if (type == Q3_K) {
+        memcpy(header + 2 * r, block + 108, 2);
+        decode_signed_scales(block + 96, small);
     } else {
         memcpy(header + 2 * r, block, 2);
         memcpy(header + 2 * (n + r), block + 2, 2);
@@ -242,6 +301,9 @@ inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int 
     if (type == Q6_K) {
         memcpy(block + 208, header + 2 * r, 2);
         memcpy(block + 192, small, 16);
+    } else if (type == Q3_K) {
+        memcpy(block + 108, header + 2 * r, 2);
+        encode_signed_scales(small, block + 96);
     } else {
         memcpy(block, header + 2 * r, 2);
         memcpy(block + 2, header + 2 * (n + r), 2);
@@ -322,7 +384,7 @@ Type find_type(int ggml_type) {
 #define EACH_TYPE(FUNCTION)                                                                                           \
     {                                                                                                                 \
         FUNCTION<Q4_0>, FUNCTION<Q4_1>, FUNCTION<Q5_0>, FUNCTION<Q5_1>, FUNCTION<Q8_0>, FUNCTION<IQ4_NL>,             \
-            FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>                                                            \
+            FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>                                            \
     }
 
 void pack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {

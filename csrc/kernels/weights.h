@@ -7,13 +7,15 @@
 //              step 0, step 1, ...: 32 columns x R rows each
 //     step   = planes of R x 4 bytes; row r owns bytes 4r .. 4r+3, one byte for each of 4 columns:
 //              nibbles:  4 planes, plane v: columns 4v.. in the low and 16+4v.. in the high nibble
+//              3 bits:   3 planes, plane v: columns 4v.. in bits 0..2, 12+4v.. in bits 3..5; bits 6 and 7 of
+//                        plane h = 0, 1: the low two bits of columns 24+4h.., of plane 2: the high bits of both
 //              1 bit:    1 plane,  bit v of a byte: column 4v.. (v = 0..7)
 //              2 bits:   2 planes, plane h, bits 2v..2v+1: column 16h+4v.. (v = 0..3)
 //              bytes:    8 planes, plane v: columns 4v..
 //
 // Header, each item R times: simple types (2 steps): F16 d of step 0, d of step 1, then m of both if the
 // type has minima. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of
-// 32 columns (Q4_K, Q5_K), or 16 signed scales of 16 columns (Q6_K, dmin unused).
+// 32 columns (Q4_K, Q5_K), or 16 signed scales of 16 columns (Q3_K, Q6_K, dmin unused).
 // Rows and columns missing at the end are zeros. Packing loses nothing: unpack gives the same blocks.
 #pragma once
 
@@ -22,7 +24,7 @@
 
 namespace edgespec {
 
-enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K, N_TYPES };
+enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q3_K, Q4_K, Q5_K, Q6_K, N_TYPES };
 
 struct Format {
     const char *name; // ggml's
@@ -39,8 +41,8 @@ constexpr Format FORMATS[N_TYPES] = {
     {"q4_0", 2, 32, 18, 2, 4, 16, 32},     {"q4_1", 3, 32, 20, 2, 8, 16, 32},
     {"q5_0", 6, 32, 22, 2, 4, 20, 32},     {"q5_1", 7, 32, 24, 2, 8, 20, 32},
     {"q8_0", 8, 32, 34, 2, 4, 32, 32},     {"iq4_nl", 20, 32, 18, 2, 4, 16, 32},
-    {"q4_K", 12, 256, 144, 8, 20, 16, 256}, {"q5_K", 13, 256, 176, 8, 20, 20, 256},
-    {"q6_K", 14, 256, 210, 8, 20, 24, 256},
+    {"q3_K", 11, 256, 110, 8, 20, 12, 256}, {"q4_K", 12, 256, 144, 8, 20, 16, 256},
+    {"q5_K", 13, 256, 176, 8, 20, 20, 256}, {"q6_K", 14, 256, 210, 8, 20, 24, 256},
 };
 
 // The format of a ggml type, or N_TYPES.

@@ -23,6 +23,7 @@ from edgespec.platform.boards import device_model
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import total_bytes
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
+from edgespec.platform.power_supply import on_battery
 
 LEAST_SPEED = 0.6
 """Below this share of its highest clock frequency, the processor was held back. The highest frequency is that
@@ -131,7 +132,7 @@ class _Seen:
     """For the fastest core of each sample: the share of its highest frequency, and that frequency in GHz."""
     zones: dict[Path, float] = field(default_factory=dict)
     """Highest temperature of each thermal zone, degrees Celsius."""
-    discharging: bool = False
+    on_battery: bool = False
     firmware: int = 0
     """The Raspberry Pi's flags, only those set since the watch began."""
 
@@ -174,7 +175,7 @@ class Watch:
     def _look(self) -> None:
         """Note what may change again: use of the battery, the firmware's flags, temperatures."""
         seen = self._seen
-        seen.discharging = seen.discharging or _discharging(self._root)
+        seen.on_battery = seen.on_battery or on_battery(self._root)
         bits = _firmware(self._root) or 0
         seen.firmware |= bits % (1 << _EVER) | (bits & ~self._firmware) >> _EVER
         for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
@@ -187,7 +188,7 @@ class Watch:
             yield f"other programs kept {busy:.1f} processors busy; stop them and run the benchmark again"
 
     def _of_power(self) -> Iterator[str]:
-        if self._seen.discharging:
+        if self._seen.on_battery:
             yield "the machine ran on its battery, where processors are slower; plug it in"
 
     def _of_clocks(self) -> Iterator[str]:
@@ -286,16 +287,6 @@ def _limit(zone: Path) -> float:
         if _text(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
             slowing.append(degrees - NEAR_TRIP)
     return min(slowing, default=MOST_DEGREES)
-
-
-def _discharging(root: Path) -> bool:
-    """Return whether the machine runs on its battery; those of mice and headphones have scope Device."""
-    return any(
-        _text(supply / "type") in {"Battery", "UPS"}
-        and _text(supply / "scope") != "Device"
-        and _text(supply / "status") == "Discharging"
-        for supply in (root / "sys/class/power_supply").glob("*")
-    )
 
 
 def _firmware(root: Path) -> int | None:

@@ -84,7 +84,7 @@ def bench_command(
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
-    from edgespec.pair import choose_models
+    from edgespec.models.choosing import choose_models
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
@@ -101,7 +101,8 @@ def bench_command(
     drafter = _drafter(settings)
     if drafter == "suffix" and models.draft is not None:
         raise UsageError(f"--draft and --ways {measuring.ways.ways} contradict each other: choose one")
-    names = choose_models(*models.names(), drafter)
+    writes = any(way.cascade for way in settings.ways)
+    names = choose_models(*models.names(), drafter, writes=writes)
     meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
     pull_named(*names)
     with meter, SignalPipe() as signals:

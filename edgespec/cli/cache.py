@@ -11,13 +11,14 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out, print_table
+from edgespec.cli.console import err, message, out, print_table
 from edgespec.errors import UsageError
 from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:
     from edgespec.drafting.history import HistoryInfo
+    from edgespec.forge.kept_data import KeptData
 
 cache_app = typer.Typer(
     no_args_is_help=True,
@@ -35,23 +36,35 @@ _NOTE = (
 def info_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Show what is stored, and where: a file for each tokenizer."""
+    """Show what is stored, and where: histories, a file for each tokenizer, and what drafts are made from."""
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
+    from edgespec.forge.kept_data import find_kept
 
     root = history_root()
-    found = [history.info() for history in find_histories(root)]
+    found, kept = [history.info() for history in find_histories(root)], find_kept()
     if json:
         out.print_json(
             data={
                 "directory": str(root),
                 "max_tokens": MAX_TOKENS,
                 "histories": [_described(info) for info in found],
+                "forge": [_described_kept(one) for one in kept],
             }
         )
         return
     if not found:
         out.print(f"nothing is stored in {root}", markup=False)
-        return
+    else:
+        _print_histories(found)
+    if kept:
+        out.print()
+        _print_kept(kept)
+    if found or kept:
+        out.print()
+        out.print(_NOTE, markup=False)
+
+
+def _print_histories(found: list[HistoryInfo]) -> None:
     table = Table("tokenizer", "documents", "tokens", "size", "written", "path", box=None, pad_edge=False)
     for info in found:
         table.add_row(
@@ -69,8 +82,23 @@ def info_command(
             out.print(f"{info.path.name}: {info.problem}", markup=False)
         for path in info.set_aside:
             out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it", markup=False)
-    out.print()
-    out.print(_NOTE, markup=False)
+
+
+def _print_kept(kept: list[KeptData]) -> None:
+    table = Table("drafts for", "texts", "of yours", "size", "checkpoints", "path", box=None, pad_edge=False)
+    for one in kept:
+        table.add_row(
+            one.target or "?",
+            f"{one.n_texts:,}",
+            f"{one.n_own:,}",
+            format_size(one.data_bytes),
+            format_size(one.checkpoint_bytes) if one.checkpoint_bytes else "-",
+            str(one.folder),
+        )
+    table.columns[-1].overflow = "fold"
+    print_table(table)
+    for path in [path for one in kept for path in one.damaged]:
+        out.print(f"{path}: damaged, not used; `edgespec cache clear` deletes it", markup=False)
 
 
 def _described(info: HistoryInfo) -> dict[str, object]:
@@ -86,26 +114,56 @@ def _described(info: HistoryInfo) -> dict[str, object]:
     }
 
 
+def _described_kept(kept: KeptData) -> dict[str, object]:
+    return {
+        "path": str(kept.folder),
+        "target": kept.target or None,
+        "target_sha256": kept.sha256,
+        "texts": kept.n_texts,
+        "own_texts": kept.n_own,
+        "data_bytes": kept.data_bytes,
+        "checkpoint_bytes": kept.checkpoint_bytes,
+        "damaged": [str(path) for path in kept.damaged],
+    }
+
+
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
 @cache_app.command("clear", epilog="Example: edgespec cache clear --yes")
 def clear_command(
+    *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    forge: Annotated[
+        bool,
+        typer.Option(
+            "--forge", help="Delete also all other texts that drafts are made from, and checkpoints."
+        ),
+    ] = False,
 ) -> None:
-    """Delete all histories, and the files set aside because they were damaged.
+    """Delete all histories, and what of your texts was kept to make drafts from.
 
-    A file written by a later edgespec stays, and is named.
+    Files set aside because they were damaged are deleted too. A file written by a later edgespec stays, and
+    is named; so are drafts that were trained on your texts.
     """
     from edgespec.drafting.history import find_histories, history_root
+    from edgespec.forge.dataset import forge_root
+    from edgespec.forge.kept_data import find_kept
 
     histories = [(history, history.info()) for history in find_histories()]
-    if not histories:
+    kept = [one for one in find_kept() if forge or one.n_own or one.damaged]
+    if not histories and not kept:
         out.print(f"nothing is stored in {history_root()}", markup=False)
+        _name_drafts()
         return
     if not yes:
-        what = f"{sum(info.documents for _, info in histories):,} documents in {history_root()}"
+        n_documents = sum(info.documents for _, info in histories)
+        parts = [f"{n_documents:,} documents in {history_root()}"] if histories else []
+        if kept:
+            n_texts = sum(one.n_texts if forge else one.n_own for one in kept)
+            parts.append(f"{n_texts:,} texts {'and the checkpoints ' if forge else ''}in {forge_root()}")
+        what = " and ".join(parts)
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError(f"to delete {what} without a terminal to ask in, give --yes")
         if not typer.confirm(f"Delete {what}?", err=True):
@@ -117,6 +175,41 @@ def clear_command(
             out.print(f"{path}: deleted, {what}", markup=False)
         if info.newer:
             out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand", markup=False)
+    for one in kept:
+        _clear_kept(one, everything=forge)
+    _name_drafts()
+
+
+def _clear_kept(kept: KeptData, *, everything: bool) -> None:
+    """Delete a target's data, or what of it came from the user, and say so."""
+    from edgespec.forge.kept_data import delete_all, delete_own
+
+    if everything:
+        delete_all(kept)
+        size = format_size(kept.data_bytes + kept.checkpoint_bytes)
+        out.print(f"{kept.folder}: deleted, {kept.n_texts:,} texts and checkpoints, {size}", markup=False)
+        return
+    n = delete_own(kept)
+    out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours", markup=False)
+    if kept.checkpoint_bytes and kept.n_own:
+        out.print(
+            f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear --forge` "
+            "deletes them",
+            markup=False,
+        )
+
+
+def _name_drafts() -> None:
+    """Say which drafts were trained on what is deleted now."""
+    from edgespec.models.made_drafts import made_drafts
+
+    for draft in made_drafts(on_message=message):
+        if draft.uses_own_texts:
+            out.print(
+                f"{draft.name}: kept, a draft trained on your texts, of which it may still know; "
+                f"`edgespec draft remove {draft.name}` deletes it",
+                markup=False,
+            )
 
 
 @cache_app.command("import", epilog="Example: edgespec cache import ~/src/project NOTES.md")

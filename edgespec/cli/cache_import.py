@@ -29,9 +29,9 @@ from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
-from edgespec.pair import choose_models
 
 _LARGEST = 1_000_000  # bytes of a text file
 _BATCH = 32_768  # tokens written at once: few beside a history, many beside the cost of searching it

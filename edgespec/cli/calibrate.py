@@ -99,7 +99,7 @@ def calibrate_command(
     _check(models, aim, prompts, humaneval)
     span = SPAN if aim.span is None else parse_span(aim.span)
     questions = _questions(prompts, humaneval)
-    names = models.pull("model")
+    names = models.pull("model", writes=True)
     with (
         SignalPipe() as signals,
         load_engine(names, compute, signals=signals) as engine,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.console import INTERRUPTED, is_watched, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
     OUTPUT,
@@ -143,10 +143,17 @@ def chat_command(
             )
         settings = ChatSettings(options, length.ctx, json=output.json, show_draft=output.show_draft)
         chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine))
-        return _type(chat, cache=drafting.cache) if sys.stdin.isatty() else _pipe(chat)
+        if not sys.stdin.isatty():
+            return _pipe(chat)
+        _type(chat, cache=drafting.cache)
+    if chat.last_stats and drafter not in ("none", "suffix") and is_watched() and not output.json:
+        from edgespec.forge.hints import tell_of_better_draft
+
+        tell_of_better_draft(engine, chat.last_stats, message)
+    return 0
 
 
-def _type(chat: Chat, *, cache: bool) -> int:
+def _type(chat: Chat, *, cache: bool) -> None:
     """Answer what is typed in a terminal."""
     from edgespec.cli.chat_lines import COMMANDS
     from edgespec.cli.line_editor import LineEditor, open_history  # takes 0.1 s to import, here only
@@ -170,7 +177,6 @@ def _type(chat: Chat, *, cache: bool) -> int:
             line = chat.take(typed)
         except KeyboardInterrupt:  # before an answer began, or a second Ctrl-C at its end
             line = typed
-    return 0
 
 
 def _pipe(chat: Chat) -> int:

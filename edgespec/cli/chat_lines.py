@@ -15,7 +15,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.options import Options
 from edgespec.platform.files import expand_user
-from edgespec.records import Result
+from edgespec.records import Result, Stats
 from edgespec.stream import Stream
 
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
@@ -59,6 +59,11 @@ class Chat:
         """The names of the models."""
         draft = self._engine.draft_name
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
+
+    @property
+    def last_stats(self) -> Stats | None:
+        """Of the last answer; None before the first."""
+        return self._last.stats if self._last else None
 
     def take(self, line: str) -> str:
         """Answer or run `line`; return the text to edit next: `line` itself if it failed, else ""."""

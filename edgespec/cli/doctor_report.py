@@ -26,9 +26,10 @@ from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.resolve import resolve
-from edgespec.pair import choose_models, default_threads
+from edgespec.pair import default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes

@@ -9,11 +9,13 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model, complete_name
-from edgespec.cli.console import err, out, print_table
+from edgespec.cli.console import err, message, out, print_table
+from edgespec.cli.made_drafts import described, drafts_table
 from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry, Registry
+from edgespec.models.made_drafts import made_drafts
 from edgespec.models.pull import Puller, hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
 from edgespec.models.resolve import resolve
@@ -59,16 +61,18 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
 
 @models_app.command("list", epilog="Example: edgespec models list --json")
 def list_command(json: _Json = False) -> None:
-    """List the models known by name, whether they are here, and the pairs."""
+    """List the models known by name, whether they are here, the pairs, and drafts made here."""
     registry, store = load_registry(), Store.default()
-    described = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
+    known = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
     pairs = {name: {"target": pair.target, "draft": pair.draft} for name, pair in registry.pairs.items()}
+    made = made_drafts(registry, message)
     if json:
-        out.print_json(data={"models": list(described.values()), "pairs": pairs})
+        drafts = [described(draft) for draft in made]
+        out.print_json(data={"models": list(known.values()), "pairs": pairs, "drafts": drafts})
         return
     models = Table("name", "params", "quant", "licence", "size", "state", box=None, pad_edge=False)
     for entry in registry.entries.values():
-        size = described[entry.name]["size"]
+        size = known[entry.name]["size"]
         models.add_row(
             entry.name,
             entry.params or "-",
@@ -84,6 +88,9 @@ def list_command(json: _Json = False) -> None:
     print_table(models)
     out.print()
     print_table(named)
+    if made:
+        out.print()
+        print_table(drafts_table(made))
 
 
 @models_app.command("pull", epilog="Example: edgespec models pull default smollm2-135m-q4_1")

@@ -11,6 +11,7 @@ from edgespec.choices import DrafterName, KernelsChoice
 from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
+from edgespec.models.choosing import choose_models
 from edgespec.models.registry import load_registry
 from edgespec.sampling import SamplingParams
 
@@ -101,7 +102,7 @@ class ModelChoice:
             "--draft",
             "-d",
             help="Small model that drafts; best one of the family.",
-            show_default="the registry's for this target, if any",
+            show_default="the best made here for this target, else the registry's, if any",
             autocompletion=complete_model,
         ),
     ] = None
@@ -129,11 +130,9 @@ class ModelChoice:
         named = load_registry().pair(self.pair)
         return named.target, named.draft
 
-    def pull(self, drafter: DrafterName) -> tuple[str, str | None]:
+    def pull(self, drafter: DrafterName, *, writes: bool = False) -> tuple[str, str | None]:
         """Return the names that `choose_models` chooses; pull models that are not here."""
-        from edgespec.pair import choose_models  # late, since llama.cpp may still be compiling
-
-        chosen = choose_models(*self.names(), drafter)
+        chosen = choose_models(*self.names(), drafter, writes=writes)
         pull_named(*chosen)
         return chosen
 

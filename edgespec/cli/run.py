@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgespec.choices import DrafterName, Objective, Rule, Signal
-from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.console import INTERRUPTED, is_watched, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
     DRAFTING,
@@ -34,7 +34,7 @@ from edgespec.cli.options import (
     parse_span,
     refuse_contradictions,
 )
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.options import Options, Waking
@@ -200,6 +200,11 @@ class Output:
         """Whether energy is measured, or estimated."""
         return self.energy or self.assume_watts is not None
 
+    @property
+    def hints(self) -> bool:
+        """Whether somebody reads what would make the next run faster."""
+        return self.stats and not self.json and is_watched()
+
 
 @grouped
 def run_command(
@@ -216,6 +221,7 @@ def run_command(
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     from edgespec.cli.loading import load_engine
+    from edgespec.cli.prompt_text import read_prompt
     from edgespec.cli.render import ExplainedSteps
     from edgespec.cli.structure import read_structure, tell_if_cut
     from edgespec.energy import EnergyMeter
@@ -223,13 +229,13 @@ def run_command(
 
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
-    text = _read_prompt(prompt.prompt, prompt.file)
+    text = read_prompt(prompt.prompt, prompt.file)
     structure = read_structure(output.grammar, output.json_schema)
     meter = None
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
     drafter = _drafter(drafting, lossy)
-    names = models.pull(drafter)
+    names = models.pull(drafter, writes=lossy.mode == "cascade")
     with (
         meter or nullcontext(),
         SignalPipe() as signals,
@@ -255,7 +261,11 @@ def run_command(
         )
         code = _show(stream, output, explain=drafting.explain is not None)
         tell_if_cut(structure, stream.result)
-        return code
+    if code == 0 and output.hints and drafter not in ("none", "suffix") and lossy.mode == "exact":
+        from edgespec.forge.hints import tell_of_better_draft
+
+        tell_of_better_draft(engine, stream.result.stats, message)
+    return code
 
 
 def _refuse_contradictions(
@@ -317,33 +327,3 @@ def _show(stream: Stream, output: Output, *, explain: bool) -> int:
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
     return code
-
-
-def _read_prompt(prompt: str | None, file: Path | None) -> str:
-    if file is not None:
-        try:
-            return _decode(file.read_bytes(), str(file))
-        except OSError as error:
-            raise UsageError(f"--file {file}: {error.strerror}") from None
-    if prompt is not None and prompt != "-":
-        if not prompt:
-            raise UsageError("the prompt is empty")
-        return prompt
-    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise UsageError(
-            'no prompt: give one, as in `edgespec run "Write a quicksort"`, or -f FILE, or a pipe'
-        )
-    return _decode(sys.stdin.buffer.read(), "stdin")
-
-
-def _decode(data: bytes, name: str) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise EdgespecError(
-            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at position {error.start}; "
-            "convert it first"
-        ) from None
-    if not text.strip():
-        raise UsageError(f"{name}: the prompt is empty")
-    return text

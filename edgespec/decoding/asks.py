@@ -13,7 +13,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.batch import Inputs
+from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.session import Session
 
 
 class Ask(ABC):
@@ -36,16 +38,26 @@ class Evaluated:
     """Of the whole pass."""
     n_tokens: int
     """In the whole pass, others' among them."""
+    features: Features | None = None
+    """The hidden states of the tokens asked about, if they were asked for; valid as long as `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass(Ask):
-    """Evaluate tokens after a session's timeline: the arguments of `Session.eval`. Answer: Evaluated."""
+    """Evaluate tokens after a session's timeline: the arguments of `Session.piece`. Answer: Evaluated."""
 
     session: Session
     tokens: Sequence[int]
     n_logits: int = 1
     parents: Sequence[int] | None = None
+    inputs: Inputs | None = None
+    with_features: bool = False
+    """Whether the hidden states of the tokens are wanted: then they count as rows of logits of the pass."""
+
+    @property
+    def n_outputs(self) -> int:
+        """Tokens whose logits the library computes."""
+        return len(self.tokens) if self.with_features else self.n_logits
 
     def answer(self) -> Evaluated:
         """Evaluate it by itself."""
@@ -65,15 +77,22 @@ class DraftPass(Pass):
 def evaluate(passes: Sequence[Pass]) -> list[Evaluated]:
     """Make one pass for all `passes`, whose sessions share a cache. Raises what `Cache.eval` raises."""
     started = time.perf_counter()
-    first = passes[0]
-    if len(passes) == 1:
+    first, features = passes[0], None
+    with_features = any(p.with_features for p in passes)
+    if len(passes) == 1 and first.inputs is None and not with_features:
         rows = [first.session.eval(first.tokens, n_logits=first.n_logits, parents=first.parents)]
     else:
-        pieces = [p.session.piece(p.tokens, n_logits=p.n_logits, parents=p.parents) for p in passes]
-        rows = first.session.cache.eval(pieces)
+        pieces = [
+            p.session.piece(p.tokens, n_logits=p.n_logits, parents=p.parents, inputs=p.inputs) for p in passes
+        ]
+        cache = first.session.cache
+        rows = cache.eval(pieces, with_features=with_features)
+        features = cache.features or None
     seconds = time.perf_counter() - started
     n_tokens = sum(len(p.tokens) for p in passes)
-    return [Evaluated(found, seconds, n_tokens) for found in rows]
+    return [
+        Evaluated(found, seconds, n_tokens, features[i] if features else None) for i, found in enumerate(rows)
+    ]
 
 
 Made = TypeVar("Made")

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from edgespec.decoding.asks import Ask, Evaluated, TargetPass, alone
 from edgespec.decoding.drafter import Drafter, Outcome, Position
+from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.timeline import Timeline
@@ -20,7 +21,8 @@ from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.session import Session
 from edgespec.records import Logprobs, Step, StopReason
 
 _WORTH_A_MARK_S = 1e-3
@@ -45,12 +47,14 @@ class Generation:
         *,
         n_ctx: int | None = None,
         n_known: int = 0,
+        features: TargetFeatures | None = None,
     ) -> None:
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
         `n_ctx` is where the context counts as full, by default the end of `target`'s. The first `n_known`
-        tokens of the prompt, not all, stand in `target`'s cache already. Of the task's options those are
-        read that concern single tokens: params, n_predict, lenience and n_logprobs.
+        tokens of the prompt, not all, stand in `target`'s cache already. `features` takes the target's hidden
+        states, for a drafter that reads them. Of the task's options those are read that concern single
+        tokens: params, n_predict, lenience and n_logprobs.
         """
         self.stop_reason: StopReason = "interrupted"
         self.mark: Callable[[Phase], None] = unmarked
@@ -58,6 +62,7 @@ class Generation:
         self._target = target
         self._is_eog = target.model.is_eog
         self._drafter = drafter
+        self._features = features
         self._task = task
         self._constraint = task.constraint
         self._timeline = Timeline(
@@ -143,14 +148,43 @@ class Generation:
         self.mark("rest")
         started = time.perf_counter()
         self._target.rewind(self.n_known)
-        evaluated: Evaluated = yield TargetPass(self._target, self.tokens[self.n_known :])
-        rows = evaluated.rows
+        rows = yield from self._read_prompt()
         _, token, _ = self._verifier.verify(NO_NODES, rows)
         logprobs = self._logprobs([rows[0]], [token])
         self._n_cached = len(self.tokens)
         self._emit([token])
         self.mark("prefill")
         return Prefill(token, time.perf_counter() - started, logprobs)
+
+    def _read_prompt(self) -> Generator[Ask, Any, Rows]:
+        """Read what of the prompt is not known; return the logits after it.
+
+        Where hidden states are wanted the end of it takes passes of its own: the library then computes the
+        logits of all of their tokens, and has room for few.
+        """
+        session, start, n_prompt = self._target, self.n_known, len(self.tokens)
+        n_wanted = 0
+        if self._features:
+            self._features.begin(self.tokens)
+            n_wanted = min(self._features.n_prompt, n_prompt - start)
+        if not n_wanted:
+            evaluated: Evaluated = yield TargetPass(session, self.tokens[start:])
+            return evaluated.rows
+        if start < n_prompt - n_wanted:
+            yield TargetPass(session, self.tokens[start : n_prompt - n_wanted], 0)
+        while True:
+            start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_logits_max)
+            part = self.tokens[start : n_prompt - n_wanted]
+            evaluated = yield TargetPass(session, part, 0 if n_wanted else 1, with_features=True)
+            if evaluated.features is not None:  # those of the part, or of its end
+                self.keep_features(n_prompt - n_wanted - len(evaluated.features), evaluated.features)
+            if not n_wanted:
+                return evaluated.rows
+
+    def keep_features(self, at: int, features: Features) -> None:
+        """Keep the target's hidden states of the timeline's tokens from index `at` on."""
+        if self._features:
+            self._features.put(at, self.tokens[at : at + len(features)], features)
 
     def _step(self) -> Generator[Ask, Any, Step]:
         """Propose, lower, evaluate, verify, emit, learn: docs/how-it-works.md walks through one."""
@@ -165,7 +199,13 @@ class Generation:
         drafted = time.perf_counter()
         n_past = len(self.tokens)
         pending = self.tokens[self._n_cached :]
-        evaluated: Evaluated = yield TargetPass(self._target, [*pending, *tree.tokens], n + 1, tree.parents)
+        evaluated: Evaluated = yield TargetPass(
+            self._target,
+            [*pending, *tree.tokens],
+            n + 1,
+            tree.parents,
+            with_features=self._features is not None,
+        )
         rows = evaluated.rows
         self.mark("verify")
         verified = time.perf_counter()
@@ -175,6 +215,9 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
+        if evaluated.features is not None:
+            kept = [*range(len(pending)), *(len(pending) + i for i in path)]
+            self.keep_features(self._n_cached, evaluated.features[kept])
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         self._n_cached = min(n_past + n_trunk, len(self.tokens) - 1)
         self._target.rewind(self._n_cached)

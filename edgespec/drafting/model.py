@@ -70,16 +70,19 @@ class DraftModel:
         if self.timelines and not self._offset:
             self.timelines.end(self._session)
 
+    def follows(self, n_tokens: int) -> bool:
+        """Say whether it can draft after a timeline of `n_tokens`."""
+        return self.n_unread(n_tokens) > 0
+
     def n_unread(self, n_tokens: int) -> int:
         """Return how many of a timeline of `n_tokens` it has not read."""
         return n_tokens - self._offset - self._session.n_past
 
     def skip(self, n_tokens: int, n_recent: int) -> None:
         """If more than `n_recent` of a timeline of `n_tokens` are unread, leave the others out for good."""
-        n_recent = min(n_recent, self._session.n_ctx // 2)
+        n_recent = min(n_recent, self.n_ctx // 2)
         if self.n_unread(n_tokens) > n_recent:
-            self._session.clear()
-            self._offset = n_tokens - n_recent
+            self._start_at(n_tokens - n_recent)
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read what of `tokens` it has not, except the last, which is read with the next pass."""
@@ -87,10 +90,8 @@ class DraftModel:
 
     def make_room(self, n_tokens: int) -> None:
         """Start again from the recent half of the context when a timeline of `n_tokens` does not fit."""
-        n_ctx = self._session.n_ctx
-        if n_tokens - self._offset > n_ctx:
-            self._session.clear()
-            self._offset = n_tokens - n_ctx // 2
+        if n_tokens - self._offset > self.n_ctx:
+            self._start_at(n_tokens - self.n_ctx // 2)
 
     def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
         """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.
@@ -103,9 +104,11 @@ class DraftModel:
         """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`."""
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
         evaluated: Evaluated = yield DraftPass(self._session, self._known(pending), 1 + len(guesses))
-        rows = evaluated.rows
-        rows = self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
-        return replace(evaluated, rows=rows)
+        return replace(evaluated, rows=self._spread(evaluated.rows))
+
+    def _spread(self, rows: Rows) -> Rows:
+        """Return the model's rows of logits over the target's vocabulary."""
+        return self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""
@@ -116,6 +119,11 @@ class DraftModel:
     def close(self) -> None:
         """Free the session."""
         self._session.close()
+
+    def _start_at(self, offset: int) -> None:
+        """Forget what was read, and begin at the timeline's token `offset`."""
+        self._session.clear()
+        self._offset = offset
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Return `tokens` with 0 for those that the model does not have, which costs acceptance."""

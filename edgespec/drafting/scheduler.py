@@ -49,6 +49,9 @@ class Policy:
     """The draft model may propose to the target."""
     staged: bool = True
     """The suffix store may propose to the draft model."""
+    after_store: bool = True
+    """The draft model may run after tokens of the suffix store in one step; a head cannot, for neither the
+    target nor the head has been there."""
     gamma: int | None = None
     """Tokens drafted a step, in a chain; None: the scheduler's choice."""
     branches: bool = True
@@ -282,7 +285,8 @@ class Scheduler:
             return TakeSuffix(n) if n else None
         n_guesses = now.n_guesses(unread, offered) if policy.staged else 0
         with_model = now.of_model(path, depth, unread, bucket, offered[:n_guesses])
-        if n and gain + max(0.0, now.of_model(after, depth + n, unread + n, bucket)) >= with_model:
+        later = now.of_model(after, depth + n, unread + n, bucket) if n and policy.after_store else 0.0
+        if n and gain + max(0.0, later) >= with_model:
             return TakeSuffix(n)
         return RunModel(n_guesses) if with_model > 0.0 else None
 

@@ -42,6 +42,8 @@ class Sleep:
         Return how many tokens it read.
         """
         model, scheduler = self._model, self._scheduler
+        if not model.follows(len(tokens)):
+            return 0
         n_unread = model.n_unread(len(tokens))
         n_read = 0
         self._steps_to_wake -= 1

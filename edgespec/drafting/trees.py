@@ -148,7 +148,8 @@ class TreeDrafter:
                 continue
             if ran:
                 scheduler.learn_follow_up(proposal.path, depth, offer.chances)
-            n_unread = model.n_unread(len(tokens) + depth) if model else 0
+            n_all = len(tokens) + depth
+            n_unread = model.n_unread(n_all) if model and model.follows(n_all) else 0
             choice = yield Bid(scheduler, proposal.path, depth, n_unread, offer.chances, proposal.bucket)
             ran = False
             if isinstance(choice, TakeSuffix) and self._suffix_source:

@@ -3,6 +3,8 @@
 A small model spends much of a pass on the logits of tokens that never come. Rows of a quantized matrix are
 quantized one by one, so they can be left out as bytes: the logits of what stays are the same bits. Inputs
 stay in the full vocabulary (embeddings.py). The file is a model of its own to any other program.
+
+What a draft learnt beyond that, and which layers it lost, comes as `Changes`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from edgespec.llama.embeddings import (
     WIDTH,
     read_cut,
 )
+from edgespec.llama.ggml_types import block_size, from_floats, to_floats, type_number
 from edgespec.llama.gguf import (
     FLOAT32,
     MERGES,
@@ -74,6 +77,19 @@ class Vocabulary:
     """Padding, which no text has."""
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a cut model has in place of its source's tensors."""
+
+    layers: tuple[int, ...]
+    """The source's layers that it has, ascending."""
+    type_: str
+    """ggml's name of the type of all matrices; those whose rows are no whole blocks of it are Q8_0 or F16."""
+    tensor: Callable[[str], npt.NDArray[np.float32] | None]
+    """The weights by their name in the new file, as it has them: rows first, those cut left out.
+    None: the source's."""
+
+
 def check_source(header: GGUFHeader) -> None:
     """Raise UsageError for a model whose vocabulary cannot be cut."""
     if header.other_parts:
@@ -105,14 +121,21 @@ def read_vocabulary(header: GGUFHeader) -> Vocabulary:
     )
 
 
-def cut(header: GGUFHeader, path: Path, token_ids: npt.NDArray[np.int64], *, source_sha256: str) -> None:
+def cut(
+    header: GGUFHeader,
+    path: Path,
+    token_ids: npt.NDArray[np.int64],
+    *,
+    source_sha256: str,
+    changes: Changes | None = None,
+) -> None:
     """Write the model of `header`, which `check_source` accepts, with only the tokens `token_ids` as `path`.
 
     `token_ids`: ascending, with all of `Vocabulary.required`. `path` appears complete or not at all; an older
-    file is replaced. Raises EdgespecError when it cannot be written.
+    file is replaced. Raises EdgespecError when it cannot be written, UsageError for an unknown type.
     """
     with _mapped(header.path) as data:
-        writing = _Cut(data, header, np.asarray(token_ids, np.int64), source_sha256)
+        writing = _Cut(data, header, np.asarray(token_ids, np.int64), source_sha256, changes)
         try:
             with replacing(path) as file:
                 writing.write(file)
@@ -124,25 +147,36 @@ class _Cut:
     """One file to be written, and what it is made from."""
 
     def __init__(
-        self, data: mmap, header: GGUFHeader, token_ids: npt.NDArray[np.int64], source_sha256: str
+        self,
+        data: mmap,
+        header: GGUFHeader,
+        token_ids: npt.NDArray[np.int64],
+        source_sha256: str,
+        changes: Changes | None,
     ) -> None:
         self._data, self._ids, self._gguf = data, token_ids, header.gguf
-        self._sha256 = source_sha256
+        self._sha256, self._changes = source_sha256, changes
         self._scale = INPUT_SCALES[header.architecture](header.n_embd)
         self._vocab_size = f"{header.architecture}.vocab_size"
+        self._n_layer = f"{header.architecture}.block_count"
         self._n_vocab = header.n_vocab
         self._embeddings = next(info for info in self._gguf.tensors if info.name == _EMBEDDINGS)
 
     def write(self, file: BinaryIO) -> None:
-        infos = self._new_infos()
+        pairs = self._new_infos()
+        infos = [new for _, new in pairs]
         # The offset of the embeddings takes eight bytes whatever it is, so it can be filled in later.
         start = aligned(len(self._metadata(infos, 0)), self._gguf.alignment)
         end = start + max(info.offset + info.bytes for info in infos)
         offset = aligned(end, self._gguf.alignment)
         file.write(self._metadata(infos, offset))
-        for old, new in zip(self._gguf.tensors, infos, strict=True):
+        for old, new in pairs:
             self._pad(file, start + new.offset)
-            if old.name in _CUT_TENSORS:
+            changed = self._changes.tensor(new.name) if self._changes else None
+            if changed is not None or new.kind != old.kind:
+                floats = self._floats(old) if changed is None else np.atleast_2d(changed)
+                file.write(from_floats(floats, new.kind).tobytes())
+            elif old.name in _CUT_TENSORS:
                 file.write(self._rows(old)[self._ids].tobytes())
             else:
                 self._copy(file, old)
@@ -177,6 +211,8 @@ class _Cut:
             return gguf_encoding.encode_texts(field.key, self._kept_merges())
         if field.key == self._vocab_size:
             return gguf_encoding.encode_number(field.key, field.kind, len(self._ids))
+        if field.key == self._n_layer and self._changes:
+            return gguf_encoding.encode_number(field.key, field.kind, len(self._changes.layers))
         token = _named_token(field)
         if token is not None and 0 <= token < self._n_vocab:
             row = int(np.searchsorted(self._ids, token))
@@ -194,16 +230,40 @@ class _Cut:
                 found.append(merge)
         return found
 
-    def _new_infos(self) -> list[TensorInfo]:
-        infos, offset = [], 0
+    def _new_infos(self) -> list[tuple[TensorInfo, TensorInfo]]:
+        """Return the tensors of the new file, each after the source's that it is made from."""
+        pairs, offset = [], 0
         for old in self._gguf.tensors:
+            name = self._new_name(old.name)
+            if name is None:
+                continue
             shape = old.shape
             if old.name in _CUT_TENSORS:
                 shape = (*shape[:-1], len(self._ids))
-            info = TensorInfo(old.name, shape, old.kind, offset)
-            infos.append(info)
-            offset = aligned(offset + info.bytes, self._gguf.alignment)
-        return infos
+            new = TensorInfo(name, shape, self._new_kind(old), offset)
+            pairs.append((old, new))
+            offset = aligned(offset + new.bytes, self._gguf.alignment)
+        return pairs
+
+    def _new_name(self, name: str) -> str | None:
+        """Return a tensor's name in the new file; None if its layer is left out."""
+        if self._changes is None or not name.startswith("blk."):
+            return name
+        _, layer, part = name.split(".", 2)
+        layers = self._changes.layers
+        return f"blk.{layers.index(int(layer))}.{part}" if int(layer) in layers else None
+
+    def _new_kind(self, old: TensorInfo) -> int:
+        if self._changes is None or not old.is_matrix:
+            return old.kind
+        kinds = [type_number(name) for name in (self._changes.type_, "q8_0", "f16")]
+        return next(kind for kind in kinds if old.columns % block_size(kind) == 0)
+
+    def _floats(self, info: TensorInfo) -> npt.NDArray[np.float32]:
+        """Return a matrix of the source, without rows that are cut."""
+        rows = self._rows(info)
+        rows = rows[self._ids] if info.name in _CUT_TENSORS else rows
+        return to_floats(rows, info.kind, info.columns)
 
     def _rows(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """Return a matrix of the source as rows of bytes; of a vector, the elements are the rows."""

@@ -16,6 +16,9 @@ EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 """Returns the rows that the first layer takes for n tokens, shape (n, n_embd); already scaled if the
 architecture scales embeddings (Gemma)."""
 
+Inputs = npt.NDArray[np.float32]
+"""Such rows, for the tokens of a piece."""
+
 
 class Branches(NamedTuple):
     """A tree of tokens as llama.cpp sees it: one sequence per leaf, in the order of the nodes."""
@@ -135,11 +138,21 @@ class PassInput:
     """
 
     def __init__(
-        self, n_batch: int, n_sequences: int, *, n_embd: int, embeddings: EmbeddingsFn | None
+        self,
+        n_batch: int,
+        n_sequences: int,
+        *,
+        n_embd: int,
+        embeddings: EmbeddingsFn | None,
+        takes_inputs: bool = False,
     ) -> None:
-        """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences."""
+        """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences.
+
+        `takes_inputs`: each pass brings the rows for its tokens.
+        """
         self._n_batch, self._n_sequences, self._n_embd = n_batch, n_sequences, n_embd
         self._embeddings = embeddings
+        self._takes_rows = takes_inputs or embeddings is not None
         self._tokens = (ctypes.c_int32 * n_batch)()
         self._flags = (ctypes.c_int8 * (2 * n_batch))(*[0] * n_batch, *[1] * n_batch)
         self._first_one = ctypes.addressof(self._flags) + n_batch
@@ -148,21 +161,30 @@ class PassInput:
 
     @property
     def _tokens_in_use(self) -> object:
-        return None if self._embeddings else self._tokens
+        return None if self._takes_rows else self._tokens
 
     @cached_property
     def parts(self) -> PartsBatch:
         """The batch for all other passes, made for the first of them."""
         return PartsBatch(self._tokens_in_use, self._n_batch, self._n_sequences)
 
-    def fill(self, batch: Batch, tokens: Sequence[int], n_logits: int | None) -> None:
-        """Put `tokens` into `batch`, and ask for logits of the last `n_logits`, or as it is laid out."""
+    def fill(
+        self, batch: Batch, tokens: Sequence[int], n_logits: int | None, inputs: Inputs | None = None
+    ) -> None:
+        """Put `tokens`, or `inputs` in their place, into `batch`.
+
+        Logits are asked for of the last `n_logits`; None: as it is laid out.
+        """
         n = len(tokens)
-        if self._embeddings is None:
+        if not self._takes_rows:
             self._tokens[:n] = list(map(int, tokens))
         else:
+            if inputs is None:
+                if self._embeddings is None:
+                    raise ValueError("a pass without the rows for its tokens")
+                inputs = self._embeddings(tokens)
             # An attribute keeps the array alive: the pass reads it in place.
-            self._rows = np.ascontiguousarray(self._embeddings(tokens), np.float32)
+            self._rows = np.ascontiguousarray(inputs, np.float32)
             if self._rows.shape != (n, self._n_embd):
                 raise ValueError(f"embeddings of shape {self._rows.shape}, not {(n, self._n_embd)}")
             batch.embd.value = self._rows.ctypes.data

@@ -22,7 +22,7 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Part, PassInput, find_branches
+from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.outputs import Features, Outputs, Rows
 from edgespec.llama.weights import Model
@@ -72,6 +72,7 @@ class Piece:
     tokens: Sequence[int]
     n_logits: int = 1
     parents: Sequence[int] | None = None
+    inputs: Inputs | None = None
 
 
 class Cache(Closing):
@@ -88,9 +89,12 @@ class Cache(Closing):
         *,
         n_threads: int,
         embeddings: EmbeddingsFn | None = None,
+        takes_inputs: bool = False,
         interrupt: Interrupt | None = None,
     ) -> None:
         """Make a context; arguments as for `Session`.
+
+        `takes_inputs`: each piece brings the rows that the first layer takes for its tokens.
 
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
         cache between timelines.
@@ -134,7 +138,9 @@ class Cache(Closing):
             llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(interrupt.data))
         self._interrupt = interrupt  # its data must live as long as the context
         n_embd = llama.llama_model_n_embd_inp(model.handle)
-        self._input = PassInput(self.n_batch, n_sequences, n_embd=n_embd, embeddings=embeddings)
+        self._input = PassInput(
+            self.n_batch, n_sequences, n_embd=n_embd, embeddings=embeddings, takes_inputs=takes_inputs
+        )
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._sides = [-1] * (self.max_leaves - 1)  # whose cells each side sequence shares; -1: nobody's
         self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
@@ -254,9 +260,12 @@ class Cache(Closing):
                 # Leave all tokens whose logits are wanted to the last pass.
                 n = min(self.n_batch, n - piece.n_logits)
             last = start + n == len(tokens)
-            part = Piece(piece.sequence, tokens[start : start + n], piece.n_logits if last else 0)
+            inputs = None if piece.inputs is None else piece.inputs[start : start + n]
+            part = Piece(
+                piece.sequence, tokens[start : start + n], piece.n_logits if last else 0, inputs=inputs
+            )
             if piece.sequence == 0 and not (last and branches):
-                self._decode(self._input.chain, part.tokens, self._n_outputs(part))
+                self._decode(self._input.chain, part.tokens, self._n_outputs(part), inputs)
             else:
                 self._decode_parts([part], [branches if last else None], [n_past + start])
             start += n
@@ -276,7 +285,8 @@ class Cache(Closing):
         self._has_branches = n_sides > 0
         self._input.parts.lay_out(parts)
         tokens = [token for piece in pieces for token in piece.tokens]
-        self._decode(self._input.parts, tokens, None)
+        given = [piece.inputs for piece in pieces if piece.inputs is not None]
+        self._decode(self._input.parts, tokens, None, np.concatenate(given) if given else None)
         for part in parts:
             for side in part.sequences[1:]:
                 n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
@@ -303,8 +313,10 @@ class Cache(Closing):
         llama.llama_memory_seq_cp(self._memory, sequence, side, n_shared, n_past)
         return side
 
-    def _decode(self, batch: Batch, tokens: Sequence[int], n_logits: int | None) -> None:
-        self._input.fill(batch, tokens, n_logits)
+    def _decode(
+        self, batch: Batch, tokens: Sequence[int], n_logits: int | None, inputs: Inputs | None
+    ) -> None:
+        self._input.fill(batch, tokens, n_logits, inputs)
         # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
         with backend.interruptible():
             code = llama.llama_decode(self._context, batch.struct)

@@ -54,7 +54,7 @@ def read_cut(header: GGUFHeader) -> CutVocabulary | None:
     Raises EdgespecError if the file is not as `cutting.cut` made it.
     """
     path, gguf = header.path, header.gguf
-    if not any(key.startswith(PREFIX) for key in gguf.fields):
+    if header.is_head or not any(key.startswith(PREFIX) for key in gguf.fields):
         return None
     try:
         cut = CutVocabulary(
@@ -80,7 +80,9 @@ def read_cut(header: GGUFHeader) -> CutVocabulary | None:
 
 
 def check_target(header: GGUFHeader) -> None:
-    """Raise UsageError for a cut draft: it lacks tokens, so that it cannot be a target."""
+    """Raise UsageError for a draft that lacks tokens, so that it cannot be a target."""
+    if header.is_head:
+        raise UsageError(f"{header.path}: a draft head; it cannot be a target")
     if read_cut(header):
         raise UsageError(f"{header.path}: a draft with a cut vocabulary; it cannot be a target")
 

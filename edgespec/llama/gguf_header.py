@@ -13,6 +13,9 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo, read_gguf
 
+HEAD_PREFIX = "edgespec.head."
+"""Begins the keys of a draft head's own metadata (head_file.py)."""
+
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
 
@@ -60,6 +63,11 @@ class GGUFHeader:
     """All of the file's metadata."""
     other_parts: tuple[Path, ...] = ()
     """The files beside `path` that complete a split model; found by `check_model_file`."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a draft head, which runs only beside its own target."""
+        return any(key.startswith(HEAD_PREFIX) for key in self.gguf.fields)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -199,7 +207,7 @@ def _check_kind(header: GGUFHeader) -> None:
         refuse("an encoder-decoder model (architecture t5)")
     if header.architecture in _HELPERS:
         refuse(f"a draft head that runs only inside its own target (architecture {header.architecture})")
-    if not header.has_tokenizer:
+    if not header.has_tokenizer and not header.is_head:
         refuse("a model without a tokenizer")
     if not 1 <= header.n_layer <= _MAX_LAYERS:
         raise EdgespecError(f"{header.path}: damaged: a model of {header.n_layer} layers; download it again")

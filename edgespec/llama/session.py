@@ -7,7 +7,7 @@ from typing import Self
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
-from edgespec.llama.batch import EmbeddingsFn
+from edgespec.llama.batch import EmbeddingsFn, Inputs
 from edgespec.llama.cache import Cache, CacheSize, Piece, State
 from edgespec.llama.outputs import Rows
 from edgespec.llama.weights import Model
@@ -95,11 +95,17 @@ class Session(Closing):
         return self.cache.eval([self.piece(tokens, n_logits=n_logits, parents=parents)])[0]
 
     def piece(
-        self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        n_logits: int = 1,
+        parents: Sequence[int] | None = None,
+        inputs: Inputs | None = None,
     ) -> Piece:
         """Return what `eval` with these arguments evaluates, for `Cache.eval` together with others' pieces.
 
-        Raises EdgespecError if the context is full.
+        `inputs`: the rows that the first layer takes for `tokens`, where the cache takes them. Raises
+        EdgespecError if the context is full.
         """
         n_past, n_tokens = self.n_past, len(tokens)
         if n_past + n_tokens > self.n_ctx:
@@ -108,7 +114,7 @@ class Session(Closing):
                 "choose a larger context"
             )
         self._written[n_past:] = tokens  # a tree's trunk comes first; `timeline` drops the rest
-        return Piece(self._sequence, tokens, n_logits, parents)
+        return Piece(self._sequence, tokens, n_logits, parents, inputs)
 
     def begin_as(self, other: Session, n_tokens: int) -> None:
         """Begin the empty timeline with the first `n_tokens` of `other`, which share their cells."""

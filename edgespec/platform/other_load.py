@@ -9,6 +9,7 @@ from time import perf_counter
 MOST_OTHER_LOAD = 0.15
 """Processors that other work may keep busy, on top of half of those the measurement leaves idle."""
 
+_UTIME, _CSTIME = 11, 14  # utime stime cutime cstime among what follows a process's name in its stat
 _SHORTEST_S = 1.0  # ticks of /proc/stat are 10 ms: a shorter time shows little of other work
 
 
@@ -16,7 +17,7 @@ class OtherLoad:
     """How many of the processors this process may use are kept busy by other programs."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        """Start watching; `stat` is a parameter for tests."""
+        """Start watching; `stat` is a parameter for tests, with what else is read beside it."""
         self._stat = stat
         self._began = self._now()
 
@@ -29,10 +30,7 @@ class OtherLoad:
         return max(0.0, (busy - own) / (ended[0] - began[0]))
 
     def _now(self) -> tuple[float, float, float] | None:
-        """Return seconds: the clock, the busy time of all processors, the CPU time of this process.
-
-        The last includes its children; Linux adds a child's time when it has ended.
-        """
+        """Return seconds: the clock, the busy time of all processors, this process's and its children's."""
         usable = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
         try:
             lines = [line.split() for line in self._stat.read_text().splitlines()]
@@ -42,5 +40,27 @@ class OtherLoad:
         except (OSError, ValueError, IndexError):
             return None
         own = os.times()
-        spent = own.user + own.system + own.children_user + own.children_system
+        # Linux adds a child's time to its parent's when it has ended: those that run are asked themselves.
+        ended = own.children_user + own.children_system
+        spent = own.user + own.system + ended + _of_children(self._stat.parent, "self")
         return perf_counter(), busy / os.sysconf("SC_CLK_TCK"), spent
+
+
+def _of_children(proc: Path, process: str) -> float:
+    """Return the CPU time of the processes that `process` started and that run, in seconds; 0 if unknown."""
+    children = [_text(listed).split() for listed in (proc / process / "task").glob("*/children")]
+    spent = 0.0
+    for child in [pid for pids in children for pid in pids]:
+        # The name, in parentheses, may hold anything; the state is what follows it.
+        facts = _text(proc / child / "stat").rpartition(")")[2].split()
+        if len(facts) > _CSTIME:
+            spent += sum(map(int, facts[_UTIME : _CSTIME + 1])) / os.sysconf("SC_CLK_TCK")
+            spent += _of_children(proc, child)
+    return spent
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # the process has ended by now
+        return ""

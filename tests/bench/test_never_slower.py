@@ -6,25 +6,15 @@ from dataclasses import replace
 import pytest
 
 import never_slower
+from asking import Bench, at_plains_length, compared
 from edgespec import Engine, SamplingParams
 from edgespec.benchmark.runs import Run
 from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
 from edgespec.platform.files import cache_root
 from edgespec.suites import OVERALL, Prompt
-from never_slower import (
-    Bench,
-    at_plains_length,
-    best_fixed,
-    fixed,
-    plain_speed,
-    report,
-    report_second,
-    second_run,
-    verdicts,
-    worst,
-)
+from never_slower import best_fixed, fixed, report, report_second, second_run, verdicts
 from prompts import Limits
-from ratios import Ratios
+from ratios import Ratios, plain_speed, worst
 
 
 def run(name, total_s, *, turn=0, category="copy", prompt="1", tokens=101, once_s=1.0, text="same"):
@@ -160,7 +150,7 @@ def engine(tiny_path, tiny_draft_path):
         yield opened
 
 
-def asking(engine, limits=None, *, seeded=False):
+def bench_of(engine, limits=None, *, seeded=False):
     return Bench(engine, limits or {}, n_predict=24, cold=False, seeded=seeded)
 
 
@@ -182,9 +172,9 @@ def asked(engine, monkeypatch):
 def test_compare_is_interleaved_and_forgets(engine, asked):
     prompts = [Prompt("1", "a", "the cat and the hat"), Prompt("2", "b", "another thing")]
     ways = [PLAIN_WAY, *parse_ways("auto,model-3,suffix-4,staged-2")]
-    bench = asking(engine, {"2": Limits(n_predict=10)})
+    bench = bench_of(engine, {"2": Limits(n_predict=10)})
     bench.warm_up(prompts, ways)
-    runs = bench.compare(prompts, ways, 2, 0.0)
+    runs = compared({way.name: (bench, way) for way in ways}, prompts, 2, 0.0)
     assert asked[0] == "forget"
     requests = [call for call in asked if call != "forget"]
     drafters = [options["drafter"] for _, options in requests]
@@ -209,13 +199,14 @@ def test_no_seed_above_temperature_zero(engine, asked):
     prompts = [Prompt("1", "a", "the cat")]
     for seeded, expected in ((False, None), (True, 0)):
         asked.clear()
-        asking(engine, seeded=seeded).compare(prompts, [PLAIN_WAY, *parse_ways("auto")], 1, 0.8)
+        bench = bench_of(engine, seeded=seeded)
+        compared({way.name: (bench, way) for way in (PLAIN_WAY, *parse_ways("auto"))}, prompts, 1, 0.8)
         assert [call[1]["seed"] for call in asked if call != "forget"] == [expected] * 2
 
 
 def test_only_auto_teaches_auto(engine):
     """What the other ways on the same prompt would tell of it is undone."""
-    bench = asking(engine)
+    bench = bench_of(engine)
     prompt = Prompt("1", "a", "the cat and the hat")
     before = engine._knowledge._learnt[True].predictor.as_dict()
     for way in (*parse_ways("model-3,suffix-4,staged-2"), PLAIN_WAY):
@@ -235,7 +226,7 @@ def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
         return Engine(tiny_path, tiny_draft_path, n_threads=1, history=True)
 
     families = {"family": ("the first", "the second")}
-    runs = second_run(asking, open_engine, families, 1, 0.0)
+    runs = second_run(bench_of, open_engine, families, 1, 0.0)
     plain, unseen, first, second = seen
     assert plain == unseen == first == 0
     assert second > 0

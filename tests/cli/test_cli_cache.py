@@ -1,5 +1,6 @@
 """`edgespec cache`, called as a user does, with the vocabulary of a tiny model."""
 
+import fcntl
 import json
 import os
 import pty
@@ -9,14 +10,18 @@ import subprocess
 import sys
 import zlib
 
+import numpy as np
 import pytest
 
 from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History, history_root
+from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, Text, forge_root
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
+from edgespec.models.pull import hash_file
+from kept_drafts import keep_draft
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +88,7 @@ def test_info_of_nothing(edgespec):
         "directory": str(history_root()),
         "max_tokens": MAX_TOKENS,
         "histories": [],
+        "forge": [],
     }
     assert not history_root().exists()
 
@@ -146,6 +152,78 @@ def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
     text, _ = edgespec("clear", "--yes")
     assert text == f"{history.path}: kept, a later edgespec wrote it; delete it by hand\n"
     assert history.path.exists()
+
+
+# ---- what drafts are made from ----
+
+
+@pytest.fixture
+def forge(tiny_path):
+    """What was kept of a target: a text of its own prompts and two of the user's, and a checkpoint."""
+    target = Target(hash_file(tiny_path), "my-target", n_embd=4, n_vocab=300)
+    dataset = Dataset(target)
+    with dataset.writer(1 << 20) as writer:
+        for key, source in enumerate((BUILT_IN, FROM_HISTORY, READ)):
+            tokens, features = np.full(9, key, np.int32), np.zeros((8, 4), np.float16)
+            assert writer.append(Text(tokens, 4, 0, features, 0.0, source, key))
+    (dataset.folder / "training").mkdir()
+    (dataset.folder / "training" / "00001.checkpoint").write_bytes(b"x" * 3000)
+    return dataset
+
+
+def test_info_of_what_drafts_are_made_from(edgespec, forge):
+    text, _ = edgespec("info")
+    assert text.startswith(f"nothing is stored in {history_root()}\n\ndrafts for")
+    row = next(line.split() for line in text.splitlines() if line.startswith("my-target"))
+    assert row[:3] == ["my-target", "3", "2"]
+    assert row[-1] == str(forge.folder)
+    assert "which whoever can read these files can turn into text" in text
+    (described,) = json.loads(edgespec("info", "--json")[0])["forge"]
+    assert described["own_texts"] == 2
+    assert described["data_bytes"] == forge.n_bytes()
+    assert described["checkpoint_bytes"] >= 3000
+    assert described["target_sha256"] == forge.target.sha256
+
+
+def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history, forge, tmp_path, tiny_path):
+    history.append([1])
+    keep_draft(tmp_path / "models", "mine", tiny_path)
+    keep_draft(tmp_path / "models", "of-built-in", tiny_path, data={"prompt:built-in": 5})
+    _, line = edgespec("clear", code=2)
+    assert f"1 documents in {history_root()} and 2 texts in {forge_root()} without a terminal" in line
+    assert forge.size().n_texts == 3
+    text, _ = edgespec("clear", "--yes")
+    assert text.splitlines() == [
+        f"{history.path}: deleted, 1 documents",
+        f"{forge.folder}: deleted, 2 of 3 texts: those of yours",
+        f"{forge.folder}: its checkpoints may still know of these texts; `edgespec cache clear --forge` "
+        "deletes them",
+        "mine: kept, a draft trained on your texts, of which it may still know; `edgespec draft remove mine` "
+        "deletes it",
+    ]
+    assert [text.source for text in forge.texts()] == [BUILT_IN]
+    nothing, mine = edgespec("clear")[0].splitlines()
+    assert nothing == f"nothing is stored in {history_root()}"
+    assert mine.startswith("mine: kept, ")
+
+
+def test_clear_all_that_drafts_are_made_from(edgespec, forge):
+    _, line = edgespec("clear", "--forge", code=2)
+    assert f"to delete 3 texts and the checkpoints in {forge_root()} without a terminal" in line
+    text, _ = edgespec("clear", "--forge", "--yes")
+    assert text.startswith(f"{forge.folder}: deleted, 3 texts and checkpoints, ")
+    assert not forge.folder.exists()
+
+
+def test_clear_beside_a_process_that_makes_a_draft(edgespec, history, forge):
+    history.append([1])
+    with (forge.folder / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text, line = edgespec("clear", "--yes", code=1)
+    assert text == f"{history.path}: deleted, 1 documents\n"
+    assert "another process writes there, so nothing of it was deleted" in line
+    assert line.count("\n") == 1
+    assert forge.size().n_texts == 3
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])

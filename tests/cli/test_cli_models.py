@@ -15,10 +15,12 @@ from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import QUANT_TYPES
+from edgespec.models.made_drafts import record_file
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
 from hub_server import FakeServer
+from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
 
@@ -89,6 +91,27 @@ def test_list_json(server):
     assert not entries["u"]["verified"]
     assert entries["qwen2.5-coder-0.5b-q4_0"]["derived_from"] == "qwen2.5-coder-0.5b-q4_k_m"
     assert data["pairs"]["mm"] == {"target": "m", "draft": "u"}
+
+
+def test_list_of_made_drafts(server, tmp_path):
+    assert json.loads(ok(models_app, "list", "--json"))["drafts"] == []
+    target = tmp_path / "target.gguf"
+    target.write_bytes(CONTENT)
+    record = keep_draft(tmp_path / "models", "my-head", target)
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    row = (
+        f"my-head head target {sha256[:12]} built-in 1.23 M, history 30.5 k tokens 0.61 0.55 0.50 0.06 1.32x"
+    )
+    assert row in [" ".join(line.split()) for line in ok(models_app, "list").splitlines()]
+    (draft,) = json.loads(ok(models_app, "list", "--json"))["drafts"]
+    assert draft["target_sha256"] == sha256
+    assert draft["acceptance"] == [0.61, 0.55, 0.5]
+    assert draft["data"] == record.data
+    assert draft["uses_own_texts"]
+    record_file(tmp_path / "models/my-head.gguf").write_text("{")
+    result = run(models_app, "list")
+    assert "draft remove my-head" in result.stderr
+    assert result.exit_code == 0
 
 
 def test_pull_prints_paths_on_stdout_and_the_rest_on_stderr(server, tmp_path):

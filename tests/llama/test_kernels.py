@@ -21,10 +21,10 @@ from tree_shapes import paths, random_shape
 
 TYPES = {
     name: gguf.GGMLQuantizationType[name.upper()]
-    for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_k", "q5_k", "q6_k")
+    for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q3_k", "q4_k", "q5_k", "q6_k")
 }
 # Where the F16 scales are in a block.
-SCALES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+SCALES = {"q4_1": (0, 2), "q5_1": (0, 2), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
 ISAS = ("avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
 MAX_TOKENS = 32
 
@@ -156,6 +156,40 @@ def test_products_are_those_of_the_dequantized_weights(library, name, data):
         np.testing.assert_array_equal(repacked, weights)
         y = matmul(library, name, columns, weights, x)
         assert np.all(np.abs(y - rounded @ w.T) <= tolerance + 1e-30), isa
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_products_of_integers_are_exact(library, isa, name):
+    """With scales of one: what the packed weights and the activations are multiplied and added as."""
+    rng = np.random.default_rng(11)
+    block, size = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    weights = rng.integers(0, 256, (37, 256 // block * size), dtype=np.uint8)
+    for offset in SCALES.get(name, (0,)):
+        weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x3C
+    x = rng.integers(-127, 128, (9, 256)).astype(np.float32)
+    x[:, ::32] = 127  # the largest of each block, so that the scale of its activations is one
+    expected = x.astype(np.int64) @ quants.dequantize(weights, TYPES[name]).astype(np.int64).T
+    assert np.abs(expected).max() < 1 << 24
+    np.testing.assert_array_equal(matmul(library, name, 256, weights, x), expected)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_products_are_the_same_bits_on_all_instruction_sets(library, name):
+    rng = np.random.default_rng(12)
+    block, size = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    columns = 3 * block if block == 256 else 7 * block
+    weights = rng.integers(0, 256, (37, columns // block * size), dtype=np.uint8)
+    for offset in SCALES.get(name, (0,)):
+        weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x20 + offset
+    x = rng.normal(0, 1, (11, columns)).astype(np.float32)
+    products = {
+        isa: matmul(library, name, columns, weights, x)
+        for isa in ISAS
+        if library.es_kernels_set_isa(isa.encode()) == 0
+    }
+    first = next(iter(products.values()))
+    for isa, each in products.items():
+        np.testing.assert_array_equal(each, first, isa)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from edgespec.platform import other_load as room
-from edgespec.platform.other_load import OtherLoad
+from edgespec.platform.other_load import OtherLoad, _of_children
+
+
+def write_child(proc, parent, child, *, utime, name="child"):
+    """A process `child` of `parent`, of that many seconds, as Linux shows it."""
+    listed = proc / parent / "task/1/children"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(f"99999 {child} ")  # the first has ended
+    ticks = int(utime * os.sysconf("SC_CLK_TCK"))
+    (proc / child).mkdir()
+    (proc / child / "stat").write_text(
+        f"{child} ({name}) S 70 1 1 0 -1 4194304 9 9 0 0 {ticks} 0 0 0 20 0 1\n"
+    )
 
 
 def test_other_load(tmp_path, monkeypatch):
@@ -34,7 +50,24 @@ def test_other_load(tmp_path, monkeypatch):
     own.children_user += 2
     write(17, 20, 10.5)  # of 7.5 s, 5 were our own; cpu1 is not ours to use
     assert load.processors() == pytest.approx(0.25)
+    write_child(tmp_path, "self", "71", utime=1, name="a (b) c")
+    write_child(tmp_path, "71", "72", utime=1)
+    assert load.processors() == pytest.approx(0.05), "children that run are our own, too"
     for text in ("", "cpu0 x\n", "cpu0 1 2\n"):
         stat.write_text(text)
         load.processors()  # never raises
     assert OtherLoad(tmp_path / "none").processors() is None
+
+
+def test_a_child_that_works_is_no_other_program(child_environment):
+    """Two processes, one of which works: both count as one's own."""
+    load = OtherLoad()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], env=child_environment) as child:
+        before = _of_children(Path("/proc"), "self")
+        deadline = time.monotonic() + 20
+        while _of_children(Path("/proc"), "self") < before + 0.5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert _of_children(Path("/proc"), "self") >= before + 0.5
+        began, ended = load._began, load._now()
+        child.kill()
+    assert ended[2] - began[2] >= 0.5

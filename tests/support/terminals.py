@@ -91,6 +91,10 @@ class Terminal:
         self._seen = shown[found.end() :]
         return shown[: found.end()]
 
+    def rest(self) -> str:
+        """Return what was shown and not expected yet."""
+        return plain(self._seen)
+
     def wait(self) -> int:
         """Return the exit code, when the program has ended."""
         deadline = time.monotonic() + self._timeout_s

@@ -60,6 +60,7 @@ static_assert(FORMATS[edgespec::Q5_0].ggml_type == GGML_TYPE_Q5_0);
 static_assert(FORMATS[edgespec::Q5_1].ggml_type == GGML_TYPE_Q5_1);
 static_assert(FORMATS[edgespec::Q8_0].ggml_type == GGML_TYPE_Q8_0);
 static_assert(FORMATS[edgespec::IQ4_NL].ggml_type == GGML_TYPE_IQ4_NL);
+static_assert(FORMATS[edgespec::Q3_K].ggml_type == GGML_TYPE_Q3_K);
 static_assert(FORMATS[edgespec::Q4_K].ggml_type == GGML_TYPE_Q4_K);
 static_assert(FORMATS[edgespec::Q5_K].ggml_type == GGML_TYPE_Q5_K);
 static_assert(FORMATS[edgespec::Q6_K].ggml_type == GGML_TYPE_Q6_K);

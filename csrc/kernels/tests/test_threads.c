@@ -114,6 +114,7 @@ int main(void) {
         return 0;
     }
     test_matmul(2, 18, 32);    /* Q4_0 */
+    test_matmul(11, 110, 256); /* Q3_K */
     test_matmul(12, 144, 256); /* Q4_K */
     test_matmul(14, 210, 256); /* Q6_K */
     for (int branches = 0; branches <= 1; branches++) {

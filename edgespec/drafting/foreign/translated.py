@@ -96,12 +96,6 @@ class TranslatedDraft(DraftModel):
         """Return how many of a timeline of `n_tokens` it has not read."""
         return n_tokens - self._offset - self.n_past
 
-    def skip(self, n_tokens: int, n_recent: int) -> None:
-        """If more than `n_recent` of a timeline of `n_tokens` are unread, leave the others out for good."""
-        n_recent = min(n_recent, self.n_ctx // 2)
-        if self.n_unread(n_tokens) > n_recent:
-            self._start_at(n_tokens - n_recent)
-
     def read(self, tokens: Sequence[int]) -> None:
         """Read what of `tokens` it has not, except the last, which is read with the next pass."""
         wanted = self._follow(tokens[:-1])
@@ -109,11 +103,6 @@ class TranslatedDraft(DraftModel):
         if n_kept < len(wanted):
             self._rewind(n_kept)
             self._eval_own(wanted[n_kept:], n_logits=0)
-
-    def make_room(self, n_tokens: int) -> None:
-        """Start again from the recent half of the context when a timeline of `n_tokens` does not fit."""
-        if n_tokens - self._offset > self.n_ctx:
-            self._start_at(n_tokens - self.n_ctx // 2)
 
     def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
         """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.

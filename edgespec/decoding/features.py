@@ -1,0 +1,59 @@
+"""The target's hidden states along one timeline: what a draft head goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.llama.outputs import Features
+from edgespec.llama.timelines import n_common
+
+KEPT = 512
+"""Most recent hidden states that are kept: a head was trained on texts hardly longer, and what it has not
+read of a longer one is left out. 3 MB for a target of 1,536 elements."""
+
+
+class TargetFeatures:
+    """The hidden states after the last norm at timeline indices `first` .. `end` - 1, without gaps."""
+
+    n_prompt = 0
+    """Of how many tokens at a prompt's end they are wanted; of those that follow it they always are."""
+
+    def __init__(self, n_embd: int) -> None:
+        """Keep rows of `n_embd` elements."""
+        self._rows = np.empty((2 * KEPT, n_embd), np.float32)
+        self.first = 0
+        self._tokens: list[int] = []
+
+    @property
+    def end(self) -> int:
+        """The index after the last one that is known."""
+        return self.first + len(self._tokens)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start on the timeline `tokens`; keep what is known of one that begins like it."""
+        del self._tokens[n_common(self._tokens, tokens[self.first :]) :]
+
+    def put(self, at: int, tokens: Sequence[int], features: Features) -> None:
+        """Set those of `tokens`, at most KEPT, which stand from index `at` on; forget what was known after.
+
+        Where a gap lies between, what was known before is forgotten too.
+        """
+        if not self.first <= at <= self.end:
+            self._tokens.clear()
+        if not self._tokens:
+            self.first = at
+        del self._tokens[at - self.first :]
+        n_surplus = len(self._tokens) + len(tokens) - KEPT
+        if n_surplus > KEPT:  # rarely, since the others are moved
+            del self._tokens[:n_surplus]
+            self._rows[: len(self._tokens)] = self._rows[n_surplus : n_surplus + len(self._tokens)].copy()
+            self.first += n_surplus
+        n = len(self._tokens)
+        self._rows[n : n + len(tokens)] = features
+        self._tokens += tokens
+
+    def rows(self, start: int, stop: int) -> Features:
+        """Return those at indices `start` .. `stop` - 1, all known: a view, valid until the next `put`."""
+        return self._rows[start - self.first : stop - self.first]

@@ -1,0 +1,194 @@
+"""A draft head: one block that goes on from the target's hidden states, in the place of a draft model.
+
+Token i is read together with the hidden state of token i - 1 (head_file.py). That is the target's own where
+the target has been, and else, along a draft, the head's last one:
+
+    timeline     t0  t1  t2  t3 | d4  d5          t3 is emitted, d4 and d5 are drafted
+    read with        f0  f1  f2 | g3  g4          f: the target's, known after its pass; g: the head's
+
+When the target has judged the draft, its f3, f4 .. are known: what was read with g3, g4 .. is taken back and
+read again, in the same pass as the token that begins the next draft.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.asks import Ask, DraftPass, Evaluated
+from edgespec.decoding.features import TargetFeatures
+from edgespec.drafting.costs import N_MAX
+from edgespec.drafting.gains import Gains
+from edgespec.drafting.model import DraftModel
+from edgespec.drafting.scheduler import Scheduler
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.batch import Inputs
+from edgespec.llama.embeddings import Scatter
+from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.head_file import Fusion, HeadFile
+from edgespec.llama.outputs import Features
+from edgespec.llama.session import Session
+from edgespec.llama.timelines import n_common
+from edgespec.models.hashes import sha256_of
+
+_MOST_STATES = 192
+"""Tokens of a prompt whose hidden states a head reads: it was trained on no more (forge/dataset.py)."""
+_FEWER_STATES = 64  # a pass of them
+_STATES_SHARE = 0.25  # of what drafting saves, lost where the head knows nothing of the prompt: a guess
+_PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
+
+
+def check_head(head: HeadFile, target: GGUFHeader) -> None:
+    """Raise UsageError if `head` was made for another file than that of `target`.
+
+    The first time the whole file is read for its hash, which takes a second or two for each GB.
+    """
+    if (head.n_vocab, head.n_embd) == (target.n_vocab, target.n_embd):
+        try:
+            if sha256_of(target.path) == head.target_sha256:
+                return
+        except OSError as error:
+            raise EdgespecError(f"cannot read {target.path}: {describe_os_error(error)}") from error
+        what = "another quantization of this model, or another model of its size"
+    else:
+        what = "another model"
+    raise UsageError(
+        f"{head.path}: a draft head made for {what}, not for {target.path.name}; make one for it with "
+        "`edgespec draft make`"
+    )
+
+
+def states_worth(scheduler: Scheduler, n_unread: int, n_predict: int | None) -> int:
+    """Return of how many of a prompt's last tokens the target's hidden states are worth what they cost.
+
+    `n_unread` tokens of it are to be read, at most `n_predict` follow. The library computes the logits of
+    each token whose state is wanted, in passes of their own: of the default target a sixth of what reading
+    costs. For a short prompt that is all of it, so it is left out where a short answer is expected; the head
+    then begins with the answer.
+    """
+    learnt, policy, lengths = scheduler.learnt, scheduler.policy, scheduler.lengths
+    if policy.gamma is not None or not policy.suffix:
+        return min(_MOST_STATES, n_unread)  # the head was asked for
+    if learnt.draft is None:
+        return 0
+    costs, most = learnt.target.at(n_unread), math.inf if n_predict is None else n_predict
+    plain = 1.0 / costs[1]
+    best = Gains(learnt, costs, learnt.draft.at(0), plain).best_model_rate()
+    saved = _STATES_SHARE * (1.0 / plain - 1.0 / max(plain, best))
+    logits_s = max(0.0, costs[N_MAX] / N_MAX - learnt.target.read(512, 0) / 512)
+    spent = learnt.target.read(n_unread, 0)
+    for n in (_MOST_STATES, _FEWER_STATES):
+        n_wanted = min(n, n_unread)
+        price = n_wanted * logits_s + (n_wanted // 64) * _PASS_SHARE * costs[1]
+        if lengths.pays(price, saved, n=1, most=most, spent=spent, pace=costs[1]):
+            return n_wanted
+    return 0
+
+
+class HeadModel(DraftModel):
+    """`session`'s head behind the interface of DraftModel.
+
+    It begins where the target's hidden states are known, which is late in a long prompt, and begins anew
+    after a gap in them: that costs acceptance, never exactness.
+    """
+
+    def __init__(
+        self, session: Session, head: HeadFile, fusion: Fusion, features: TargetFeatures, *, n_vocab: int
+    ) -> None:
+        """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
+
+        Only the first `n_vocab` tokens are drafted.
+        """
+        super().__init__(session, n_vocab=n_vocab)
+        self.n_vocab = min(n_vocab, head.n_vocab)
+        self._scatter = Scatter(head.token_ids, self.n_vocab)
+        self._fusion = fusion
+        self.features = features
+        self._n_true = 0  # of the timeline's tokens, those before it were read with the target's states
+        self._own_at = -1
+        self._own: Features = np.empty(
+            (0, head.n_embd), np.float32
+        )  # its own hidden state of token `_own_at`
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start on the timeline `tokens`; what was read of one that begins like it stays."""
+        n_same = n_common(self._session.timeline, tokens[self._offset : -1])
+        self._session.rewind(max(0, min(n_same, self._n_true - self._offset)))
+        self._find_start()
+
+    def rest(self) -> None:
+        """Do nothing: what was read stays for the next text, which may begin like this one."""
+
+    def follows(self, n_tokens: int) -> bool:
+        """Say whether it can draft after `n_tokens` tokens: it needs the hidden state of the last but one."""
+        at = n_tokens - 2
+        return self._find_start() < n_tokens and (at < self.features.end or at == self._own_at)
+
+    def n_unread(self, n_tokens: int) -> int:
+        """Return how many of a timeline of `n_tokens` it has not read, of those that it can read."""
+        return n_tokens - self._find_start()
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read what of `tokens` it has not, except the last, which is read with the next pass."""
+        start = self._find_start()
+        if unread := tokens[start:-1]:
+            DraftPass(self._session, unread, 0, inputs=self._inputs(start, unread)).answer()
+            self._n_true = len(tokens) - 1
+
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
+        """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`.
+
+        Of the tokens to be read, the target's hidden states must be known, but for the last one's
+        predecessor (`follows`). So `guesses` are tokens that the target has read.
+        """
+        started = time.perf_counter()
+        start = self._find_start()
+        pending = [*tokens[start:], *guesses]
+        if (n_first := len(pending) - self._session.n_logits_max) > 0:
+            inputs = self._inputs(start, pending[:n_first])
+            yield DraftPass(self._session, pending[:n_first], 0, inputs=inputs)
+            start, pending = start + n_first, pending[n_first:]
+        inputs = self._inputs(start, pending)
+        handled_s = time.perf_counter() - started
+        evaluated: Evaluated = yield DraftPass(
+            self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True
+        )
+        if evaluated.features is not None:
+            self._own_at, self._own = start + len(pending) - 1, evaluated.features[-1:].copy()
+        self._n_true = min(start + len(pending), self.features.end + 1)
+        seconds = handled_s + evaluated.seconds
+        return replace(evaluated, rows=self._spread(evaluated.rows), seconds=seconds)
+
+    def trim(self, n_tokens: int) -> None:
+        """Forget what is in the cache beyond the timeline's first `n_tokens` tokens.
+
+        And what was read with its own hidden states, where the target's have become known.
+        """
+        if self.features.end >= self._n_true:
+            n_tokens = min(n_tokens, self._n_true)
+        super().trim(n_tokens)
+
+    def _find_start(self) -> int:
+        """Return the index of the next token to read; begin anew where the states for it are not kept."""
+        start = self._offset + self.n_past
+        if start <= self.features.first:
+            start = self.features.first + 1
+            self._start_at(start)
+        return start
+
+    def _start_at(self, offset: int) -> None:
+        super()._start_at(offset)
+        self._n_true = offset
+
+    def _inputs(self, start: int, tokens: Sequence[int]) -> Inputs:
+        """Return what is read in place of `tokens`, which stand from index `start` on."""
+        n_known = min(len(tokens), self.features.end - start + 1)
+        states = self.features.rows(start - 1, start - 1 + n_known)
+        if n_known < len(tokens):
+            states = np.concatenate([states, self._own])
+        return self._fusion(tokens, states)

@@ -1,0 +1,194 @@
+"""What drafts are worth: tokens a second through the real loop, each draft and plain decoding in turns.
+
+    timing    each draft        the cost of a drafted token, acceptance by position
+    round 0   each draft        question 1: plain, drafting   question 2: drafting, plain   ...
+    round 1   the better ones   the other way round, with the next seed
+    ...
+
+Each draft has a process of its own for each round (trial.py), as one target is often all that the memory
+holds. Drafts are compared by their speed-ups over the plain runs beside them, so that a machine that drifts
+does so for all alike. Every finished part is a file: judging that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from edgespec.benchmark.runs import Run, rotated
+from edgespec.benchmark.summary import Comparison, compare
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.forge.progress import ProgressFn, Step, unseen
+from edgespec.forge.trial import DRAFTING, JudgingSettings, Question, Timing, Trial
+from edgespec.models.hashes import sha256_of
+from edgespec.models.made_drafts import Gains
+from edgespec.platform.files import write_atomically
+from edgespec.platform.messages import MessageFn, silent
+
+_KEPT_AFTER_ROUND = 2  # candidates that are judged on after the first round, beside what was there
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A draft that is judged, or none."""
+
+    name: str
+    path: Path | None
+    """None: no draft model, only text seen before."""
+    was_there: bool = False
+    """Whether it is what the others have to beat; judged in every round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was measured of one contender."""
+
+    contender: Contender
+    timing: Timing | None
+    """None: without a draft model."""
+    greedy: Comparison
+    sampled: Comparison
+    """Drafting beside plain decoding, at temperature 0 and at 0.8."""
+    rounds: int
+    runs: tuple[Run, ...]
+    """All of them."""
+
+    @property
+    def gains(self) -> Gains:
+        """The median speed-ups; 1 where nothing was written, so that nothing could be compared."""
+        medians = [one.speedup.median if one.speedup else 1.0 for one in (self.greedy, self.sampled)]
+        return Gains(*medians)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file of runs."""
+
+    key: str
+    runs: tuple[Run, ...]
+
+
+class Judging:
+    """Judges drafts of one target, in a folder of its own."""
+
+    def __init__(
+        self,
+        target: Path,
+        questions: Sequence[Question],
+        settings: JudgingSettings,
+        folder: Path,
+        *,
+        on_progress: ProgressFn = unseen,
+        on_message: MessageFn = silent,
+    ) -> None:
+        """Judge by `questions`; parts that were measured in `folder` before are used again.
+
+        `on_message` takes lines that the user should know. Raises EdgespecError without questions.
+        """
+        if not questions:
+            problem = "there is no prompt to judge drafts by: let the target write more, or name a suite"
+            raise EdgespecError(problem)
+        self._target, self._questions, self._settings = target, tuple(questions), settings
+        self._folder = folder
+        self._on_progress, self._on_message = on_progress, on_message
+        self._sha256: dict[Path | None, str] = {None: "", target: sha256_of(target)}
+        self._done = self._total = 0
+
+    def judge(self, contenders: Sequence[Contender]) -> list[Judged]:
+        """Return what was measured of each contender that could run, in their order.
+
+        After the first round only the best two, and what was there, are judged on. A contender that cannot
+        run is left out, which is told in a line. Raises EdgespecError if none can.
+        """
+        rounds = self._settings.rounds
+        n_later = min(len(contenders), _KEPT_AFTER_ROUND + sum(one.was_there for one in contenders))
+        n_timed = sum(one.path is not None for one in contenders)
+        self._done, self._total = 0, n_timed + len(contenders) + (rounds - 1) * n_later
+        timings: dict[Contender, Timing | None] = {}
+        runs: dict[Contender, list[Run]] = {}
+        for one in contenders:
+            try:
+                timings[one] = Timing.of(self._part(one, None)) if one.path else None
+                runs[one] = []
+            except EdgespecError as error:
+                self._on_message(f"{one.name} is left out: {error}")
+        going = list(runs)
+        for round_ in range(rounds):
+            for one in rotated(going, round_) if going else ():
+                try:
+                    runs[one] += self._part(one, round_)
+                except EdgespecError as error:
+                    self._on_message(f"{one.name} is left out: {error}")
+                    del runs[one]
+            going = [one for one in going if one in runs]
+            if round_ == 0:
+                going = _better(going, {one: _judged(one, None, runs[one], rounds) for one in going})
+        if not runs:
+            raise EdgespecError("no draft could be judged; the lines above say why")
+        return [_judged(one, timings[one], found, rounds) for one, found in runs.items()]
+
+    def _part(self, one: Contender, round_: int | None) -> tuple[Run, ...]:
+        """Return the runs of a contender in one round (None: those of the timing), measured or as kept."""
+        what = f"timing {one.name}" if round_ is None else f"round {round_ + 1} of {one.name}"
+        trial = Trial(
+            target=str(self._target),
+            draft=str(one.path) if one.path else None,
+            questions=self._questions,
+            settings=self._settings,
+            round=round_,
+        )
+        key = self._key(one, trial)
+        file = self._folder / f"{key[:16]}.json"
+        runs = _read(file, key)
+        if runs is None:
+            found: list[Run] = []
+            self._show(what, 0.0)
+            for run in trial.runs():
+                found.append(run)
+                self._show(what, len(found) / trial.n_runs)
+            runs = tuple(found)
+            try:
+                write_atomically(file, msgspec.json.encode(_Part(key, runs)))
+            except OSError as error:
+                problem = f"what was judged cannot be kept: {describe_os_error(error)}"
+                raise EdgespecError(problem) from error
+        self._done += 1
+        return runs
+
+    def _show(self, what: str, share: float) -> None:
+        self._on_progress(Step("judging", min(1.0, (self._done + share) / self._total), what))
+
+    def _key(self, one: Contender, trial: Trial) -> str:
+        """Return a hash of what the runs depend on: the files' contents, not their names."""
+        if one.path not in self._sha256 and one.path:
+            self._sha256[one.path] = sha256_of(one.path)
+        files = self._sha256[self._target], self._sha256[one.path]
+        facts = msgspec.json.encode((files, replace(trial, target="", draft=None)))
+        return hashlib.sha256(facts).hexdigest()
+
+
+def _read(file: Path, key: str) -> tuple[Run, ...] | None:
+    """Return the runs in a file; None if it is missing, damaged or of something else."""
+    try:
+        part = msgspec.json.decode(file.read_bytes(), type=_Part)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return part.runs if part.key == key else None
+
+
+def _better(going: Sequence[Contender], judged: dict[Contender, Judged]) -> list[Contender]:
+    """Return those that are judged on after the first round: what was there, and the best of the others."""
+    new = [one for one in going if not one.was_there]
+    new.sort(key=lambda one: judged[one].gains.mean, reverse=True)
+    return [one for one in going if one.was_there or one in new[:_KEPT_AFTER_ROUND]]
+
+
+def _judged(one: Contender, timing: Timing | None, runs: Sequence[Run], rounds: int) -> Judged:
+    greedy = [run for run in runs if run.round < rounds]
+    sampled = [run for run in runs if run.round >= rounds]
+    n_rounds = len({run.round for run in greedy})
+    return Judged(one, timing, compare(greedy, DRAFTING), compare(sampled, DRAFTING), n_rounds, tuple(runs))

@@ -1,0 +1,1 @@
+"""Trains drafts on what the target wrote, with JAX on the processors (extra `forge`)."""

@@ -1,0 +1,172 @@
+"""Texts in rows of equal length, several texts in one row: what is computed is rarely padding.
+
+A text longer than a row is cut into pieces, each of which begins with columns of the piece before it, for
+attention only. The order is a function of the seed and the epoch: a training that goes on meets the batches
+that it would have met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.forge.training.family import Batch
+
+
+class Written(Protocol):
+    """A text of the dataset."""
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Return prompt and answer."""
+
+    @property
+    def n_prompt(self) -> int:
+        """Return how many of the tokens are the prompt's."""
+
+    @property
+    def first(self) -> int:
+        """Return the first token whose feature is kept."""
+
+    @property
+    def features(self) -> npt.NDArray[np.float16]:
+        """Return the hidden states of tokens `first` .. len(tokens) - 2."""
+
+    @property
+    def temperature(self) -> float:
+        """Return at which temperature the target wrote it."""
+
+
+EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The size of a batch."""
+
+    n: int = 4
+    columns: int = 640
+    answers: int = 480
+    """Most answers of a row."""
+    overlap: int = 128
+    """Columns that a piece of a long text has of the piece before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Columns begin .. end - 1 of a text, of which those from `learnt` on are answers."""
+
+    text: int
+    begin: int
+    learnt: int
+    end: int
+
+    @property
+    def columns(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def answers(self) -> int:
+        return self.end - 1 - self.learnt  # the last token predicts nothing
+
+
+class Packing:
+    """The rows that texts are packed into; the same for the same texts, seed and epoch."""
+
+    def __init__(self, texts: Sequence[Written], rows: Rows) -> None:
+        """Pack `texts`; those without an answer are left out."""
+        self._texts, self._rows = texts, rows
+        self._pieces = [piece for i, text in enumerate(texts) for piece in self._cut(i, text)]
+        self.n_answers = sum(piece.answers for piece in self._pieces)
+
+    def epoch(self, seed: int, epoch: int) -> list[list[_Piece]]:
+        """Return the rows of an epoch, in the order in which they are trained on."""
+        order = np.random.default_rng([seed, epoch]).permutation(len(self._pieces))
+        rows: list[list[_Piece]] = []
+        # Large ones first, by the hundred: packed tightly, yet other neighbours in each epoch.
+        for at in range(0, len(order), 100):
+            some = sorted((self._pieces[i] for i in order[at : at + 100]), key=lambda piece: -piece.columns)
+            rows += self._pack(some)
+        return [rows[i] for i in np.random.default_rng([seed, epoch, 1]).permutation(len(rows))]
+
+    def batch(self, rows: Sequence[Sequence[_Piece]], embed: EmbedFn) -> Batch:
+        """Return the batch of at most `Rows.n` rows; missing ones are padding."""
+        size = self._rows
+        width = self._texts[0].features.shape[1]
+        tokens = np.zeros((size.n, size.columns), np.int32)
+        text = np.full((size.n, size.columns), -1, np.int32)
+        features = np.zeros((size.n, size.columns, width), np.float16)
+        answers = np.zeros((size.n, size.answers), np.int32)
+        weights = np.zeros((size.n, size.answers), np.float32)
+        for r, row in enumerate(rows):
+            at = n_answers = 0
+            for number, piece in enumerate(row):
+                source = self._texts[piece.text]
+                n = piece.columns
+                tokens[r, at : at + n] = source.tokens[piece.begin : piece.end]
+                text[r, at : at + n] = number
+                kept = source.features[piece.begin - source.first : piece.end - 1 - source.first]
+                features[r, at : at + n - 1] = kept
+                learnt = at + piece.learnt - piece.begin
+                here = slice(n_answers, n_answers + piece.answers)
+                answers[r, here] = np.arange(learnt, at + n - 1)
+                weights[r, here] = 1.0
+                at, n_answers = at + n, n_answers + piece.answers
+        return Batch(tokens, embed(tokens), features, text, answers, weights)
+
+    def _cut(self, number: int, text: Written) -> Iterator[_Piece]:
+        size = self._rows
+        end = len(text.tokens)
+        learnt = max(text.n_prompt - 1, text.first + 1)
+        while learnt < end - 1:
+            # The last column of a piece is the token that its last answer predicts.
+            begin = max(text.first, learnt - size.overlap)
+            if end - text.first <= size.columns and end - 1 - learnt <= size.answers:
+                begin = text.first
+            stop = min(end, begin + size.columns, learnt + size.answers + 1)
+            yield _Piece(number, begin, learnt, stop)
+            learnt = stop - 1
+
+    def _pack(self, pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+        """Put each piece into the first row with room for it."""
+        rows: list[tuple[list[_Piece], int, int]] = []
+        for piece in pieces:
+            for i, (row, columns, answers) in enumerate(rows):
+                if (
+                    columns + piece.columns <= self._rows.columns
+                    and answers + piece.answers <= self._rows.answers
+                ):
+                    row.append(piece)
+                    rows[i] = row, columns + piece.columns, answers + piece.answers
+                    break
+            else:
+                rows.append(([piece], piece.columns, piece.answers))
+        return [row for row, _, _ in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a training is in its data."""
+
+    epoch: int = 0
+    row: int = 0
+    """Of the epoch; the next batch begins there."""
+
+
+def batches(
+    packing: Packing, embed: EmbedFn, n: int, seed: int, place: Place
+) -> Iterator[tuple[Batch, Place]]:
+    """Yield batches of `n` rows from `place` on, without end, each with the place after it."""
+    epoch, at = place.epoch, place.row
+    while True:
+        rows = packing.epoch(seed, epoch)
+        while at < len(rows):
+            some = rows[at : at + n]
+            at += n
+            after = Place(epoch, at) if at < len(rows) else Place(epoch + 1, 0)
+            yield packing.batch(some, embed), after
+        epoch, at = epoch + 1, 0

@@ -1,0 +1,134 @@
+"""The layers of llama, qwen2 and qwen3 in JAX, with the weights of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+
+from edgespec.errors import UsageError
+from edgespec.forge.training.arithmetic import project, rms_norm, rope
+from edgespec.forge.training.target import Shape, Weights
+
+ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
+"""Those whose layers are known here; whether RoPE turns neighbours (else elements half a head apart)."""
+
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_NEEDED = {"attn_norm.weight", "ffn_norm.weight", *(f"{name}.weight" for name in _MATRICES)}
+_POSSIBLE = _NEEDED | {
+    *("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"),
+    *("attn_q_norm.weight", "attn_k_norm.weight"),
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+_NEVER = -1e9  # a score that no softmax notices
+
+
+class Changed(NamedTuple):
+    """A matrix (k, n) that stays, and the product of two narrow ones that is added to it."""
+
+    frozen: Array
+    down: Array
+    """(k, rank)."""
+    up: Array
+    """(rank, n)."""
+
+
+Layer: TypeAlias = Mapping[str, Array | Changed]
+"""A layer's tensors: names as in the file without "blk.N."; matrices transposed, (k, n)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """What the layers of a model compute."""
+
+    shape: Shape
+    interleaved: bool
+    parts: tuple[str, ...]
+    """The tensors of each layer."""
+    frequencies: npt.NDArray[np.float64]
+    """RoPE's, radians a position, (head_dim / 2,)."""
+
+    def hidden(self, layers: Sequence[Layer], x: Array, text: Array) -> Array:
+        """Return the hidden states, before the last norm, of embeddings `x`, (n, m, n_embd).
+
+        Tokens see those before them of the same text: `text`, int (n, m).
+        """
+        m = x.shape[1]
+        angles = np.arange(m)[:, None] * self.frequencies
+        turns = np.cos(angles).astype(np.float32)[None], np.sin(angles).astype(np.float32)[None]
+        seen = (text[:, :, None] == text[:, None, :]) & np.tri(m, dtype=bool)
+        # Backwards, all but the large products is computed anew: a tenth of the memory, little time.
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        layer_of = jax.checkpoint(partial(self._layer, turns=turns), policy=policy)
+        for layer in layers:
+            x = layer_of(layer, x, seen)
+        return x
+
+    def _layer(self, layer: Layer, x: Array, seen: Array, *, turns: tuple[Array, Array]) -> Array:
+        shape = self.shape
+        h = rms_norm(x, layer["attn_norm.weight"], shape.epsilon)
+        q = self._heads(layer, "attn_q", h, shape.n_head) * shape.head_dim**-0.5
+        k, v = (self._heads(layer, name, h, shape.n_head_kv) for name in ("attn_k", "attn_v"))
+        q, k = (rope(each, *turns, interleaved=self.interleaved) for each in (q, k))
+        q = q.reshape(*q.shape[:2], shape.n_head_kv, -1, shape.head_dim)
+        scores = jnp.einsum("nagqd,nmgd->ngqam", q, k)
+        shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _NEVER), -1)
+        found = jnp.einsum("ngqam,nmgd->nagqd", shares, v)
+        x = x + _product(layer, "attn_output", found.reshape(*x.shape[:2], -1))
+        h = rms_norm(x, layer["ffn_norm.weight"], shape.epsilon)
+        h = jax.nn.silu(_product(layer, "ffn_gate", h)) * _product(layer, "ffn_up", h)
+        return x + _product(layer, "ffn_down", h)
+
+    def _heads(self, layer: Layer, name: str, h: Array, n_heads: int) -> Array:
+        """Return queries, keys or values, shape (n, m, n_heads, head_dim)."""
+        x = _product(layer, name, h).reshape(*h.shape[:2], n_heads, self.shape.head_dim)
+        norm = layer.get(f"{name}_norm.weight")
+        return x if norm is None else rms_norm(x, norm, self.shape.epsilon)
+
+
+def multiply(x: Array, matrix: Array | Changed) -> Array:
+    """Return `x @ matrix`."""
+    if isinstance(matrix, Changed):
+        return project(x, matrix.frozen) + project(project(x, matrix.down), matrix.up)
+    return project(x, matrix)
+
+
+def _product(layer: Layer, name: str, x: Array) -> Array:
+    y = multiply(x, layer[f"{name}.weight"])
+    bias = layer.get(f"{name}.bias")
+    return y if bias is None else y + bias
+
+
+def read_decoder(source: Weights) -> Decoder:
+    """Return what the layers of `source` compute. Raises UsageError for a model that is not known here."""
+    header, shape = source.header, source.shape()
+    if header.architecture not in ARCHITECTURES:
+        raise _unknown(source, f"a {header.architecture} model")
+    prefix = "blk.0."
+    parts = {info.name.removeprefix(prefix) for info in header.gguf.tensors if info.name.startswith(prefix)}
+    if not _NEEDED <= parts <= _POSSIBLE:
+        odd = sorted((parts - _POSSIBLE) | (_NEEDED - parts))
+        raise _unknown(source, f"its layers have or lack {odd[0]}")
+    fields, arch = header.gguf.fields, header.architecture
+    scaling = header.gguf.text(f"{arch}.rope.scaling.type")
+    if scaling not in ("", "none"):
+        raise _unknown(source, f"RoPE is scaled ({scaling})")
+    turned = fields.get(f"{arch}.rope.dimension_count")
+    if (turned and turned.value != shape.head_dim) or header.head_dim_v != shape.head_dim:
+        raise _unknown(source, "RoPE turns a part of each head, or keys and values differ in width")
+    frequencies = shape.rope_base ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)
+    if _ROPE_FACTORS in source:
+        frequencies = frequencies / source.vector(_ROPE_FACTORS)
+    return Decoder(shape, ARCHITECTURES[arch], tuple(sorted(parts)), frequencies)
+
+
+def _unknown(source: Weights, problem: str) -> UsageError:
+    known = ", ".join(ARCHITECTURES)
+    return UsageError(f"{source.header.path}: {problem}; only plain {known} models can be trained")

@@ -1,0 +1,293 @@
+"""The family "head": one decoder block that predicts the target's next hidden state from its last one.
+
+    x = We e(token c) + Wf f(c - 1);  f'(c) = norm(block(x));  logits = W_out[cut] f'(c)
+
+e is the target's own input embedding, f its hidden state after the last norm (EAGLE-1, arXiv 2401.15077).
+A head that drafts several tokens reads its own f' from the second on. It is trained on that too (HASS, arXiv
+2408.15766): in step s all answers are predicted once more, each by a draft that began s columns before it.
+
+    column                  c-3   c-2   c-1    c
+    drafted by step 0                          o      reads f(c-1)
+    drafted by step 1                     o -> o      reads f'(c-1) of step 0
+    drafted by step 2               o ->  o -> o      reads f'(c-1) of step 1
+
+A query sees what a draft's would: the keys of the target's features up to where the draft began, then the
+draft's own. Only answers are queries; of the prompt's columns just keys and values are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+
+from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, rope_turns, score
+from edgespec.forge.training.family import Batch, Params
+from edgespec.forge.training.head_file import HeadOf, write_head
+from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
+
+_NEVER = -1e9  # a score that no softmax notices
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """How a head is built and trained."""
+
+    n_ff: int | None = None
+    """Width of the feed-forward layer; None: twice the target's hidden state."""
+    n_steps: int = 3
+    """Tokens drafted in training."""
+    later: float = 0.8
+    """Weight of a step's loss, of that of the step before."""
+    feature_share: float = 0.5
+    """Weight of the distance between predicted and true features, beside the distributions'."""
+    noise: float = 0.1
+    """Features that are read are off by up to this, so that small errors of a draft do not grow."""
+    n_likeliest: int = 3072
+    """Tokens whose logits are compared: those that the target likes best, over a batch ..."""
+    n_others: int = 1024
+    """... and some at random, standing for all others. With more than are kept, all are compared."""
+    warm: bool = False
+    """Begin with the target's last layer."""
+
+
+class Head:
+    """A head for one target and one cut vocabulary."""
+
+    name = "head"
+
+    def __init__(
+        self,
+        target: Weights,
+        target_sha256: str,
+        token_ids: npt.NDArray[np.int64],
+        settings: HeadSettings | None = None,
+    ) -> None:
+        """Train for `target`, a file with that SHA-256, a head that can say `token_ids`, ascending."""
+        self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
+        self.settings = settings or HeadSettings()
+        own = target.shape()
+        n_ff = self.settings.n_ff or 2 * own.n_embd
+        self.shape = Shape(
+            own.n_embd, n_ff, own.n_head, own.n_head_kv, own.head_dim, own.rope_base, own.epsilon
+        )
+        row = np.full(target.info(EMBEDDINGS).rows, -1, np.int32)
+        row[token_ids] = np.arange(len(token_ids))
+        self.frozen: Params = {
+            "output": jnp.asarray(target.rows(target.output, token_ids)).astype(FACTOR),
+            "row": jnp.asarray(row),
+        }
+
+    def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
+        """Return the target's input embeddings of tokens, shape (*tokens.shape, n_embd)."""
+        used, where = np.unique(tokens, return_inverse=True)
+        rows = self.target.rows(EMBEDDINGS, used).astype(np.float16)
+        return rows[where.reshape(tokens.shape)]
+
+    def init(self, key: Array) -> Params:
+        """Return random parameters; the last norm is the target's."""
+        shape = self.shape
+        n, heads, kv = shape.n_embd, shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+        sizes = {
+            "feature": (n, n),
+            "q": (n, heads),
+            "k": (n, kv),
+            "v": (n, kv),
+            "o": (heads, n),
+            "gate": (n, shape.n_ff),
+            "up": (n, shape.n_ff),
+            "down": (shape.n_ff, n),
+        }
+        params = {
+            name: jax.random.normal(part, size) * size[0] ** -0.5
+            for part, (name, size) in zip(jax.random.split(key, len(sizes)), sizes.items(), strict=True)
+        }
+        params["o"] *= 0.3
+        params["down"] *= 0.3
+        params["embedding"] = jax.random.normal(key, (n, n)) * n**-0.5 * 16.0
+        params["feature"] *= 0.5
+        ones = {name: jnp.ones(n) for name in ("attention_norm", "ff_norm")}
+        return {**params, **ones, "output_norm": jnp.asarray(self.target.vector(OUTPUT_NORM))}
+
+    # ---- what JAX traces ----
+
+    def loss(
+        self, params: Params, frozen: Params, batch: Batch, key: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the loss over all steps, and "divergence" and "feature" of the first alone.
+
+        "divergence" is KL(target || head) over the cut, in nats; "feature" a smooth L1.
+        """
+        settings = self.settings
+        noise, choice = jax.random.split(key)
+        walk = _Walk(self.shape, params, batch, settings.noise, noise)
+        features = walk.at_answers(batch.features.astype(jnp.float32))
+        flat = features.reshape(-1, self.shape.n_embd)
+        compared = _compared(score(flat, frozen["output"]), batch.weights.reshape(-1), settings, choice)
+        rows = frozen["output"][compared.rows]
+        total, shown = jnp.zeros(()), {}
+        for step in range(settings.n_steps):
+            predicted = walk.step()
+            weights = walk.weights(step)
+            n = jnp.maximum(weights.sum(), 1.0)
+            logits = score(predicted.reshape(-1, self.shape.n_embd), rows)
+            divergence = (compared.divergence(logits) * weights.reshape(-1)).sum() / n
+            distance = jnp.abs(predicted - features)
+            smooth = jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)
+            feature = (smooth * weights).sum() / n
+            total += settings.later**step * (divergence + settings.feature_share * feature)
+            if step == 0:
+                shown = {"divergence": divergence, "feature": feature}
+        return total, shown
+
+    def walk(self, params: Params, frozen: Params, batch: Batch, n: int) -> Array:
+        """Return bool (rows, a, n): whether the next tokens are the walking head's likeliest."""
+        walk = _Walk(self.shape, params, batch)
+        following = jnp.take_along_axis(
+            batch.tokens, jnp.minimum(batch.answers + 1, batch.tokens.shape[1] - 1), 1
+        )
+        said = frozen["row"][following]
+        right = []
+        for step in range(n):
+            logits = score(walk.step().reshape(-1, self.shape.n_embd), frozen["output"])
+            likeliest = logits.argmax(-1).reshape(said.shape)
+            right.append(jnp.roll(likeliest == said, -step, 1))
+        return jnp.stack(right, -1)
+
+    def export(self, params: Params, path: Path, type_: str) -> None:
+        """Write the head as the GGUF file `path` with matrices of `type_` (head_file.write_head)."""
+        head = HeadOf(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
+        write_head(path, head, params, self.target.rows(self.target.output, self.token_ids), type_)
+
+
+class _Walk:
+    """The passes of a head over a batch: `step` drafts all answers, each time one column longer."""
+
+    def __init__(
+        self, shape: Shape, params: Params, batch: Batch, noise: float = 0.0, key: Array | None = None
+    ) -> None:
+        self._shape, self._params, self._batch = shape, params, batch
+        n_columns = batch.tokens.shape[1]
+        features = batch.features.astype(jnp.float32)
+        if key is not None:
+            features += jax.random.uniform(key, features.shape, minval=-noise, maxval=noise)
+        self._embedded = project(batch.embeddings, params["embedding"])
+        x = self._embedded + project(_shifted(features, 1), params["feature"])
+        # A text's first column has no feature before it: it is neither drafted nor looked at.
+        before = _shifted(batch.text + 1, 1) - 1
+        usable = (batch.text >= 0) & (batch.text == before)
+        text = jnp.take_along_axis(batch.text, batch.answers, 1)
+        self._same = usable[:, None, :] & (text[:, :, None] == batch.text[:, None, :])
+        self._columns = jnp.arange(n_columns)
+        cosine, sine = rope_turns(n_columns, shape.head_dim, shape.rope_base)
+        self._turns = jnp.asarray(cosine)[batch.answers], jnp.asarray(sine)[batch.answers]
+        self._keys, self._values = self._seen(x, (cosine[None], sine[None]))
+        self._embedded = self.at_answers(self._embedded)
+        self._x = self.at_answers(x)
+        self._own: list[tuple[Array, Array]] = []
+        self._n = 0
+
+    def at_answers(self, x: Array) -> Array:
+        """Return the answers' columns of x, (n, m, width): shape (n, a, width)."""
+        return jnp.take_along_axis(x, self._batch.answers[:, :, None], 1)
+
+    def weights(self, step: int) -> Array:
+        """Return the weights, (n, a), of what a step predicted: 0 where no draft can have begun."""
+        answers, n = self._batch.answers, len(self._columns)
+        began = _shifted(answers + n, step) - n
+        return self._batch.weights * (began == answers - step)
+
+    def step(self) -> Array:
+        """Return the features that are predicted at the answers, (n, a, n_embd)."""
+        shape, params = self._shape, self._params
+        x = self._x
+        if self._n:
+            self._own.append(self._seen(x, self._turns))
+        h = rms_norm(x, params["attention_norm"], shape.epsilon)
+        x = x + project(self._attend(self._heads(project(h, params["q"]))), params["o"])
+        h = rms_norm(x, params["ff_norm"], shape.epsilon)
+        h = jax.nn.silu(project(h, params["gate"])) * project(h, params["up"])
+        predicted = rms_norm(x + project(h, params["down"]), params["output_norm"], shape.epsilon)
+        self._n += 1
+        self._x = self._embedded + project(_shifted(predicted, 1), params["feature"])
+        return predicted
+
+    def _seen(self, x: Array, turns: tuple[Any, Any]) -> tuple[Array, Array]:
+        """Return keys and values, each (n, columns, n_head_kv, head_dim)."""
+        h = rms_norm(x, self._params["attention_norm"], self._shape.epsilon)
+        size = (*x.shape[:2], self._shape.n_head_kv, self._shape.head_dim)
+        keys = rope(project(h, self._params["k"]).reshape(size), *turns, interleaved=True)
+        return keys, project(h, self._params["v"]).reshape(size)
+
+    def _heads(self, q: Array) -> Array:
+        """Return queries, turned, as (n, a, n_head_kv, heads that share keys, head_dim)."""
+        shape = self._shape
+        q = rope(q.reshape(*q.shape[:2], shape.n_head, shape.head_dim), *self._turns, interleaved=True)
+        q *= shape.head_dim**-0.5
+        return q.reshape(*q.shape[:2], shape.n_head_kv, -1, shape.head_dim)
+
+    def _attend(self, q: Array) -> Array:
+        """Return what the queries of this step find, (n, a, n_head * head_dim)."""
+        n_columns = len(self._columns)
+        began = self._batch.answers - self._n
+        seen = self._same & (self._columns <= began[:, :, None])
+        scores = jnp.einsum("nagqd,nmgd->nagqm", q, self._keys)
+        scores = jnp.where(seen[:, :, None, None, :], scores, _NEVER)
+        # The draft's own columns: that of step i was passed n - i columns ago.
+        own = [(_shifted(k, self._n - i), _shifted(v, self._n - i)) for i, (k, v) in enumerate(self._own, 1)]
+        more = [jnp.einsum("nagqd,nagd->nagq", q, keys)[..., None] for keys, _ in own]
+        shares = jax.nn.softmax(jnp.concatenate([scores, *more], -1), -1)
+        found = jnp.einsum("nagqm,nmgd->nagqd", shares[..., :n_columns], self._values)
+        for i, (_, values) in enumerate(own):
+            found += shares[..., n_columns + i, None] * values[:, :, :, None, :]
+        return found.reshape(*q.shape[:2], -1)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The tokens whose logits are compared, and how likely the target finds them."""
+
+    rows: Array
+    """Their rows of the output matrix, (v,)."""
+    stands_for: Array
+    """Logarithm of how many tokens each stands for, (v,)."""
+    log_probs: Array
+    """The target's, (answers, v)."""
+
+    def divergence(self, logits: Array) -> Array:
+        """Return KL(target || draft) of each answer, (answers,), from the draft's logits, (answers, v)."""
+        log_probs = jax.nn.log_softmax(logits + self.stands_for, -1)
+        return (jnp.exp(self.log_probs) * (self.log_probs - log_probs)).sum(-1)
+
+
+def _compared(logits: Array, weights: Array, settings: HeadSettings, key: Array) -> _Compared:
+    """Choose tokens by the target's logits, (answers, kept), and the answers' weights.
+
+    The draft's gradient for tokens that are unlikely is tiny but for their sum, so that a sample does; it
+    saves most of the work with the output matrix.
+    """
+    n_kept = logits.shape[1]
+    if settings.n_likeliest + settings.n_others >= n_kept:
+        return _Compared(jnp.arange(n_kept), jnp.zeros(n_kept), jax.nn.log_softmax(logits, -1))
+    mass = (jax.nn.softmax(logits, -1) * weights[:, None]).sum(0)
+    _, likeliest = jax.lax.top_k(mass, settings.n_likeliest)
+    # At random among the others: those with the greatest of independent random numbers.
+    chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
+    _, others = jax.lax.top_k(chance, settings.n_others)
+    rows = jnp.concatenate([likeliest, others])
+    each = np.log((n_kept - settings.n_likeliest) / settings.n_others)
+    stands_for = jnp.concatenate([jnp.zeros(settings.n_likeliest), jnp.full(settings.n_others, each)])
+    return _Compared(rows, stands_for, jax.nn.log_softmax(logits[:, rows] + stands_for, -1))
+
+
+def _shifted(x: Array, n: int) -> Array:
+    """Return x with all columns, dimension 1, moved right by `n`; zeros come in."""
+    if n == 0:
+        return x
+    return jnp.pad(x, ((0, 0), (n, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]

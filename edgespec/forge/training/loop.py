@@ -1,0 +1,349 @@
+"""The training loop: batches in, a draft out, for as long as one has time.
+
+It may be ended at any moment (Ctrl-C, SIGTERM, kill -9, a power cut) and goes on from its last checkpoint
+with the batch that it would have trained on next.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.training import checkpoint
+from edgespec.forge.training.acceptance import Acceptance, Evaluation
+from edgespec.forge.training.batches import Packing, Place, Rows, Written, batches
+from edgespec.forge.training.family import Batch, Family, Params
+from edgespec.platform.messages import MessageFn, silent
+
+BEST = "best.npz"
+"""The parameters that were accepted most often on held-out texts; in the folder of a training."""
+
+
+class Texts(Protocol):
+    """A dataset."""
+
+    def texts(self, *, held_out: bool | None = None) -> Iterable[Written]:
+        """Return its texts; `held_out`: only those that are, or are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How long and how a draft is trained. The first of `hours` and `tokens` that is used up ends it."""
+
+    hours: float | None = None
+    tokens: int | None = None
+    """Answers trained on, each as often as it was."""
+    rate: float = 5e-4
+    """Learning rate after the warm-up; it falls to a twentieth of it along a cosine."""
+    warm_up: int = 60
+    """Steps until the rate is reached."""
+    decay: float = 0.01
+    """Weight decay of matrices (AdamW, arXiv 1711.05101)."""
+    clip: float = 0.5
+    """Longest gradient."""
+    rows: Rows = field(default_factory=Rows)
+    seed: int = 0
+    checkpoint_s: float = 180.0
+    evaluate_s: float = 300.0
+    patience: int = 8
+    """Evaluations without a better one that end it."""
+    n_positions: int = 5
+    """Tokens of a draft in evaluations."""
+    n_held_out: int = 8192
+    """Most answers of held-out texts in an evaluation."""
+
+
+Ended = Literal["hours", "tokens", "no better"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a training is."""
+
+    what: Literal["compiling", "training", "evaluating"]
+    n_steps: int
+    n_tokens: int
+    """Answers trained on so far."""
+    tokens_per_s: float
+    elapsed_s: float
+    """Of all runs that this training took."""
+    share: float
+    """Of the way, 0 to 1."""
+    left_s: float
+    shown: dict[str, float]
+    """The family's own numbers, means since the last evaluation."""
+    acceptance: Acceptance | None
+    """The latest, if there was an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a training."""
+
+    params: Params
+    """The best by held-out texts."""
+    acceptance: Acceptance
+    """Theirs."""
+    history: tuple[tuple[int, float, Acceptance], ...]
+    """Of each evaluation the tokens trained on, the seconds, and the acceptance."""
+    n_tokens: int
+    elapsed_s: float
+    ended: Ended
+
+
+def train(
+    family: Family,
+    dataset: Texts,
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    start: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda _now: None,
+    on_message: MessageFn = silent,
+) -> Trained:
+    """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
+
+    `start`: the folder of an earlier training, whose best parameters this one begins with. SIGINT and SIGTERM
+    end it after the step under way, with a checkpoint and a KeyboardInterrupt. Raises UsageError and
+    EdgespecError in one line.
+    """
+    if settings.hours is None and settings.tokens is None:
+        raise UsageError("say how long to train: hours or tokens")
+    return _Training(family, dataset, settings, folder, on_progress, on_message).run(start)
+
+
+@dataclass(slots=True)
+class _State:
+    """All that a checkpoint holds beside the arrays."""
+
+    place: Place = field(default_factory=Place)
+    n_texts: int = 0
+    n_steps: int = 0
+    n_tokens: int = 0
+    elapsed_s: float = 0.0
+    evaluated_s: float = 0.0
+    history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        return {**asdict(self), "history": [(n, s, asdict(one)) for n, s, one in self.history]}
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> _State:
+        history = [
+            (n, s, Acceptance(one["n_drafts"], tuple(one["accepted"]))) for n, s, one in facts["history"]
+        ]
+        return cls(**{**facts, "place": Place(**facts["place"]), "history": history})
+
+    @property
+    def best(self) -> float:
+        return max((one.mean_accepted for _, _, one in self.history), default=-1.0)
+
+    @property
+    def n_since_best(self) -> int:
+        values = [one.mean_accepted for _, _, one in self.history]
+        return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+class _Training:
+    def __init__(
+        self,
+        family: Family,
+        dataset: Texts,
+        settings: TrainingSettings,
+        folder: Path,
+        on_progress: Callable[[Progress], None],
+        on_message: MessageFn,
+    ) -> None:
+        self._family, self._settings, self._folder = family, settings, folder
+        self._on_progress, self._on_message = on_progress, on_message
+        texts = list(dataset.texts(held_out=False))
+        held_out = [text for text in dataset.texts(held_out=True) if text.temperature == 0.0]
+        self._packing = Packing(texts, settings.rows)
+        if not self._packing.n_answers or not held_out:
+            raise EdgespecError(
+                f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
+                "let the target write more"
+            )
+        self._evaluate = Evaluation(
+            family, held_out, settings.rows, n_positions=settings.n_positions, n_most=settings.n_held_out
+        )
+        self._optimizer = optax.chain(
+            optax.clip_by_global_norm(settings.clip),
+            optax.scale_by_adam(b1=0.9, b2=0.95),
+            optax.add_decayed_weights(
+                settings.decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)
+            ),
+        )
+        self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
+        self._state = _State(n_texts=len(texts))
+        self._shown: list[dict[str, Any]] = []
+        self._speed = (0, 0.0)
+
+    def _traced_step(
+        self,
+        params: Params,
+        moments: optax.OptState,
+        frozen: Params,
+        batch: Batch,
+        key: jax.Array,
+        rate: jax.Array,
+    ) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
+        slopes = jax.value_and_grad(self._family.loss, has_aux=True)
+        (loss, shown), slope = slopes(params, frozen, batch, key)
+        updates, moments = self._optimizer.update(slope, moments, params)
+        params = jax.tree.map(lambda x, step: x - rate * step, params, updates)
+        return params, moments, {"loss": loss, **shown}
+
+    def run(self, start: Path | None) -> Trained:
+        params, moments = self._begin(start)
+        settings, state = self._settings, self._state
+        began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
+        key = jax.random.key(settings.seed)
+        feed = batches(self._packing, self._family.embed, settings.rows.n, settings.seed, state.place)
+        self._tell("compiling")
+        with _asked_to_end() as asked:
+            while (share := self._share()) < 1 and state.n_since_best < settings.patience:
+                batch, place = next(feed)
+                rate = settings.rate * min(1.0, (state.n_steps + 1) / settings.warm_up) * _cosine(share)
+                own = jax.random.fold_in(key, state.n_steps)
+                params, moments, shown = self._step(
+                    params, moments, self._family.frozen, batch, own, jnp.float32(rate)
+                )
+                self._shown.append(jax.tree.map(float, shown))
+                if not math.isfinite(self._shown[-1]["loss"]):
+                    raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
+                state.place, state.n_steps = place, state.n_steps + 1
+                state.n_tokens += int(batch.weights.sum())
+                state.elapsed_s = time.monotonic() - began
+                self._tell("training")
+                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked:
+                    self._judge(params)
+                    state.elapsed_s = time.monotonic() - began
+                if asked or time.monotonic() - kept >= settings.checkpoint_s:
+                    checkpoint.save(self._folder, (params, moments), state.facts())
+                    kept = time.monotonic()
+                if asked:
+                    raise KeyboardInterrupt
+            if not state.history or state.history[-1][0] != state.n_tokens:
+                self._judge(params)
+            state.elapsed_s = time.monotonic() - began
+            checkpoint.save(self._folder, (params, moments), state.facts())
+        return self._trained(params)
+
+    def _begin(self, start: Path | None) -> tuple[Params, Any]:
+        """Return parameters and the optimizer's moments: of the last checkpoint, of `start`, or new."""
+        params = self._family.init(jax.random.key(self._settings.seed))
+        moments = self._optimizer.init(params)
+        found = checkpoint.load(self._folder, (params, moments), on_message=self._on_message)
+        if found is not None:
+            (params, moments), facts = found
+            n_texts = self._state.n_texts
+            self._state = _State.of(facts)
+            if self._state.n_texts != n_texts:  # texts came or went: other rows, so begin with all of them
+                self._state.place, self._state.n_texts = Place(self._state.place.epoch + 1, 0), n_texts
+        elif start is not None:
+            params = best_params(start, params)
+        return jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, moments)
+
+    def _share(self) -> float:
+        settings, state = self._settings, self._state
+        time_share = state.elapsed_s / (3600 * settings.hours) if settings.hours else 0.0
+        return max(time_share, state.n_tokens / settings.tokens if settings.tokens else 0.0)
+
+    def _judge(self, params: Params) -> None:
+        state = self._state
+        self._tell("evaluating")
+        acceptance = self._evaluate(params)
+        better = acceptance.mean_accepted > state.best
+        state.history.append((state.n_tokens, state.elapsed_s, acceptance))
+        state.evaluated_s = state.elapsed_s
+        if better:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            checkpoint.write_arrays(self._folder / BEST, params, asdict(acceptance))
+        self._tell("training")
+        self._shown.clear()
+
+    def _trained(self, params: Params) -> Trained:
+        state, settings = self._state, self._settings
+        best = max((one for _, _, one in state.history), key=lambda one: one.mean_accepted)
+        ended: Ended = "no better" if self._share() < 1 else "hours"
+        if settings.tokens and state.n_tokens >= settings.tokens:
+            ended = "tokens"
+        return Trained(
+            best_params(self._folder, params),
+            best,
+            tuple(state.history),
+            state.n_tokens,
+            state.elapsed_s,
+            ended,
+        )
+
+    def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
+        state = self._state
+        shown = self._shown
+        names = shown[0] if shown else {}
+        share = min(1.0, self._share())
+        self._on_progress(
+            Progress(
+                what=what,
+                n_steps=state.n_steps,
+                n_tokens=state.n_tokens,
+                tokens_per_s=state.n_tokens / state.elapsed_s if state.elapsed_s else 0.0,
+                elapsed_s=state.elapsed_s,
+                share=share,
+                left_s=state.elapsed_s * (1 / share - 1) if share else math.inf,
+                shown={name: float(np.mean([one[name] for one in shown])) for name in names},
+                acceptance=state.history[-1][2] if state.history else None,
+            )
+        )
+
+
+def best_params(folder: Path, like: Params) -> Params:
+    """Return the best parameters of the training in `folder`, of the shapes of `like`.
+
+    Raises EdgespecError if there are none, or if they are of a draft of another shape.
+    """
+    try:
+        return checkpoint.read_arrays(folder / BEST, like)[0]
+    except (OSError, checkpoint.DamagedError) as error:
+        raise EdgespecError(f"{folder / BEST}: cannot start from it: {error}") from None
+
+
+def _cosine(share: float) -> float:
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[list[int]]:
+    """Yield a list that signals to end are put into, instead of ending at once; a second one ends at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    previous: dict[int, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, previous[number])
+
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        previous[ending] = signal.signal(ending, note)
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

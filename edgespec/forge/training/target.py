@@ -1,0 +1,92 @@
+"""What training reads of a target's file: its shape, and tensors as floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import UsageError
+from edgespec.llama.ggml_types import row_bytes, to_floats
+from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf_header import GGUFHeader
+
+EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of one decoder block."""
+
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    rope_base: float
+    epsilon: float
+    """Of the RMS norms."""
+
+
+class Weights:
+    """The tensors of a model's file, by name; the file is mapped."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        """Map the model of `header`. Raises UsageError for one that is split over several files."""
+        if header.other_parts:
+            raise UsageError(
+                f"{header.path}: split over several files; join them with llama.cpp's gguf-split first"
+            )
+        self.header = header
+        self._infos = {info.name: info for info in header.gguf.tensors}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._infos
+
+    def info(self, name: str) -> TensorInfo:
+        """Return a tensor's shape and type. Raises UsageError if there is none of that name."""
+        try:
+            return self._infos[name]
+        except KeyError:
+            raise UsageError(
+                f"{self.header.path}: has no tensor {name}; no draft can be trained for it"
+            ) from None
+
+    def rows(self, name: str, rows: npt.NDArray[np.integer] | None = None) -> Floats:
+        """Return rows of a matrix (default all), shape (n, columns), by ggml's own conversion."""
+        info = self.info(name)
+        size = row_bytes(info.kind, info.columns)
+        start = self.header.gguf.data_start + info.offset
+        raw = np.memmap(self.header.path, np.uint8, "r", start, (info.rows, size))
+        return to_floats(np.ascontiguousarray(raw if rows is None else raw[rows]), info.kind, info.columns)
+
+    def vector(self, name: str) -> Floats:
+        """Return a vector, such as a norm's weights."""
+        floats: Floats = self.rows(name)[0]
+        return floats
+
+    @property
+    def output(self) -> str:
+        """Return the name of the output matrix, which may be the embeddings."""
+        return OUTPUT if OUTPUT in self else EMBEDDINGS
+
+    def shape(self) -> Shape:
+        """Return the sizes of the model's blocks."""
+        header = self.header
+
+        def number(key: str, default: float) -> float:
+            field = header.gguf.fields.get(f"{header.architecture}.{key}")
+            return float(header.gguf.number(field.key)) if field else default
+
+        return Shape(
+            n_embd=header.n_embd,
+            n_ff=header.n_ff,
+            n_head=header.n_head,
+            n_head_kv=header.n_head_kv[-1],
+            head_dim=header.head_dim_k,
+            rope_base=number("rope.freq_base", 10000.0),
+            epsilon=number("attention.layer_norm_rms_epsilon", 1e-5),
+        )

@@ -1,0 +1,195 @@
+"""One draft on trial: a process that answers questions with it and without it, in turns.
+
+timing     plain, and 4 tokens drafted at each step; greedy. What is learnt goes into the pair's profile
+round n    plain, and "auto" as users get it; greedy, then at 0.8
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from edgespec.benchmark.bench import run_of
+from edgespec.benchmark.runs import PLAIN, Run, rotated
+from edgespec.benchmark.ways import PLAIN_WAY, Way
+from edgespec.choices import KernelsChoice
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.platform.child import REFUSED, Conversation, answer, say
+from edgespec.sampling import SamplingParams
+from edgespec.suites import Prompt
+
+GREEDY, SAMPLED = 0.0, 0.8
+"""The temperatures at which drafts are judged."""
+
+DRAFTING = "auto"
+"""The way that is compared with plain decoding: what a user gets by default."""
+
+_TIMED = Way("model", "model", 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt that no judged draft was trained on."""
+
+    id: str
+    category: str
+    text: str = ""
+    """Put to the model in its chat template; "": the tokens are what it continues."""
+    tokens: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Question:
+        """Return the question of a suite's prompt."""
+        return cls(prompt.id, prompt.category, prompt.text)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingSettings:
+    """How long and with what drafts are judged."""
+
+    n_predict: int = 64
+    """Most tokens of an answer."""
+    rounds: int = 3
+    n_questions: int = 6
+    n_threads: int | None = None
+    kernels: KernelsChoice = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the process is to do."""
+
+    target: str
+    draft: str | None
+    """None: no draft model, only text seen before."""
+    questions: tuple[Question, ...]
+    settings: JudgingSettings
+    round: int | None
+    """None: the timing. The runs at SAMPLED have the round's number plus that of all rounds."""
+
+    @property
+    def n_runs(self) -> int:
+        """Most runs that it has."""
+        return (2 if self.round is None else 4) * len(self.questions)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield the runs as they end. Raises EdgespecError in one line if the process cannot do its work."""
+        conversation = Conversation("edgespec.forge.trial", "_in_child", self)
+        for kind, value in conversation:
+            if kind == "run":
+                yield msgspec.convert(value, Run)
+        ended = conversation.ended
+        if ended.code == REFUSED:
+            raise EdgespecError(ended.complaint)
+        if ended.code != 0:
+            why = ended.complaint or "it may have run out of memory"
+            raise EdgespecError(f"its process ended with code {ended.code}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a draft does when it drafts 4 tokens at each step, greedily."""
+
+    cost_ratio: float
+    """c: seconds a drafted token, catching up included, over seconds of a plain token."""
+    acceptance: tuple[float, ...]
+    """Share accepted at position 1, at position 2 given that the first was, ..."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Timing:
+        """Return what the runs of a timing tell. Raises EdgespecError if nothing was drafted."""
+        plain = [
+            run.verify_s / run.n_emitted
+            for run in runs
+            if run.way == PLAIN and run.verify_s and run.n_emitted
+        ]
+        drafted = [run for run in runs if run.way != PLAIN]
+        steps: Counter[tuple[int, int]] = Counter()
+        for run in drafted:
+            for length, accepted, count in run.histogram or ():
+                steps[length, accepted] += count
+        n_drafted = sum(length * count for (length, _), count in steps.items())
+        if not plain or not n_drafted:
+            raise EdgespecError("it drafted nothing, so its pass cannot be timed")
+        draft_s = sum(run.draft_s or 0.0 for run in drafted)
+        return cls(max(draft_s / n_drafted / statistics.median(plain), 1e-6), _acceptance(steps))
+
+
+def _acceptance(steps: Counter[tuple[int, int]]) -> tuple[float, ...]:
+    """Return, for each position, the share accepted of those whose earlier ones all were."""
+    found = []
+    for i in range(max(length for length, _ in steps)):
+        tested = sum(n for (length, accepted), n in steps.items() if length > i and accepted >= i)
+        if not tested:
+            break
+        found.append(sum(n for (length, accepted), n in steps.items() if length > i < accepted) / tested)
+    return tuple(found)
+
+
+# ---- in the process ----
+
+
+def _in_child() -> int:
+    return answer(Trial, _run)
+
+
+def _run(trial: Trial) -> None:
+    settings = trial.settings
+    with Engine(
+        trial.target,
+        trial.draft,
+        drafter="auto" if trial.draft else "suffix",
+        n_threads=settings.n_threads,
+        kernels=settings.kernels,
+    ) as engine:
+        if trial.draft and engine.draft is None:
+            raise EdgespecError("a model that cannot take tokens back (recurrent or hybrid) does not draft")
+        if trial.round is None:
+            _answer_all(engine, trial, _TIMED, GREEDY, 0)
+            return
+        drafting = Way(DRAFTING, "auto" if trial.draft else "suffix")
+        _answer_all(engine, trial, drafting, GREEDY, trial.round)
+        _answer_all(engine, trial, drafting, SAMPLED, trial.round + settings.rounds)
+        engine.forget(tables=True)  # the profile must not know these questions
+
+
+def _answer_all(engine: Engine, trial: Trial, drafting: Way, temperature: float, round_: int) -> None:
+    """Answer each question plainly and drafting, in turns, and report the runs."""
+    questions, ways = _fitting(engine, trial), (PLAIN_WAY, drafting)
+
+    def generate(question: Question, way: Way) -> Run:
+        engine.forget(tables=trial.round is not None)
+        result = engine.generate(
+            question.tokens or question.text,
+            params=SamplingParams(temperature=temperature),
+            seed=round_,
+            n_predict=trial.settings.n_predict,
+            drafter=way.drafter,
+            gamma=way.gamma,
+        )
+        return run_of(result, Prompt(question.id, question.category, question.text), way.name, round_)
+
+    longest = max(questions, key=lambda one: len(one.tokens) or len(one.text))
+    for way in ways:
+        generate(longest, way)  # enlarges the contexts and reads the weights
+    for place, question in enumerate(questions):
+        for way in rotated(ways, round_ + place):
+            say("run", generate(question, way))
+
+
+def _fitting(engine: Engine, trial: Trial) -> list[Question]:
+    """Return the questions that the target can answer in full. Raises EdgespecError if there is none."""
+    n_predict, n_ctx = trial.settings.n_predict, engine.target.n_ctx_train
+    found = []
+    for one in trial.questions:
+        n_prompt = len(one.tokens) or len(engine.prompt_tokens(one.text))
+        if n_prompt + n_predict < n_ctx:
+            found.append(one)
+    if not found:
+        raise EdgespecError(f"no prompt with {n_predict} tokens of answer fits in a context of {n_ctx}")
+    return found

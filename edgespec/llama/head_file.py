@@ -1,0 +1,126 @@
+"""Use a draft head: one block that goes on from the target's hidden states, and the file that it is in.
+
+    NAME.gguf = an ordinary GGUF of one block with `edgespec.head.*` in its metadata; `token_embd`, which is
+                its output matrix too, holds the rows of the kept ids of the target's output matrix;
+                after the last tensor, where no GGUF parser looks: the fusion matrix [We | Wf]
+
+Its input for token t after a token with the hidden state f is We e(t) + Wf f, with e the target's own input
+embedding, which is read in the target's file. Its own hidden state takes f's place where the target has not
+been. (EAGLE, arXiv 2401.15077.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError
+from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
+from edgespec.llama.ggml_types import is_type, row_bytes, to_floats
+from edgespec.llama.gguf import read_gguf
+from edgespec.llama.gguf_header import HEAD_PREFIX, GGUFHeader
+from edgespec.llama.outputs import Features
+
+TARGET = HEAD_PREFIX + "target"
+FUSION_TYPE, FUSION_OFFSET = HEAD_PREFIX + "fusion_type", HEAD_PREFIX + "fusion_offset"
+_EMBEDDINGS = "token_embd.weight"
+_AGAIN = "make it again with `edgespec draft make`"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadFile:
+    """The metadata of a draft head."""
+
+    path: Path
+    target_sha256: str
+    """SHA-256 of the file of the target that it was made for."""
+    n_vocab: int
+    """Tokens of the target's vocabulary."""
+    token_ids: npt.NDArray[np.int64]
+    """Row of its logits -> id in the target's vocabulary, ascending."""
+    n_embd: int
+    """Elements of a hidden state, and of an embedding, of the target."""
+    fusion_type: int
+    """`enum ggml_type` of the fusion matrix, whose n_embd rows have 2 n_embd elements each."""
+    fusion_offset: int
+    """Where it starts in the file, bytes."""
+
+
+def read_head(header: GGUFHeader) -> HeadFile | None:
+    """Return what a head's file says of it; None for an ordinary model.
+
+    Raises EdgespecError if the file is not as training made it.
+    """
+    path, gguf = header.path, header.gguf
+    if not header.is_head:
+        return None
+    try:
+        head = HeadFile(
+            path=path,
+            target_sha256=gguf.text(TARGET),
+            n_vocab=int(gguf.number(N_VOCAB)),
+            token_ids=gguf.numbers(TOKEN_IDS).astype(np.int64),
+            n_embd=header.n_embd,
+            fusion_type=int(gguf.number(FUSION_TYPE)),
+            fusion_offset=int(gguf.number(FUSION_OFFSET)),
+        )
+    except KeyError:
+        raise EdgespecError(f"{path}: damaged: incomplete {HEAD_PREFIX}* metadata; {_AGAIN}") from None
+    ids = head.token_ids
+    if not len(ids) or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= head.n_vocab:
+        raise EdgespecError(f"{path}: damaged: its list of tokens is not ascending; {_AGAIN}")
+    size = row_bytes(head.fusion_type, 2 * head.n_embd) if is_type(head.fusion_type) else None
+    if size is None or gguf.n_bytes < head.fusion_offset + head.n_embd * size:
+        raise EdgespecError(
+            f"{path}: the fusion matrix after its last tensor is missing (copied or requantized by another "
+            f"program?); {_AGAIN}"
+        )
+    return head
+
+
+class TargetEmbeddings:
+    """The input embeddings of a target: rows of its own file, as floats.
+
+    The matrix is mapped, so that only the pages of used tokens are in memory.
+    """
+
+    def __init__(self, header: GGUFHeader) -> None:
+        """Map the matrix of the target's file. Raises EdgespecError if it has none."""
+        for path in (header.path, *header.other_parts):
+            gguf = header.gguf if path == header.path else read_gguf(path)
+            for tensor in gguf.tensors:
+                if tensor.name == _EMBEDDINGS:
+                    size = row_bytes(tensor.kind, tensor.columns)
+                    start = gguf.data_start + tensor.offset
+                    self._rows = np.memmap(path, np.uint8, "r", start, (tensor.rows, size))
+                    self._kind, self.n_embd = tensor.kind, tensor.columns
+                    return
+        raise EdgespecError(f"{header.path}: no {_EMBEDDINGS} in it; a head cannot draft for it")
+
+    def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the rows of `tokens`, shape (len(tokens), n_embd)."""
+        return to_floats(self._rows[np.asarray(tokens, np.int64)], self._kind, self.n_embd)
+
+
+class Fusion:
+    """What a head reads in place of tokens: the fusion matrix times embedding and hidden state."""
+
+    def __init__(self, head: HeadFile, embeddings: TargetEmbeddings) -> None:
+        """Load the matrix of `head`; `embeddings` are those of its target."""
+        n, kind = head.n_embd, head.fusion_type
+        size = row_bytes(kind, 2 * n)
+        raw = np.fromfile(head.path, np.uint8, n * size, offset=head.fusion_offset).reshape(n, size)
+        self._matrix = to_floats(raw, kind, 2 * n)
+        self._embeddings = embeddings
+
+    def __call__(self, tokens: Sequence[int], features: Features) -> npt.NDArray[np.float32]:
+        """Return the inputs for `tokens`, the first of them after features[0]; both of one length.
+
+        Shape (len(tokens), n_embd).
+        """
+        inputs = np.concatenate([self._embeddings(tokens), features], axis=1)
+        return inputs @ self._matrix.T

@@ -1,0 +1,79 @@
+"""SHA-256 of model files without reading them again: what was hashed once is kept.
+
+    cache_root()/hashes.json    path -> size, time of the last change, SHA-256
+
+A file of the models directory has its hash in its stamp (store.py). For any other file it is computed once,
+and again only when size or time differ. Where nothing can be kept, each call hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from edgespec.models.entries import Entry
+from edgespec.models.pull import hash_file
+from edgespec.models.store import Store
+from edgespec.platform.files import cache_root
+from edgespec.platform.kept_file import KeptFile, parse_struct
+
+SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+"""64 lower-case hexadecimal digits, for records that msgspec checks."""
+
+_MOST = 64  # files that are remembered: the oldest are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    size: int
+    mtime_ns: int
+    sha256: SHA256
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    files: dict[str, _Hashed] = field(default_factory=dict)
+    """In the order in which they were hashed."""
+
+
+def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """Return the SHA-256 of a model's file, in lower-case hex.
+
+    `on_bytes` takes the bytes read so far, if the file has to be hashed. Raises OSError if it cannot be read.
+    """
+    path = path.resolve()
+    stat, store = path.stat(), Store.default()
+    if path.parent == store.root.resolve() and path.suffix == ".gguf":
+        stamp = store.stamp(Entry(path.stem))
+        if stamp and stamp.size == stat.st_size:
+            return stamp.sha256
+    kept = KeptFile(cache_root() / "hashes.json", lambda data: parse_struct(data, _Kept), lock=".hashes.lock")
+    known = _read(kept).files.get(str(path))
+    if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+        return known.sha256
+    found = _Hashed(stat.st_size, stat.st_mtime_ns, hash_file(path, on_bytes))
+    _remember(kept, str(path), found)
+    return found.sha256
+
+
+def _read(kept: KeptFile[_Kept]) -> _Kept:
+    try:
+        return kept.read() or _Kept()
+    except OSError:
+        return _Kept()
+
+
+def _remember(kept: KeptFile[_Kept], path: str, found: _Hashed) -> None:
+    def added(old: _Kept | None) -> bytes:
+        files = {name: one for name, one in (old or _Kept()).files.items() if name != path}
+        newest = [*files.items(), (path, found)][-_MOST:]
+        return msgspec.json.encode(_Kept(dict(newest)))
+
+    try:
+        kept.update(added)
+    except OSError:
+        return  # hashed again the next time

@@ -1,0 +1,169 @@
+"""Drafts that were made on this machine: a record beside each file, and which of them a target has.
+
+    models/NAME.gguf         the draft, an ordinary entry of the user's models.toml
+    models/NAME.draft.json   its record: for which file it was made, from what, and what was measured of it
+
+A draft belongs to one file of a target: the hash decides, not the name, so that neither another model nor
+another quantization of the same one gets it. A draft whose name was removed is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.models.entries import Entry, Registry
+from edgespec.models.hashes import SHA256, sha256_of
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate
+from edgespec.models.store import Store
+from edgespec.platform.files import write_atomically
+from edgespec.platform.messages import MessageFn, silent
+
+Family = Literal["head", "shallow", "whole"]
+"""A block on the target's hidden state; a small model with some of its layers; one with all of them."""
+
+_SUFFIX = ".draft.json"
+
+_Amount = Annotated[int, msgspec.Meta(ge=0)]
+_Number = Annotated[float, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Factor = Annotated[float, msgspec.Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Tokens a second over those of plain decoding, through the real loop on held-out prompts."""
+
+    greedy: _Factor
+    """At temperature 0."""
+    sampled: _Factor
+    """At temperature 0.8."""
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean of both: what drafts are compared by."""
+        return math.sqrt(self.greedy * self.sampled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeDraft:
+    """The record of a draft that was made on this machine."""
+
+    name: str
+    """Its name in models.toml."""
+    family: Family
+    target_name: str
+    """What its target was called; `target_sha256` decides."""
+    target_sha256: SHA256
+    target_bytes: _Amount
+    """Size of the target's file: one of another size need not be hashed."""
+    data: dict[str, _Amount] = field(default_factory=dict)
+    """Source ("prompt:built-in", "prompt:history", "prompt:file", "read") -> tokens that it was made from."""
+    tokens_seen: _Amount = 0
+    """Tokens of training, repetitions counted; 0: its weights are the source's."""
+    hours: _Number = 0.0
+    """Of training."""
+    joules: _Number | None = None
+    """Of making it; None: not measured."""
+    joules_reason: str = ""
+    """Why there are no joules, in one line."""
+    acceptance: tuple[_Share, ...] = ()
+    """Share of held-out places where its likeliest token is the target's: at position 1, at position 2 given
+    that the first was, and so on."""
+    cost_ratio: _Factor
+    """c: seconds of its pass over one token, divided by the target's."""
+    gains: Gains
+    """When it was last judged."""
+    processor: str = ""
+    """On which it was judged."""
+    made: str
+    """When, ISO 8601."""
+    parent: str | None = None
+    """The draft or model whose weights it started from."""
+    edgespec: str = ""
+    """Version that made it."""
+    format: Literal[1] = 1
+    """Version of the record; those of other versions are not used."""
+
+    @property
+    def uses_own_texts(self) -> bool:
+        """Whether it was made from the user's own texts: the history, or files."""
+        return any(n > 0 for source, n in self.data.items() if source != "prompt:built-in")
+
+
+def record_file(draft: Path) -> Path:
+    """Return where the record of the draft's file `draft` is, or would be."""
+    return draft.with_name(draft.name.removesuffix(".gguf") + _SUFFIX)
+
+
+def write_record(draft: Path, record: MadeDraft) -> None:
+    """Write the record of the file `draft`, whole or not at all. Raises EdgespecError."""
+    try:
+        text = msgspec.json.format(msgspec.json.encode(record), indent=2)
+        write_atomically(record_file(draft), text + b"\n")
+    except OSError as error:
+        raise EdgespecError(f"cannot write the draft's record: {describe_os_error(error)}") from error
+
+
+def read_record(draft: Path) -> MadeDraft | None:
+    """Return the record of the file `draft`; None if it has none. Raises EdgespecError for a damaged one."""
+    file = record_file(draft)
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=MadeDraft)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EdgespecError(f"a draft's record cannot be read: {describe_os_error(error)}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EdgespecError(
+            f"{file}: no record of a draft that this edgespec reads ({error}); its draft is not used "
+            f"unless you name it; remove it with `edgespec draft remove {draft.stem}`"
+        ) from None
+
+
+def made_drafts(registry: Registry | None = None, on_message: MessageFn = silent) -> list[MadeDraft]:
+    """Return the records of all drafts that have a name and a file here, oldest first.
+
+    `on_message` takes a line for each record that cannot be used.
+    """
+    found = []
+    for entry in (registry or load_registry()).entries.values():
+        if entry.path is None or not entry.path.is_file():
+            continue
+        try:
+            record = read_record(entry.path)
+        except EdgespecError as error:
+            on_message(str(error))
+            continue
+        if record and record.name == entry.name:
+            found.append(record)
+    return sorted(found, key=lambda record: record.made)
+
+
+def drafts_for(target: str, on_message: MessageFn = silent) -> list[MadeDraft]:
+    """Return the drafts that were made for the very file `target` means (a path or a name), the best first.
+
+    Nothing is pulled: a target that is not here has none. Raises UsageError for an unknown target.
+    """
+    return sorted(_fitting(target, on_message), key=lambda one: (one.gains.mean, one.made), reverse=True)
+
+
+def _fitting(target: str, on_message: MessageFn) -> Iterator[MadeDraft]:
+    records = made_drafts(on_message=on_message)
+    if not records:
+        return
+    found = locate(target)
+    path = Store.default().file(found) if isinstance(found, Entry) else found
+    if not path.is_file():
+        return
+    size = path.stat().st_size
+    for record in records:
+        if record.target_bytes == size and record.target_sha256 == sha256_of(path):
+            yield record

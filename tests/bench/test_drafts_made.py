@@ -1,0 +1,86 @@
+"""bench/drafts_made.py: its arithmetic and its tables, on made-up runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafts_made import STOCK, accepted, class_ratio, drafting_cost, goals, report, verdicts
+from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.suites import HUMAN_EVAL, Prompt, Suite
+from ratios import Ratios
+
+SPEC = Suite(
+    "question.jsonl", "00", tuple(Prompt(f"q{i}", name, "") for i, name in enumerate(("rag", "translation")))
+)
+HUMAN = Suite(HUMAN_EVAL, "00", (Prompt("h", "humaneval", ""),))
+
+
+def run(way, total_s, category="humaneval", prompt="h", turn=0, **changes):
+    """A generation of 101 tokens whose first takes a second."""
+    facts = {"prompt_tokens": 10, "tokens": 101, "ttft_s": 1.0, "prefill_s": 1.0, **changes}
+    return Run(prompt=prompt, category=category, way=way, round=turn, total_s=total_s, **facts)
+
+
+@pytest.fixture
+def runs():
+    """Twice plain on HumanEval, 1.5 and 0.9 times on the two others; 50 drafted tokens in half a second."""
+    drafted = {"draft_s": 0.5, "histogram": ((2, 1, 20), (1, 1, 10)), "n_emitted": 100}
+    found = []
+    for turn in range(2):
+        for prompt, category, gain in (("h", "humaneval", 2), ("q0", "rag", 1.5), ("q1", "translation", 0.9)):
+            where = {"category": category, "prompt": prompt, "turn": turn}
+            found += [run(STOCK, 22.0, **where), run(PLAIN, 11.0, **where)]
+            found.append(run("mine", 11.0 / gain, **where, **drafted))
+    return sorted(found, key=lambda one: [STOCK, PLAIN, "mine"].index(one.way))
+
+
+def test_means_over_the_categories_of_a_suite(runs):
+    ratios = Ratios(runs)
+    assert class_ratio(ratios, "mine", PLAIN, HUMAN.categories) == pytest.approx(2.0)
+    assert class_ratio(ratios, "mine", STOCK, HUMAN.categories) == pytest.approx(4.0)
+    assert class_ratio(ratios, "mine", PLAIN, SPEC.categories) == pytest.approx((1.5 * 0.9) ** 0.5)
+    assert class_ratio(ratios, "mine", PLAIN, ["unknown"]) is None
+
+
+def test_goals(runs):
+    assert goals(HUMAN) == [(PLAIN, 1.6), (STOCK, 3.0)]
+    assert goals(SPEC) == [(PLAIN, 1.35)]
+    assert goals(Suite("default", "00", (Prompt("1", "code", ""),))) == []
+    assert verdicts(Ratios(runs), ["mine"], [HUMAN, SPEC]) == [
+        "MISSED: mine: no category below 0.97; lowest 0.900, translation",
+        "met: mine: human-eval at 1.6 times plain: 2.000",
+        "met: mine: human-eval at 3 times stock plain: 4.000",
+        "MISSED: mine: question.jsonl at 1.35 times plain: 1.162",
+    ]
+
+
+def test_what_drafting_costs(runs):
+    assert drafting_cost(runs, "mine") == pytest.approx(0.5 / 50 / 0.1)
+    assert drafting_cost(runs, PLAIN) is None
+    assert drafting_cost([], "mine") is None
+
+
+def test_what_is_accepted():
+    """Each position given those before it, and only where something was drafted there."""
+    histogram = ((3, 0, 4), (3, 1, 3), (3, 2, 2), (3, 3, 1), (1, 1, 10), (0, 0, 99))
+    runs = [run("mine", 1.0, histogram=histogram), run("other", 1.0, histogram=((5, 5, 5),))]
+    assert accepted(runs, "mine") == pytest.approx([16 / 20, 3 / 6, 1 / 3])
+    assert accepted([run("mine", 1.0, histogram=((3, 0, 4),))], "mine") == [0.0]
+    assert accepted([run("mine", 1.0)], "mine") == []
+
+
+def test_the_tables(runs, capsys):
+    report(runs, ["mine"], [HUMAN, SPEC])
+    text = capsys.readouterr().out
+    assert "translation                      1            9.18    0.50    0.90" in text
+    assert "question.jsonl, geometric mean                        0.50    1.16" in text
+    assert "mine: c 0.10; accepted" in text
+    # Of 30 steps all had their first token accepted, and of 20 none the second.
+    assert text.count("tau  3.33  alpha  0.60  1.00 0.00") == 4
+
+
+def test_short_answers_are_named(runs, capsys):
+    report(
+        [*runs, run(PLAIN, 2.0, prompt="s", tokens=5), run("mine", 2.0, prompt="s", tokens=3)], ["mine"], []
+    )
+    assert "an answer of fewer than 8 tokens: ['s']" in capsys.readouterr().out

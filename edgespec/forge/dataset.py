@@ -53,6 +53,7 @@ TEXTS_PER_SHARD = 64
 
 _FORM, _VERSION = "edgespec-forge-dataset", 1
 _SHARD = re.compile(r"(\d{5})\.npz(\.set-aside)?")
+_ARRAYS = {"tokens", "length", "n_prompt", "first", "features", "temperature", "source", "key"}
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: the lengths of its name and of what follows
 
 
@@ -222,7 +223,7 @@ class Dataset:
             return None
         except OSError as error:
             raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
-        except (DamagedError, zipfile.BadZipFile, ValueError, KeyError, EOFError, struct.error) as error:
+        except (DamagedError, zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
             aside = path.with_name(f"{path.name}.set-aside")
             path.replace(aside)
             self._on_message(f"{path}: damaged ({error}); set aside as {aside.name}, the rest is used")
@@ -390,7 +391,9 @@ def _mapped(path: Path) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def _check_shape(arrays: Mapping[str, npt.NDArray[np.generic]], target: Target) -> None:
-    """Raise DamagedError or KeyError unless the arrays are of a shard of this target."""
+    """Raise DamagedError unless the arrays are those of a shard of this target."""
+    if missing := sorted(_ARRAYS - arrays.keys()):
+        raise DamagedError(f"it has no {missing[0]}")
     length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)
     n_prompt, tokens, features = arrays["n_prompt"], arrays["tokens"], arrays["features"]
     columns = [arrays[name].shape for name in ("n_prompt", "first", "temperature", "source", "key")]

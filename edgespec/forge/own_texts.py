@@ -19,7 +19,7 @@ import numpy as np
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ
-from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.suites import load_suite, read_contents
@@ -34,6 +34,26 @@ LEAST = 2_000
 """Tokens of a history that is worth training on."""
 
 _SUITES = (".jsonl", ".jsonl.gz")
+
+
+def asked_of(
+    model: Model, files: Sequence[Path] = (), *, from_history: bool = False, seed: int = 0
+) -> Iterator[Prompt | Given]:
+    """Return what `model` is asked, and what it reads: the user's own and built-in prompts in turns.
+
+    Once the user's own have come to their end, the rest is built-in. Raises UsageError for a file that is
+    none, and EdgespecError for a history that is too small; while it is read, UsageError for a file that is
+    no text.
+    """
+    for path in files:
+        check_file(path)
+    history = HistoryTexts(model) if from_history else None
+    prompts = [file_prompts(path, model) for path in files]
+    texts = [file_texts(path, model) for path in files]
+    if history:
+        prompts.append(history.prompts())
+        texts.append(history.texts())
+    return in_turns(in_turns(*prompts), in_turns(*texts), built_in(seed))
 
 
 def in_turns(*sources: Iterable[Prompt | Given]) -> Iterator[Prompt | Given]:

@@ -78,7 +78,7 @@ class Written:
     """Prompts that were too long."""
     seconds: float
     full: bool
-    """Whether it ended because the budget was used up."""
+    """Whether it ended because the budget was used up; `Writer.full` is the line that says so."""
 
 
 @dataclass(eq=False, slots=True)
@@ -175,7 +175,6 @@ class Writing(Closing):
         Raises EdgespecError where the memory has no room for it.
         """
         self.model = model
-        self._on_message = on_message
         self.settings = settings or WritingSettings()
         self._longest = min(self.settings.longest, model.n_ctx_train)
         self._n_texts = _texts_that_fit(model, self.settings, self._longest, on_message)
@@ -222,8 +221,6 @@ class Writing(Closing):
             for one in run.running:
                 self._cache.release(one.sequence)
             writer.flush()
-        if run.full:
-            self._on_message(writer.full())
         return Written(run.n_texts, run.n_finished, run.n_skipped, run.seconds, run.full)
 
     def close(self) -> None:
@@ -329,7 +326,10 @@ def prompt_tokens(model: Model, prompt: Prompt) -> list[int]:
     """Return the tokens of a prompt, through the model's chat template where it has one."""
     if model.chat_template is None:
         return model.tokenize(prompt.turns[-1], add_special=True, parse_special=False)
-    return model.tokenize_chat([{"role": "user", "content": turn} for turn in prompt.turns])
+    roles = ("user", "assistant")
+    return model.tokenize_chat(
+        [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(prompt.turns)]
+    )
 
 
 def temperature_of(key: int, seed: int = 0) -> float:

@@ -10,11 +10,12 @@ import pytest
 
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ, is_held_out
+from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, is_held_out
 from edgespec.forge.own_texts import (
     CONTEXT,
     PASSAGE,
     HistoryTexts,
+    asked_of,
     file_prompts,
     file_texts,
     in_turns,
@@ -126,6 +127,18 @@ def test_what_is_no_text_is_one_line(tmp_path: Path, tiny_target: Model) -> None
     for path, problem in ((tmp_path, "a directory"), (tmp_path / "none", "no such file")):
         with pytest.raises(UsageError, match=problem):
             next(file_prompts(path, tiny_target))
+
+
+def test_what_is_asked_is_the_users_own_and_built_in_in_turns(tmp_path: Path, tiny_target: Model) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(60)))
+    found = list(islice(asked_of(tiny_target, [path]), 20))
+    assert [one.source for one in found[:6]] == [FROM_FILE, READ, BUILT_IN] * 2
+    assert [one.source for one in found[-8:]] == [BUILT_IN] * 8
+    with pytest.raises(UsageError, match="no such file"):
+        asked_of(tiny_target, [path, tmp_path / "none"])
+    with pytest.raises(EdgespecError, match="the history has 0 tokens"):
+        asked_of(tiny_target, from_history=True)
 
 
 def test_sources_are_taken_in_turns() -> None:

@@ -184,6 +184,12 @@ def test_an_answer_is_followed_by_the_next_turn(tmp_path: Path, ending_path: Pat
             after = question.followed(answer)
             text = next(text for text in later if text.key == after.key)
             assert text.tokens[: text.n_prompt].tolist() == prompt_tokens(model, after)
+            rendered = b"".join(
+                model.piece(token, special=True) for token in text.tokens[: text.n_prompt].tolist()
+            )
+            said = [("user", question.turns[0]), ("assistant", answer), ("user", "And then?")]
+            parts = [f"<|im_start|>{role}\n{turn}<|im_end|>\n" for role, turn in said]
+            assert rendered.decode() == "".join(parts) + "<|im_start|>assistant\n"
             assert text.held_out == first.held_out
 
 
@@ -246,16 +252,16 @@ def test_it_ends_when_enough_is_written_and_goes_on_later(writing: Writing, data
     assert sorted(after) == sorted(prompt.key for prompt in prompts)  # each prompt once
 
 
-def test_a_budget_that_is_used_up_is_said_once(tmp_path: Path, tiny_target: Model) -> None:
-    lines: list[str] = []
-    dataset = Dataset(target_of(tiny_target), tmp_path / "data")
-    with Writing(tiny_target, SMALL, n_threads=1, on_message=lines.append) as writing:
-        for n_lines in (1, 2):
-            with dataset.writer(40_000) as writer:
-                written = writing.fill(writer, prompts_of(60), until=1 << 30)
-            assert written.full and len(lines) == n_lines
-            assert 10_000 < dataset.n_bytes() <= 40_000
-    assert lines[0].startswith("the budget of 40 kB for the data of tiny is used up; a larger one")
+def test_a_budget_is_kept_and_used_up(writing: Writing, dataset: Dataset) -> None:
+    for _ in range(2):
+        with dataset.writer(40_000) as writer:
+            written = writing.fill(writer, prompts_of(60), until=1 << 30)
+        assert written.full
+        assert 10_000 < dataset.n_bytes() <= 40_000
+    assert written.n_texts == 0
+    with dataset.writer(PLENTY) as writer:
+        assert not writing.fill(writer, prompts_of(60), until=1 << 30).full
+    assert len(dataset.keys()) == 60
 
 
 def test_ctrl_c_keeps_the_finished_texts_and_the_cache(writing: Writing, dataset: Dataset) -> None:

@@ -17,6 +17,7 @@ draft's own. Only answers are queries; of the prompt's columns just keys and val
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,13 @@ import numpy.typing as npt
 from jax import Array
 
 from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, rope_turns, score
+from edgespec.forge.training.batches import Written
 from edgespec.forge.training.family import Batch, Params
 from edgespec.forge.training.head_file import HeadOf, write_head
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
+from edgespec.forge.training.warm_start import fit_fusion
 
+_ADDED = 0.1  # what a new block adds to its input, of what a usual one does
 _NEVER = -1e9  # a score that no softmax notices
 
 
@@ -53,8 +57,8 @@ class HeadSettings:
     """Tokens whose logits are compared: those that the target likes best, over a batch ..."""
     n_others: int = 1024
     """... and some at random, standing for all others. With more than are kept, all are compared."""
-    warm: bool = False
-    """Begin with the target's last layer."""
+    n_fitted: int = 50_000
+    """Columns that a new head's fusion is fitted to."""
 
 
 class Head:
@@ -68,8 +72,13 @@ class Head:
         target_sha256: str,
         token_ids: npt.NDArray[np.int64],
         settings: HeadSettings | None = None,
+        sample: Iterable[Written] = (),
     ) -> None:
-        """Train for `target`, a file with that SHA-256, a head that can say `token_ids`, ascending."""
+        """Train for `target`, a file with that SHA-256, a head that can say `token_ids`, ascending.
+
+        `sample`: texts whose first `HeadSettings.n_fitted` columns a new head is fitted to (warm_start.py).
+        """
+        self._sample = sample
         self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
         self.settings = settings or HeadSettings()
         own = target.shape()
@@ -77,6 +86,10 @@ class Head:
         self.shape = Shape(
             own.n_embd, n_ff, own.n_head, own.n_head_kv, own.head_dim, own.rope_base, own.epsilon
         )
+        # Inputs are scaled to a mean square of about 1, so that one learning rate suits both matrices.
+        # The file's fusion matrix takes them as they are.
+        self.embedding_scale = _rms(target.rows(EMBEDDINGS, token_ids))
+        self.feature_scale = _rms(target.vector(OUTPUT_NORM))
         row = np.full(target.info(EMBEDDINGS).rows, -1, np.int32)
         row[token_ids] = np.arange(len(token_ids))
         self.frozen: Params = {
@@ -91,10 +104,11 @@ class Head:
         return rows[where.reshape(tokens.shape)]
 
     def init(self, key: Array) -> Params:
-        """Return random parameters; the last norm is the target's."""
+        """Return a block that adds little, after a fusion fitted to the sample, or a random one."""
         shape = self.shape
         n, heads, kv = shape.n_embd, shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
         sizes = {
+            "embedding": (n, n),
             "feature": (n, n),
             "q": (n, heads),
             "k": (n, kv),
@@ -108,12 +122,15 @@ class Head:
             name: jax.random.normal(part, size) * size[0] ** -0.5
             for part, (name, size) in zip(jax.random.split(key, len(sizes)), sizes.items(), strict=True)
         }
-        params["o"] *= 0.3
-        params["down"] *= 0.3
-        params["embedding"] = jax.random.normal(key, (n, n)) * n**-0.5 * 16.0
-        params["feature"] *= 0.5
+        norm = self.target.vector(OUTPUT_NORM)
+        fitted = fit_fusion(self._sample, self.embed, norm, self.settings.n_fitted)
+        if fitted is not None:
+            params["embedding"] = jnp.asarray(fitted[0] * self.embedding_scale)
+            params["feature"] = jnp.asarray(fitted[1] * self.feature_scale)
+        for name in ("o", "down"):
+            params[name] *= _ADDED
         ones = {name: jnp.ones(n) for name in ("attention_norm", "ff_norm")}
-        return {**params, **ones, "output_norm": jnp.asarray(self.target.vector(OUTPUT_NORM))}
+        return {**params, **ones, "output_norm": jnp.asarray(norm)}
 
     # ---- what JAX traces ----
 
@@ -126,7 +143,7 @@ class Head:
         """
         settings = self.settings
         noise, choice = jax.random.split(key)
-        walk = _Walk(self.shape, params, batch, settings.noise, noise)
+        walk = Walk(self, params, batch, noise)
         features = walk.at_answers(batch.features.astype(jnp.float32))
         flat = features.reshape(-1, self.shape.n_embd)
         compared = _compared(score(flat, frozen["output"]), batch.weights.reshape(-1), settings, choice)
@@ -148,7 +165,7 @@ class Head:
 
     def walk(self, params: Params, frozen: Params, batch: Batch, n: int) -> Array:
         """Return bool (rows, a, n): whether the next tokens are the walking head's likeliest."""
-        walk = _Walk(self.shape, params, batch)
+        walk = Walk(self, params, batch)
         following = jnp.take_along_axis(
             batch.tokens, jnp.minimum(batch.answers + 1, batch.tokens.shape[1] - 1), 1
         )
@@ -163,22 +180,30 @@ class Head:
     def export(self, params: Params, path: Path, type_: str) -> None:
         """Write the head as the GGUF file `path` with matrices of `type_` (head_file.write_head)."""
         head = HeadOf(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
+        params = {
+            **params,
+            "embedding": np.asarray(params["embedding"]) / self.embedding_scale,
+            "feature": np.asarray(params["feature"]) / self.feature_scale,
+        }
         write_head(path, head, params, self.target.rows(self.target.output, self.token_ids), type_)
 
 
-class _Walk:
+class Walk:
     """The passes of a head over a batch: `step` drafts all answers, each time one column longer."""
 
-    def __init__(
-        self, shape: Shape, params: Params, batch: Batch, noise: float = 0.0, key: Array | None = None
-    ) -> None:
+    def __init__(self, head: Head, params: Params, batch: Batch, key: Array | None = None) -> None:
+        """Draft for `batch`; the features that are read are off by a little if there is a `key`."""
+        shape = head.shape
         self._shape, self._params, self._batch = shape, params, batch
+        self._feature_scale = head.feature_scale
         n_columns = batch.tokens.shape[1]
         features = batch.features.astype(jnp.float32)
         if key is not None:
+            noise = head.settings.noise
             features += jax.random.uniform(key, features.shape, minval=-noise, maxval=noise)
-        self._embedded = project(batch.embeddings, params["embedding"])
-        x = self._embedded + project(_shifted(features, 1), params["feature"])
+        embeddings = batch.embeddings.astype(jnp.float32) / head.embedding_scale
+        self._embedded = project(embeddings, params["embedding"])
+        x = self._embedded + self._after(features)
         # A text's first column has no feature before it: it is neither drafted nor looked at.
         before = _shifted(batch.text + 1, 1) - 1
         usable = (batch.text >= 0) & (batch.text == before)
@@ -215,8 +240,12 @@ class _Walk:
         h = jax.nn.silu(project(h, params["gate"])) * project(h, params["up"])
         predicted = rms_norm(x + project(h, params["down"]), params["output_norm"], shape.epsilon)
         self._n += 1
-        self._x = self._embedded + project(_shifted(predicted, 1), params["feature"])
+        self._x = self._embedded + self._after(predicted)
         return predicted
+
+    def _after(self, features: Array) -> Array:
+        """Return what the columns after the features read of them."""
+        return project(_shifted(features / self._feature_scale, 1), self._params["feature"])
 
     def _seen(self, x: Array, turns: tuple[Any, Any]) -> tuple[Array, Array]:
         """Return keys and values, each (n, columns, n_head_kv, head_dim)."""
@@ -291,3 +320,7 @@ def _shifted(x: Array, n: int) -> Array:
     if n == 0:
         return x
     return jnp.pad(x, ((0, 0), (n, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]
+
+
+def _rms(x: npt.NDArray[np.float32]) -> float:
+    return float(np.sqrt((x**2).mean()))

@@ -20,10 +20,8 @@ from edgespec.llama import gguf_encoding
 from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
 from edgespec.llama.ggml_types import F32, from_floats, type_number
 from edgespec.llama.gguf import FLOAT32, UINT32, UINT64, TensorInfo, aligned
+from edgespec.llama.head_file import FUSION_OFFSET, FUSION_TYPE, TARGET
 from edgespec.platform.files import replacing
-
-TARGET = "edgespec.head.target"
-FUSION_TYPE, FUSION_OFFSET = "edgespec.head.fusion_type", "edgespec.head.fusion_offset"
 
 _ARCHITECTURE = "llama"
 _CONTEXT = 32768  # tokens; RoPE turns by distances, and a head looks back on a few hundred
@@ -55,7 +53,7 @@ class HeadOf:
 
 
 def write_head(path: Path, head: HeadOf, params: Params, output: Floats, type_: str) -> None:
-    """Write a head with matrices of `type_`: "q4_0", "q8_0", "f16" or "f32"; the fusion matrix has 8 bits at least.
+    """Write a head with matrices of `type_`: "q4_0", "q8_0", "f16" or "f32"; the fusion has 8 bits or more.
 
     `params` are those of head.Head, `output` the kept rows of the target's output matrix. The file appears
     complete or not at all. Raises EdgespecError when it cannot be written.

@@ -1,0 +1,51 @@
+"""What a head begins with: the best linear prediction of the target's next hidden state.
+
+Least squares over some ten thousand tokens take seconds and find, for a 1.5B target, the likeliest token in a
+third of all places: what half an hour of training from random numbers comes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.forge.training.batches import EmbedFn, Written
+
+Floats = npt.NDArray[np.float32]
+
+_RIDGE = 1e-2
+"""Of the mean variance: keeps directions that the sample hardly has from being guessed."""
+
+
+def fit_fusion(
+    texts: Iterable[Written], embed: EmbedFn, norm: Floats, n_most: int
+) -> tuple[Floats, Floats] | None:
+    """Return We and Wf, each (n_embd, n_embd), that predict `feature / norm` best from the columns before it.
+
+    The prediction for column c is `embed(token c) @ We + feature(c - 1) @ Wf`. Up to `n_most` columns are
+    read; None if there are fewer than a matrix has rows. `norm`: the weights of the target's last norm.
+    """
+    inputs, outputs, n = [], [], 0
+    scale = np.where(
+        np.abs(norm) < 0.1 * np.abs(norm).mean(), np.inf, norm
+    )  # what is scaled away says nothing
+    for text in texts:
+        features = text.features.astype(np.float32)
+        embeddings = embed(text.tokens[text.first + 1 : -1]).astype(np.float32)
+        inputs.append(np.concatenate([embeddings, features[:-1]], axis=1))
+        outputs.append(features[1:] / scale)
+        n += len(embeddings)
+        if n >= n_most:
+            break
+    width = len(norm)
+    if n < 2 * width:
+        return None
+    x, y = np.concatenate(inputs), np.concatenate(outputs)
+    squares = (x.T @ x).astype(np.float64)
+    variances = np.diag(squares)
+    # Embeddings are a hundred times smaller than features: each part has its own measure.
+    ridge = _RIDGE * np.repeat([variances[:width].mean(), variances[width:].mean()], width)
+    found = np.linalg.solve(squares + np.diag(ridge), x.T @ y).astype(np.float32)
+    return found[:width], found[width:]

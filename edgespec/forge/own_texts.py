@@ -20,6 +20,7 @@ from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ
 from edgespec.forge.prompts import Given, Prompt, built_in
+from edgespec.forge.writing import LONGEST_PROMPT
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.suites import load_suite, read_contents
@@ -94,7 +95,7 @@ class HistoryTexts:
             if tokens[:1] == self._opening[:1] or not self._opening:
                 yield Given(FROM_HISTORY, tuple(tokens[:n_prompt]), n_prompt)
 
-    def texts(self, longest: int = 1024) -> Iterator[Given]:
+    def texts(self, longest: int = LONGEST_PROMPT) -> Iterator[Given]:
         """Yield the documents, newest first, in passages of at most `longest` tokens."""
         for tokens in reversed(self.documents):
             yield from _passages(tokens, self._n_prompt(tokens), longest)

@@ -34,6 +34,9 @@ GREEDY_SHARE = 0.4
 TEMPERATURES = (0.6, 0.8, 1.0)
 """Of the others, as many at each."""
 
+LONGEST_PROMPT = 624
+"""Most tokens of a prompt by default: with the longest answer, 1024."""
+
 _TOP_P, _TOP_K = 0.95, 100  # of 152,000 logits, the top 100 are found ten times as fast as all are sorted
 _NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties, so they read none
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring seeds become numbers far apart
@@ -47,8 +50,8 @@ class WritingSettings:
     """Texts at once; fewer where the memory has no room for the cache of so many."""
     n_predict: int = 400
     """Most tokens of an answer."""
-    longest: int = 1024
-    """Tokens of a prompt and its answer; longer prompts are left out."""
+    longest_prompt: int = LONGEST_PROMPT
+    """Most tokens of a prompt; longer ones are left out."""
     window: int = 192
     """Of a prompt, the last tokens whose hidden states are kept."""
     n_pass: int = 112
@@ -176,7 +179,8 @@ class Writing(Closing):
         """
         self.model = model
         self.settings = settings or WritingSettings()
-        self._longest = min(self.settings.longest, model.n_ctx_train)
+        self._longest = min(self.settings.longest_prompt + self.settings.n_predict, model.n_ctx_train)
+        self._n_predict = min(self.settings.n_predict, self._longest // 2)
         self._n_texts = _texts_that_fit(model, self.settings, self._longest, on_message)
         size = CacheSize(
             n_ctx=self._n_texts * self._longest,
@@ -246,7 +250,7 @@ class Writing(Closing):
         tokens = list(prompt.tokens) if isinstance(prompt, Given) else prompt_tokens(self.model, prompt)
         n_prompt = prompt.n_prompt if isinstance(prompt, Given) else len(tokens)
         reads_only = given and len(tokens) > n_prompt
-        n_end = len(tokens) if reads_only else n_prompt + settings.n_predict
+        n_end = len(tokens) if reads_only else n_prompt + self._n_predict
         if n_prompt == 0 or n_end > self._longest:
             run.n_skipped += 1
             return

@@ -35,7 +35,7 @@ from edgespec.sampling import SamplingParams
 from tiny_gguf import BOS, IM_END, write_tiny_gguf
 
 PLENTY = 1 << 26
-SMALL = WritingSettings(n_texts=4, n_predict=24, longest=128, window=16, n_pass=20)
+SMALL = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20)
 
 
 def prompts_of(n: int, wanted: Callable[[float], bool] = lambda _: True) -> list[Prompt]:
@@ -123,7 +123,7 @@ def test_a_run_can_be_repeated_and_another_seed_writes_other_texts(
         assert by_key("3", other) != by_key("1", writing)
 
 
-SMALL_SEEDED = WritingSettings(n_texts=4, n_predict=24, longest=128, window=16, n_pass=20, seed=1)
+SMALL_SEEDED = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20, seed=1)
 
 
 def test_temperatures_are_mixed_and_held_out_texts_greedy() -> None:
@@ -289,7 +289,7 @@ dataset_module.TEXTS_PER_SHARD = 5
 prompts = [Prompt(BUILT_IN, (f"Tell me of {i}.",)) for i in range(80)]
 with Model(sys.argv[1]) as model:
     dataset = Dataset(Target("ab" * 32, "tiny", model.n_embd, model.n_vocab), Path(sys.argv[2]))
-    settings = WritingSettings(n_texts=4, n_predict=24, longest=128, window=16, n_pass=20)
+    settings = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20)
     with Writing(model, settings, n_threads=1) as writing, dataset.writer(1 << 26) as writer:
         writing.fill(writer, prompts, until=1 << 30, on_progress=lambda one: print(one.n_tokens, flush=True))
 """
@@ -323,7 +323,7 @@ def test_with_little_memory_fewer_texts_are_written_at_once(
     tiny_target: Model, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def needed(n_texts: int) -> int:
-        n_ctx = n_texts * SMALL.longest
+        n_ctx = n_texts * 128
         return writing_module.loaded_bytes(0, writing_module.shape_of(tiny_target.header), n_ctx, 20, 20)
 
     lines: list[str] = []
@@ -353,3 +353,15 @@ def test_a_model_without_a_template_is_asked_without(tmp_path: Path) -> None:
         text = fill(writing, Dataset(target_of(model), tmp_path / "data"), [Prompt(BUILT_IN, ("Why?",))])[0]
         assert model.tokenize("Why?", add_special=True, parse_special=False) == text.tokens[:4].tolist()
         assert IM_END not in text.tokens[:4]
+
+
+def test_of_a_short_context_an_answer_takes_half(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=64)
+    settings = WritingSettings(n_texts=2, n_predict=100)
+    with Model(path) as model, Writing(model, settings, n_threads=1) as writing:
+        texts = fill(
+            writing,
+            Dataset(target_of(model), tmp_path / "data"),
+            [Given(READ, (5,) * 64, 9), Given("x", (5,) * 20, 20), Given("x", (5,) * 33, 33)],
+        )
+        assert sorted(len(text.tokens) for text in texts) == [52, 64]

@@ -114,7 +114,7 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         problem = "a directory" if path.is_dir() else "no such file"
         raise UsageError(
-            f"{problem}; give a text, or a suite of prompts (.jsonl)", field="corpus", value=path
+            f"{problem}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path
         )
 
 
@@ -137,9 +137,9 @@ def file_texts(path: Path, model: Model) -> Iterator[Given]:
         text = read_contents(path)[1].decode()
     except UnicodeDecodeError as error:
         problem = f"not UTF-8 text (byte {error.start}); give a text"
-        raise UsageError(problem, field="corpus", value=path) from None
+        raise UsageError(problem, field="prompts", value=path) from None
     if not text.strip():
-        raise UsageError("an empty text; give one like those the target writes", field="corpus", value=path)
+        raise UsageError("an empty text; give one like those the target writes", field="prompts", value=path)
     tokens = model.tokenize(text, add_special=False, parse_special=False)
     yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
 

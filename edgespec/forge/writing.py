@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from edgespec._core import Interrupt, Sampler
 from edgespec.errors import EdgespecError, LogitsOf
-from edgespec.forge.dataset import READ, Text, Writer, is_held_out
+from edgespec.forge.dataset import Writer, is_held_out
 from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.running_text import RunningText
 from edgespec.llama.cache import Cache, CacheSize, Piece
-from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.outputs import Rows
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of
 from edgespec.models.sources import format_size
@@ -84,53 +85,6 @@ class Written:
     """Whether it ended because the budget was used up; `Writer.full` is the line that says so."""
 
 
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A text that is being written or read."""
-
-    prompt: Prompt | Given
-    key: int
-    tokens: list[int]
-    n_prompt: int
-    n_end: int
-    """Tokens at which it ends, at the latest."""
-    sequence: int
-    first: int
-    features: npt.NDArray[np.float16]
-    temperature: float
-    coins: Coins
-    n_read: int = 0
-
-    @property
-    def reads_only(self) -> bool:
-        return math.isnan(self.temperature)
-
-    @property
-    def n_unread(self) -> int:
-        """Tokens that are there to be read: of a text that is only read, its last is not needed."""
-        return len(self.tokens) - self.n_read - self.reads_only
-
-    def keep(self, features: Features) -> None:
-        """Keep the hidden states of the tokens that were just read."""
-        skipped = max(0, self.first - self.n_read)
-        start, end = self.n_read + skipped - self.first, self.n_read + len(features) - self.first
-        if end > start:
-            self.features[start:end] = features[skipped:]
-        self.n_read += len(features)
-
-    def text(self) -> Text:
-        n = len(self.tokens)
-        return Text(
-            tokens=np.array(self.tokens, np.int32),
-            n_prompt=self.n_prompt,
-            first=self.first,
-            features=self.features[: n - 1 - self.first],
-            temperature=self.temperature,
-            source=READ if self.reads_only else self.prompt.source,
-            key=self.key,
-        )
-
-
 @dataclass(slots=True)
 class _Run:
     """What one call of `fill` has done so far."""
@@ -141,16 +95,20 @@ class _Run:
     n_before: int
     """Tokens that were there when it began."""
     until: int
-    running: list[_Running] = field(default_factory=list)
+    running: list[RunningText] = field(default_factory=list)
     follow_ups: list[Prompt] = field(default_factory=list)
     """Prompts that go on from answers."""
     n_texts: int = 0
-    n_tokens: int = 0
     n_finished: int = 0
     """Tokens of finished texts."""
     n_skipped: int = 0
     full: bool = False
     begun_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens written or read, of texts under way too."""
+        return self.n_finished + sum(one.n_done for one in self.running)
 
     @property
     def seconds(self) -> float:
@@ -261,7 +219,7 @@ class Writing(Closing):
             return
         temperature = math.nan if reads_only else temperature_of(prompt.key, settings.seed)
         run.running.append(
-            _Running(
+            RunningText(
                 prompt=prompt,
                 key=prompt.key,
                 tokens=tokens,
@@ -280,7 +238,7 @@ class Writing(Closing):
     def _step(self, run: _Run) -> None:
         """Make one pass, and end the texts that are finished."""
         n_free = self.settings.n_pass
-        taken: list[_Running] = []
+        taken: list[RunningText] = []
         pieces: list[Piece] = []
         # Those that are written first, one token each: prompts take what is left of the pass.
         for one in sorted(run.running, key=lambda one: one.n_unread):
@@ -296,13 +254,10 @@ class Writing(Closing):
             one.keep(features)
             if len(row):
                 one.tokens.append(self._sample(one, row))
-                run.n_tokens += 1
-            elif one.reads_only:
-                run.n_tokens += len(features)
             if len(row) or one.n_unread == 0:
                 self._end_if_finished(run, one)
 
-    def _sample(self, one: _Running, rows: Rows) -> int:
+    def _sample(self, one: RunningText, rows: Rows) -> int:
         sampler = self._samplers.get(one.temperature)
         if sampler is None:
             params = SamplingParams(temperature=one.temperature, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0)
@@ -311,12 +266,12 @@ class Writing(Closing):
         with self._errors:
             return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
 
-    def _end_if_finished(self, run: _Run, one: _Running) -> None:
+    def _end_if_finished(self, run: _Run, one: RunningText) -> None:
         if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
             return
         run.running.remove(one)
         self._cache.release(one.sequence)
-        if not run.writer.append(one.text()):
+        if not run.writer.append(one.finished()):
             run.full = True
             return
         run.n_texts += 1

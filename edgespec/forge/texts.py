@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,8 +10,9 @@ from pathlib import Path
 from edgespec.errors import UsageError
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
+from edgespec.forge.own_texts import check_file, own_texts
 from edgespec.forge.progress import Step, Surroundings
-from edgespec.forge.prompts import Given, Prompt, built_in
+from edgespec.forge.prompts import Prompt, built_in
 from edgespec.forge.trial import Question
 from edgespec.forge.writing import Progress, Writing, WritingSettings
 from edgespec.llama.weights import Model
@@ -22,6 +23,9 @@ BUDGET = 2_000_000_000
 
 TOKENS_PER_HOUR = 100_000
 """Tokens that are written for an hour of training: a third of an hour, where a laptop writes 80 a second."""
+
+OWN_SHARE = 0.5
+"""Of the tokens that are asked for, those that a run adds of the user's own texts at the most."""
 
 _N_HELD_OUT = 4  # texts to judge by while a draft is trained, however few are written
 
@@ -40,9 +44,9 @@ class DataRequest:
     budget: int = BUDGET
     """Most bytes that the texts and their hidden states take on disk."""
     prompts: tuple[Path, ...] = ()
-    """Files of prompts, asked before the built-in ones."""
+    """Files of the user's own texts and prompts, which come before the built-in ones."""
     from_history: bool = False
-    """Whether the prompts of the history are asked too."""
+    """Whether the texts of the history come too."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for what cannot be."""
@@ -51,9 +55,7 @@ class DataRequest:
         if self.budget < 1:
             raise UsageError("must be more than nothing", field="budget", value=self.budget)
         for path in self.prompts:
-            if not path.is_file():
-                problem = "a directory" if path.is_dir() else "no such file"
-                raise UsageError(f"{problem}; give a text, or prompts (.jsonl)", field="prompts", value=path)
+            check_file(path)
 
 
 def default_tokens(training: TrainingRequest) -> int:
@@ -72,13 +74,7 @@ def write_texts(
     Raises EdgespecError as `Writing` and `Dataset.writer`, KeyboardInterrupt when it is stopped; what was
     written by then is kept.
     """
-
-    def show(now: Progress) -> None:
-        left = request.tokens * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
-        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * request.tokens:,.0f} tokens"
-        around.on_progress(Step("writing", now.share, detail, left))
-        around.pause()
-
+    own = own_texts(model, request.prompts, from_history=request.from_history)
     writing = Writing(
         model,
         WritingSettings(n_predict=request.n_predict),
@@ -87,13 +83,31 @@ def write_texts(
         on_message=around.on_message,
     )
     with writing, dataset.writer(request.budget) as writer:
-        written = writing.fill(writer, _prompts(request), until=request.tokens, on_progress=show)
+        # The user's own beyond what is there: a second draft learns from what came since the first.
+        until = dataset.size().n_answer_tokens + round(OWN_SHARE * request.tokens)
+        written = writing.fill(writer, own, until=until, on_progress=_shown("your own texts", until, around))
+        if not written.full:
+            until = request.tokens
+            shown = _shown("writing", until, around)
+            written = writing.fill(writer, _prompts(), until=until, on_progress=shown)
         if written.full:
             around.on_message(writer.full())
 
 
-def _prompts(request: DataRequest) -> Iterator[Prompt | Given]:
-    """Yield what is asked: some held-out prompts, so that each dataset has some, then all."""
+def _shown(stage: str, until: int, around: Surroundings) -> Callable[[Progress], None]:
+    """Return what shows how far the writing is, and waits where the work is to wait."""
+
+    def show(now: Progress) -> None:
+        left = until * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
+        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
+        around.on_progress(Step(stage, now.share, detail, left))
+        around.pause()
+
+    return show
+
+
+def _prompts() -> Iterator[Prompt]:
+    """Yield the built-in prompts: first some that are held out, so that each dataset has some, then all."""
     yield from islice(_held_out(), _N_HELD_OUT)
     yield from built_in()
 

@@ -1,0 +1,111 @@
+"""Drafts made from the history: what is added to what is there, what is remembered, what is said."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from edgespec.drafting.history import History
+from edgespec.errors import EdgespecError
+from edgespec.forge.candidates import TrainingRequest
+from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, forge_root
+from edgespec.forge.kept_data import delete_own, find_kept
+from edgespec.forge.make import Request, make
+from edgespec.forge.progress import Surroundings
+from edgespec.forge.run_state import RunState
+from edgespec.forge.texts import DataRequest
+from edgespec.forge.trial import JudgingSettings
+from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.models.pull import hash_file
+from tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """A registry, a store and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
+
+
+@pytest.fixture
+def request_(tiny_path, tmp_path):
+    """The least that can be asked for: a cut without training."""
+    source = write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
+    return Request(
+        target=str(tiny_path),
+        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
+        training=TrainingRequest(
+            families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
+        ),
+        judging=JudgingSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
+        force=True,
+    )
+
+
+def fill_history(target, n):
+    """Store `n` prompts with answers of the target's tokenizer, about 60 tokens each."""
+    documents = []
+    for i in range(n):
+        asked = target.tokenize_chat([{"role": "user", "content": f"What is {i} plus {i}?"}])
+        answer = target.tokenize(
+            f"It is {2 * i}, as all of us know. ", add_special=False, parse_special=False
+        )
+        documents.append([*asked, *answer])
+    History(tokenizer_fingerprint(target)).extend(documents)
+    return sum(map(len, documents))
+
+
+def sources(target_path, target):
+    """Tokens of answers in the target's dataset, by source."""
+    found = dict.fromkeys((BUILT_IN, FROM_HISTORY, READ), 0)
+    dataset = Dataset(Target(hash_file(target_path), "target", target.n_embd, target.n_vocab))
+    for text in dataset.texts():
+        found[text.source] += len(text.tokens) - text.n_prompt
+    return found
+
+
+def test_a_history_that_is_too_small(request_, tiny_target):
+    n = fill_history(tiny_target, 3)
+    request = replace(request_, data=replace(request_.data, from_history=True))
+    with pytest.raises(
+        EdgespecError, match=rf"the history has {n} tokens .* at least 2,000 are needed"
+    ) as raised:
+        make(request)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, tiny_path, tiny_target):
+    first = make(request_).kept
+    assert not first.uses_own_texts
+    before = sources(tiny_path, tiny_target)
+
+    fill_history(tiny_target, 100)
+    seen = []
+    request = replace(request_, data=replace(request_.data, from_history=True))
+    second = make(request, Surroundings(on_progress=seen.append)).kept
+    after = sources(tiny_path, tiny_target)
+    assert after[BUILT_IN] == before[BUILT_IN] >= 300, "as many as were asked for were there"
+    assert after[FROM_HISTORY] > 0
+    assert after[READ] > 0
+    assert 150 <= after[FROM_HISTORY] + after[READ] < 2_000, "half as many as are asked for, not all there is"
+    assert "your own texts" in {step.stage for step in seen}
+    assert second.uses_own_texts
+    assert {FROM_HISTORY, READ} < set(second.data)
+
+    (kept,) = find_kept()
+    assert delete_own(kept) == kept.n_own > 0
+    third = make(request_).kept
+    assert sources(tiny_path, tiny_target) == before
+    assert third.uses_own_texts, "it may start from weights that know of these texts"
+
+    shutil.rmtree(forge_root())
+    assert not make(request_).kept.uses_own_texts
+
+
+def test_what_a_run_was_made_from_only_grows():
+    state = RunState("key").with_sources({"read": 5, "prompt:built-in": 7})
+    assert state.with_sources({"prompt:built-in": 9}).sources == {"prompt:built-in": 9, "read": 5}
+    assert state.with_sources({"read": 1}).sources == {"read": 5, "prompt:built-in": 7}

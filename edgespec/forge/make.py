@@ -32,6 +32,7 @@ from edgespec.forge.judging import Contender, Judged, Judging
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.run_state import RunState
 from edgespec.forge.texts import DataRequest, questions_for, write_texts
+from edgespec.forge.trainings import name_training, tidy
 from edgespec.forge.trial import JudgingSettings
 from edgespec.forge.workshop import Workshop
 from edgespec.llama.embeddings import check_target
@@ -75,8 +76,10 @@ class Made:
     """What was there: a draft, or none; None: it could not be judged."""
     candidates: tuple[tuple[Candidate, Judged], ...]
     best: Candidate
+    beaten: str
+    """What the best is compared with: what was there, or plain decoding where that was faster."""
     gain: float
-    """How much better that is than what was there: 0.1 is 10 %."""
+    """How much better it is than that: 0.1 is 10 %."""
     kept: MadeDraft | None
     """The record of the best, if it was kept."""
     path: Path | None
@@ -193,7 +196,10 @@ class _Making:
         if not found:
             raise EdgespecError("none of the candidates could be judged; the lines above say why")
         best, its = max(found, key=lambda pair: pair[1].gains.mean)
-        gain = its.gains.mean / max(1.0, before.gains.mean if before else 1.0) - 1.0
+        base, beaten = 1.0, "plain decoding"
+        if before and before.gains.mean > base:
+            base, beaten = before.gains.mean, before.contender.name
+        gain = its.gains.mean / base - 1.0
         texts = self._tokens_by_source()
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
@@ -201,7 +207,7 @@ class _Making:
             path = self._workshop.keep(best.path, kept)
         if before:
             keep_judged(before)
-        return Made(self._target.name, texts, before, tuple(found), best, gain, kept, path)
+        return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _tokens_by_source(self) -> dict[str, int]:
         """Return how many tokens of each source candidates were made from."""
@@ -242,6 +248,6 @@ class _Making:
         self._state = replace(self._state, ended=True, kept=kept)
         run_state.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        for run in (folder / "training").glob("*"):
-            if run != self._run_folder:
-                shutil.rmtree(run, ignore_errors=True)
+        if made.kept:
+            name_training(self._run_folder, made.kept.family, made.kept.name)
+        tidy(self._run_folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from edgespec.errors import UsageError
@@ -21,6 +22,8 @@ BUDGET = 2_000_000_000
 
 TOKENS_PER_HOUR = 100_000
 """Tokens that are written for an hour of training: a third of an hour, where a laptop writes 80 a second."""
+
+_N_HELD_OUT = 4  # texts to judge by while a draft is trained, however few are written
 
 LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
 """Tokens that are written in any case; and where nobody asked for more."""
@@ -90,8 +93,14 @@ def write_texts(
 
 
 def _prompts(request: DataRequest) -> Iterator[Prompt | Given]:
-    """Yield what is asked: first what the user named."""
+    """Yield what is asked: some held-out prompts, so that each dataset has some, then all."""
+    yield from islice(_held_out(), _N_HELD_OUT)
     yield from built_in()
+
+
+def _held_out() -> Iterator[Prompt]:
+    """Yield the built-in prompts that nothing is trained on."""
+    return (prompt for prompt in built_in() if is_held_out(prompt.key))
 
 
 def questions_for(dataset: Dataset, n: int) -> tuple[Question, ...]:
@@ -101,9 +110,6 @@ def questions_for(dataset: Dataset, n: int) -> tuple[Question, ...]:
         Question(f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt])))
         for text in evenly(own, n // 2)
     ]
-    for prompt in built_in():
-        if len(found) >= n:
-            break
-        if is_held_out(prompt.key):
-            found.append(Question(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
+    for prompt in islice(_held_out(), n - len(found)):
+        found.append(Question(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
     return tuple(found)

@@ -214,7 +214,7 @@ class _Training:
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
         key = jax.random.key(settings.seed)
         feed = batches(self._packing, self._family.embed, settings.rows.n, settings.seed, state.place)
-        self._tell("compiling")
+        began += self._tell("compiling")  # what a listener waits is no time of training
         with _asked_to_end() as asked:
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
@@ -229,7 +229,7 @@ class _Training:
                 state.place, state.n_steps = place, state.n_steps + 1
                 state.n_tokens += int(batch.weights.sum())
                 state.elapsed_s = time.monotonic() - began
-                self._tell("training")
+                began += self._tell("training")
                 if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked:
                     self._judge(params)
                     state.elapsed_s = time.monotonic() - began
@@ -292,8 +292,9 @@ class _Training:
             ended,
         )
 
-    def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
-        state = self._state
+    def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> float:
+        """Tell the listener, and return the seconds that it took."""
+        state, told = self._state, time.monotonic()
         shown = self._shown
         names = shown[0] if shown else {}
         share = min(1.0, self._share())
@@ -310,6 +311,7 @@ class _Training:
                 acceptance=state.history[-1][2] if state.history else None,
             )
         )
+        return time.monotonic() - told
 
 
 def best_params(folder: Path, like: Params) -> Params:

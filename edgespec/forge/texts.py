@@ -70,8 +70,8 @@ def write_texts(
 ) -> None:
     """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
 
-    Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped; what
-    was written by then is kept.
+    Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped;
+    what was written by then is kept.
     """
 
     def show(now: Progress) -> None:

@@ -71,8 +71,8 @@ def write_texts(
 ) -> None:
     """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
 
-    Raises EdgespecError as `Writing` and `Dataset.writer`, KeyboardInterrupt when it is stopped; what was
-    written by then is kept.
+    Raises EdgespecError as `Writing`, `Dataset.writer` and `own_texts`, KeyboardInterrupt when it is stopped;
+    what was written by then is kept.
     """
     own = own_texts(model, request.prompts, from_history=request.from_history)
     writing = Writing(

@@ -261,10 +261,10 @@ def test_the_draft_models_passes_are_shared(target_path, tiny_draft_path):
         sizes = []
         cache_eval = Cache.eval
 
-        def counted(self, pieces):
+        def counted(self, pieces, **options):
             if self.model is engine.draft:
                 sizes.append(len(pieces))
-            return cache_eval(self, pieces)
+            return cache_eval(self, pieces, **options)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Cache, "eval", counted)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.models.entries import Registry
+from edgespec.models.made_drafts import made_drafts
 from edgespec.models.registry import load_registry
 
 
@@ -26,6 +27,14 @@ def complete_models(incomplete: str) -> list[str]:
 def complete_pair() -> list[str]:
     """Return the registry's pairs."""
     return list(_registry().pairs)
+
+
+def complete_draft() -> list[str]:
+    """Return the drafts that were made here."""
+    try:
+        return [draft.name for draft in made_drafts()]
+    except (EdgespecError, OSError):
+        return []
 
 
 def complete_name() -> list[str]:

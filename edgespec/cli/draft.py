@@ -1,208 +1,163 @@
-"""`edgespec draft`: making a draft for this machine out of a small model."""
+"""`edgespec draft`: makes drafts for a model on this machine, lists, judges and removes them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from edgespec.cli.completion import complete_model
+from edgespec.cli.completion import complete_draft
 from edgespec.cli.console import message, out, print_table
+from edgespec.cli.draft_display import StageDisplay
+from edgespec.cli.draft_options import Data, Judging, Making, TargetOption, Training
 from edgespec.cli.groups import grouped
+from edgespec.cli.made_drafts import described, full_table
 from edgespec.cli.options import Compute
-from edgespec.cli.progress import WorkDisplay, pull_named
+from edgespec.cli.progress import pull_named
+from edgespec.models.choosing import choose_models
+from edgespec.models.made_drafts import made_drafts
 from edgespec.models.sources import format_size
-
-if TYPE_CHECKING:
-    from edgespec.forge.drafts import Made
-    from edgespec.forge.speedup import MeasuredDraft, SpeedUp
 
 draft_app = typer.Typer(
     no_args_is_help=True,
-    help="Make drafts: smaller, faster models that propose for a larger one.",
-    epilog="Example: edgespec draft make qwen2.5-coder-0.5b-q4_0",
+    help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
+    epilog="Example: edgespec draft make --hours 2",
 )
 
-
-@draft_app.callback()
-def _drafts() -> None:
-    """Keep `make` a command of its own while it is the only one."""
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+_Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", autocompletion=complete_draft)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Making:
-    """What the draft is made for and of, and how it is chosen."""
-
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            help="The model it drafts for.",
-            show_default="its pair's",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    corpus: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A text like those the target writes, or prompts (.jsonl).",
-            show_default="the history, and edgespec's own prompts",
-        ),
-    ] = None
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens that the output vocabulary keeps.",
-            show_default="as few as cover 99.5% of unseen text",
-        ),
-    ] = None
-    types: Annotated[
-        str, typer.Option(help="Quantizations to try beside SOURCE's own, with commas; none for no other.")
-    ] = "q4_0,q8_0"
-    name: Annotated[
-        str | None, typer.Option(help="What it is to be called.", show_default="SOURCE-TYPE-cutN")
-    ] = None
-    force: Annotated[
-        bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
-    ] = False
-    n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", min=1, max=64, help="Tokens of the target's answers.")
-    ] = 48
-    budget: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Seconds of timing for SOURCE and for each candidate.")
-    ] = 20.0
-
-
-@draft_app.command("make", epilog="Example: edgespec draft make qwen2.5-coder-0.5b-q4_0 --corpus notes.txt")
+@draft_app.command(
+    "make",
+    epilog="Examples: `edgespec draft make --hours 2` · in minutes, without training: `edgespec draft make "
+    "--hours 0` · over night: `edgespec draft make -t my-7b.gguf --hours 8 --from-history --when-idle`",
+)
 @grouped
 def make_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A small model: a GGUF file, a registry name, or hf:...", autocompletion=complete_model
-        ),
-    ],
     *,
     making: Making,
+    data: Data,
+    training: Training,
+    judging: Judging,
     compute: Compute,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    json: _Json = False,
 ) -> None:
-    """Make the fastest useful draft of SOURCE for this machine, and keep it if it is better than SOURCE.
+    """Make the draft that makes a model fastest on this machine; keep it if it beats the one that is there.
 
-    Its output vocabulary is cut to tokens that texts use, and its quantization chosen by what its passes
-    take and how often the target agrees. The text stays the target's, exactly. Takes some minutes.
+    The model writes texts; drafts are trained on them, quantized, and judged by tokens a second. The best one
+    is used from then on wherever none is named. The text stays the model's, exactly. Ctrl-C stops it, and the
+    same command goes on.
     """
-    from edgespec.forge.corpus import check_corpus
-    from edgespec.forge.drafts import Request, make, target_for
-    from edgespec.models.quantizations import parse_types
+    from edgespec.cli.draft_report import made_document, print_made
+    from edgespec.forge.idle import IdleWatch
+    from edgespec.forge.make import Request, make
+    from edgespec.forge.progress import Surroundings
+    from edgespec.forge.trial import N_QUESTIONS
     from edgespec.platform.signals import SignalPipe
 
+    target = making.target or choose_models(None, None, "none")[0]
+    trained = training.request(target)
     request = Request(
-        source=source,
-        target=making.target or target_for(source),
-        corpus=making.corpus,
-        keep=making.keep,
-        types=() if making.types.strip() == "none" else tuple(parse_types(making.types, "types")),
+        target=target,
+        data=data.request(trained),
+        training=trained,
+        judging=judging.settings(N_QUESTIONS, compute.threads, compute.kernels),
         name=making.name,
         force=making.force,
-        n_threads=compute.threads,
-        kernels=compute.kernels,
-        n_predict=making.n_predict,
-        budget_s=making.budget,
     )
-    if making.corpus is not None:
-        check_corpus(making.corpus)  # before a model is pulled
-    pull_named(request.target, source)
-    with SignalPipe() as signals, WorkDisplay() as display:
-        made = make(request, on_progress=display.show, on_message=message, signals=signals)
-    worst = max((made.source, *made.candidates), key=lambda one: one.passes.spread)
-    for line in worst.passes.warnings:
-        message(line.replace("edgespec profile", "this"))
+    pull_named(target, choose_models(target, None)[1], training.source)
+    with SignalPipe() as signals, StageDisplay() as display:
+        around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
+        if making.when_idle:
+            around = replace(around, pause=IdleWatch(on_message=message).pause)
+        made = make(request, around)
     if json:
-        out.print_json(data=_document(made))
+        out.print_json(data=made_document(made))
     else:
-        _print(made)
+        print_made(made)
 
 
-def _print(made: Made) -> None:
-
-    from edgespec.forge.drafts import LEAST_GAIN
-
-    selection = made.selection
-    n_kept = len(selection.token_ids)
-    covered = (
-        "" if selection.coverage is None else f", {selection.coverage:.2%} of text it was not chosen from"
-    )
-    out.print(f"for {made.target_name}; vocabulary cut to {n_kept:,} tokens{covered}", markup=False)
-    out.print(f"corpus: {made.corpus.what}, {made.corpus.n_tokens:,} tokens", markup=False)
-    table = Table("draft", box=None, pad_edge=False)
-    for title in ("size", "a pass reads", "T(1) ms", "T(2)", "T(4)", "agreement", "overlap"):
-        table.add_column(title, justify="right")
-    for title in ("speed-up at temp 0", "at temp 1"):
-        table.add_column(title, justify="right")
-    for one in (made.source, *made.candidates):
-        table.add_row(
-            one.name,
-            format_size(one.size),
-            format_size(one.pass_bytes),
-            *(f"{1e3 * seconds:.1f}" for seconds in one.seconds().values()),
-            f"{one.acceptance.agreement:.1%}",
-            f"{one.acceptance.overlap:.1%}",
-            _speed_up(one.greedy),
-            _speed_up(one.sampled),
-        )
-    print_table(table)
-    verdict = f"{made.best.name} is expected {abs(made.gain):.1%} {'faster' if made.gain >= 0 else 'slower'}"
-    if made.kept is None:
-        out.print(
-            f"nothing is kept: {verdict} than {made.source.name}, and less than {LEAST_GAIN:.0%} is not told "
-            "from noise; --force keeps it",
-            markup=False,
-        )
-        return
-    out.print(f"{verdict} than {made.source.name}", markup=False)
-    out.print(f"kept: {made.kept}", markup=False)
-    out.print(f"use it with --draft {made.kept.stem}", markup=False)
+@draft_app.command("list", epilog="Example: edgespec draft list --json")
+def list_command(json: _Json = False) -> None:
+    """List the drafts that were made here: for which file, from what, and what was measured of them."""
+    drafts = made_drafts(on_message=message)
+    if json:
+        out.print_json(data={"drafts": [described(draft) for draft in drafts]})
+    elif drafts:
+        print_table(full_table(drafts))
+    else:
+        out.print("no draft was made here yet; `edgespec draft make` makes one", markup=False)
 
 
-def _speed_up(found: SpeedUp) -> str:
-    return f"{found.factor:.2f}x (gamma {found.gamma})"
+@draft_app.command(
+    "eval",
+    epilog="Examples: `edgespec draft eval my-draft` · `edgespec draft eval my-draft --suite human-eval`",
+)
+@grouped
+def eval_command(
+    name: _Name,
+    *,
+    target: TargetOption = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="Judge by these prompts: default, human-eval, or a file in Spec-Bench's format (.jsonl).",
+            show_default="prompts that it was not trained on",
+        ),
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the suite.")] = 12,
+    judging: Judging,
+    compute: Compute,
+    json: _Json = False,
+) -> None:
+    """Judge a draft again: tokens a second with it, with the target's other draft, and with neither.
+
+    What is measured for the target that it was made for replaces what its record says.
+    """
+    from edgespec.cli.draft_report import evaluated_document, print_evaluated
+    from edgespec.forge.evaluation import evaluate
+    from edgespec.forge.progress import Surroundings
+    from edgespec.forge.trial import Question
+    from edgespec.platform.signals import SignalPipe
+    from edgespec.suites import evenly, load_suite
+
+    asked = None
+    if suite is not None:
+        asked = [Question.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
+    settings = judging.settings(questions, compute.threads, compute.kernels)
+    with SignalPipe() as signals, StageDisplay() as display:
+        around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
+        found = evaluate(name, target, asked, settings, around)
+    if json:
+        out.print_json(data=evaluated_document(found))
+    else:
+        print_evaluated(found)
 
 
-def _document(made: Made) -> dict[str, Any]:
-    return {
-        "target": made.target_name,
-        "corpus": {"from": made.corpus.what, "tokens": made.corpus.n_tokens},
-        "vocabulary": {
-            "kept": len(made.selection.token_ids),
-            "seen": made.selection.n_seen,
-            "coverage": made.selection.coverage,
-        },
-        "source": _model(made.source),
-        "candidates": [_model(one) for one in made.candidates],
-        "best": made.best.name,
-        "gain": made.gain,
-        "name": made.kept.stem if made.kept else None,
-        "path": str(made.kept) if made.kept else None,
-    }
+@draft_app.command("remove", epilog="Example: edgespec draft remove my-draft --data")
+def remove_command(
+    name: _Name,
+    data: Annotated[
+        bool,
+        typer.Option("--data", help="Also the texts that its target wrote, and what is left of training."),
+    ] = False,
+) -> None:
+    """Delete a draft that was made here: its file, its name and its record."""
+    from edgespec.forge.workshop import remove_data, remove_draft
+
+    record, gone = remove_draft(name)
+    for path in gone:
+        out.print(f"{path}: deleted", markup=False)
+    if data:
+        folder, n_bytes = remove_data(record)
+        _tell_of_data(folder, n_bytes)
 
 
-def _model(one: MeasuredDraft) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "tokens": one.n_kept,
-        "size": one.size,
-        "pass_bytes": one.pass_bytes,
-        "seconds": {str(n): seconds for n, seconds in one.seconds().items()},
-        "spread": one.passes.spread,
-        "agreement": one.acceptance.agreement,
-        "overlap": one.acceptance.overlap,
-        "greedy": one.greedy._asdict(),
-        "sampled": one.sampled._asdict(),
-    }
+def _tell_of_data(folder: Path | None, n_bytes: int) -> None:
+    if folder is None:
+        out.print("its data is not here", markup=False)
+    else:
+        out.print(f"{folder}: deleted, {format_size(n_bytes)}", markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,7 +36,7 @@ def drafts_table(drafts: Sequence[MadeDraft]) -> Table:
             draft.target_name,
             draft.target_sha256[:_SHORT],
             made_from(draft),
-            " ".join(f"{share:.2f}" for share in draft.acceptance) or "-",
+            acceptance_text(draft.acceptance),
             f"{draft.cost_ratio:.2f}",
             f"{draft.gains.mean:.2f}x",
         )
@@ -44,9 +44,44 @@ def drafts_table(drafts: Sequence[MadeDraft]) -> Table:
     return table
 
 
+def full_table(drafts: Sequence[MadeDraft]) -> Table:
+    """Return a table with all that people may ask of each draft."""
+    table = Table("draft", "family", "target", "SHA-256", "made from", box=None, pad_edge=False)
+    for title in ("trained on", "hours", "accepted", "c", "greedy", "at 0.8"):
+        table.add_column(title, justify="right")
+    table.add_column("made")
+    for draft in drafts:
+        table.add_row(
+            draft.name,
+            draft.family,
+            draft.target_name,
+            draft.target_sha256[:_SHORT],
+            made_from(draft),
+            _short(draft.tokens_seen) if draft.tokens_seen else "-",
+            f"{draft.hours:.1f}" if draft.hours else "-",
+            acceptance_text(draft.acceptance),
+            f"{draft.cost_ratio:.2f}",
+            f"{draft.gains.greedy:.2f}x",
+            f"{draft.gains.sampled:.2f}x",
+            draft.made[:10],
+        )
+    table.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
+    return table
+
+
+def acceptance_text(shares: Sequence[float]) -> str:
+    """Return shares by position, such as "0.61 0.55 0.50"."""
+    return " ".join(f"{share:.2f}" for share in shares) or "-"
+
+
 def made_from(draft: MadeDraft) -> str:
     """Return what a draft was made from, such as "built-in 1.2 M, history 30 k tokens"."""
-    parts = [f"{_SOURCES.get(source, source)} {_short(n)}" for source, n in draft.data.items() if n]
+    return sources_text(draft.data)
+
+
+def sources_text(tokens: Mapping[str, int]) -> str:
+    """Return tokens by source as people write them; "-" for none."""
+    parts = [f"{_SOURCES.get(source, source)} {_short(n)}" for source, n in tokens.items() if n]
     return ", ".join(parts) + " tokens" if parts else "-"
 
 

@@ -118,16 +118,21 @@ class HeadModel(DraftModel):
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; what was read of one that begins like it stays."""
         n_same = n_common(self._session.timeline, tokens[self._offset : -1])
-        self._session.rewind(max(0, min(n_same, self._n_true - self._offset)))
-        self._find_start()
+        n_kept = min(n_same, self._n_true - self._offset)
+        self._own_at = -1
+        if n_kept > 0:
+            self._session.rewind(n_kept)
+        else:
+            self._start_at(self.features.first + 1)
 
     def rest(self) -> None:
         """Do nothing: what was read stays for the next text, which may begin like this one."""
 
     def follows(self, n_tokens: int) -> bool:
         """Say whether it can draft after `n_tokens` tokens: it needs the hidden state of the last but one."""
-        at = n_tokens - 2
-        return self._find_start() < n_tokens and (at < self.features.end or at == self._own_at)
+        start = self._find_start()
+        is_next = start == n_tokens - 1 == self._own_at + 1
+        return start < n_tokens and (n_tokens - 2 < self.features.end or is_next)
 
     def n_unread(self, n_tokens: int) -> int:
         """Return how many of a timeline of `n_tokens` it has not read, of those that it can read."""
@@ -138,7 +143,7 @@ class HeadModel(DraftModel):
         start = self._find_start()
         if unread := tokens[start:-1]:
             DraftPass(self._session, unread, 0, inputs=self._inputs(start, unread)).answer()
-            self._n_true = len(tokens) - 1
+            self._n_true, self._own_at = len(tokens) - 1, -1
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
         """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`.

@@ -56,6 +56,8 @@ class Judged:
     rounds: int
     runs: tuple[Run, ...]
     """All of them."""
+    size: int | None
+    """Bytes of its file; None: without a draft model."""
 
     @property
     def gains(self) -> Gains:
@@ -191,4 +193,6 @@ def _judged(one: Contender, timing: Timing | None, runs: Sequence[Run], rounds: 
     greedy = [run for run in runs if run.round < rounds]
     sampled = [run for run in runs if run.round >= rounds]
     n_rounds = len({run.round for run in greedy})
-    return Judged(one, timing, compare(greedy, DRAFTING), compare(sampled, DRAFTING), n_rounds, tuple(runs))
+    size = one.path.stat().st_size if one.path else None
+    ways = compare(greedy, DRAFTING), compare(sampled, DRAFTING)
+    return Judged(one, timing, *ways, n_rounds, tuple(runs), size)

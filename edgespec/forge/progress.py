@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.signals import Cancellation
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -26,3 +29,16 @@ ProgressFn = Callable[[Step], None]
 
 def unseen(_step: Step) -> None:
     """Ignore the progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What long work tells, and what may stop or delay it."""
+
+    on_progress: ProgressFn = unseen
+    on_message: MessageFn = silent
+    """Takes lines that the user should know."""
+    signals: Cancellation | None = None
+    """Lets Ctrl-C end a running pass."""
+    pause: Callable[[], None] = lambda: None
+    """Called between pieces of work; returns when the work may go on."""

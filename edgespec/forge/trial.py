@@ -29,6 +29,9 @@ GREEDY, SAMPLED = 0.0, 0.8
 DRAFTING = "auto"
 """The way that is compared with plain decoding: what a user gets by default."""
 
+N_QUESTIONS = 6
+"""Prompts that candidates are judged by, if the user does not say."""
+
 _TIMED = Way("model", "model", 4)
 
 
@@ -55,7 +58,7 @@ class JudgingSettings:
     n_predict: int = 64
     """Most tokens of an answer."""
     rounds: int = 3
-    n_questions: int = 6
+    n_questions: int = N_QUESTIONS
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
 

@@ -1,4 +1,4 @@
-"""Where drafts of one source are made: their names, a folder under a lock, a place among the models.
+"""Where drafts of one target are made and kept: their names, a folder under a lock, a place among the models.
 
 A candidate is made in a folder of its own in the models directory, under a lock, and gets its name when it is
 complete. A killed run leaves nothing but that folder, which the next one removes.
@@ -7,112 +7,133 @@ complete. A killed run leaves nothing but that folder, which the next one remove
 from __future__ import annotations
 
 import fcntl
-import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.forge.cutting import cut
-from edgespec.llama.backend import quantize
-from edgespec.llama.gguf_header import check_model_file
+from edgespec.forge.dataset import forge_root
+from edgespec.models.made_drafts import MadeDraft, read_record, record_file, write_record
 from edgespec.models.pull import hash_file
-from edgespec.models.quantizations import ModelFile, expected_bytes, quantization_in
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
-from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 
 
 class Workshop:
-    """Makes candidates of `source`, and keeps one."""
+    """The drafts of one target."""
 
-    def __init__(self, source: ModelFile, on_message: Callable[[str], None]) -> None:
-        """Work in the models directory; `on_message` takes lines that the user should know."""
-        self._source = source
-        self._on_message = on_message
+    def __init__(self, target_name: str, target_sha256: str) -> None:
+        """Work in the models directory; nothing is written yet."""
+        self._target = target_name
         self._root = Store.default().root
-
-    def names(self, n_kept: int, types: Sequence[str]) -> dict[str, str]:
-        """Return what the draft of each quantization is called; "": quantized as the source is."""
-        size = f"{n_kept // 1024}k" if n_kept % 1024 == 0 else str(n_kept)
-        source = self._source
-        own = quantization_in(source.name) or quantization_in(source.path.stem)
-        stem = re.sub(rf"[-._]*{own}$", "", source.name, flags=re.IGNORECASE) if own else source.name
-        words = {"": own, **{type_: type_ for type_ in types if type_ != own}}
-        return {type_: "-".join(filter(None, (stem, word, f"cut{size}"))) for type_, word in words.items()}
+        self._folder = self._root / f".drafts-of-{target_sha256[:16]}"
 
     def check_name(self, name: str, *, replace: bool) -> None:
         """Raise UsageError for a name that cannot be given, or is taken (unless it may `replace` a draft)."""
         check_name(name)
         entry, file = load_registry().entries.get(name), self._root / f"{name}.gguf"
-        if entry and entry.path != file:
+        if entry and (entry.path != file or not record_file(file).exists()):
             raise UsageError("a model of that name exists already; choose another", field="name", value=name)
         if (entry or file.exists()) and not replace:
-            problem = "exists already; choose another name, or replace it with force"
+            problem = "a draft of that name exists already; choose another name, or replace it with --force"
             raise UsageError(problem, field="name", value=name)
+
+    def free_name(self, stem: str) -> str:
+        """Return `stem`, or with a number after it, so that neither a model nor a file has that name."""
+        entries, n, name = load_registry().entries, 1, stem
+        while name in entries or (self._root / f"{name}.gguf").exists():
+            n += 1
+            name = f"{stem}-{n}"
+        return name
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Hold the lock of this source's drafts, and a folder that is gone afterwards."""
-        folder = self._root / f".drafts-of-{self._source.name}"
+        """Hold the lock of this target's drafts, and a folder that is gone afterwards.
+
+        Raises EdgespecError if another process holds it, and where the disk fails.
+        """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with (self._root / f"{folder.name}.lock").open("w") as lock:
+            # Never deleted: who waits for a deleted lock file would then hold a lock that no other sees.
+            with (self._root / f"{self._folder.name}.lock").open("w") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    self._on_message(f"another process makes drafts of {self._source.name}; waiting")
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    raise EdgespecError(
+                        f"another process makes drafts for {self._target}; wait until it has ended, or end it"
+                    ) from None
                 try:
-                    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-                    folder.mkdir()
-                    yield folder
+                    shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed
+                    self._folder.mkdir()
+                    yield self._folder
                 finally:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    shutil.rmtree(self._folder, ignore_errors=True)
         except OSError as error:
             raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
-    def check_space(self, types: Sequence[str]) -> None:
-        """Raise EdgespecError unless the disk holds a draft of each type, and one whole model beside."""
-        origin = self._origin()
-        sizes = [expected_bytes(origin, type_) for type_ in types if type_]
-        needed = sum(sizes, self._source.path.stat().st_size) + max(sizes, default=0)
-        check_disk(self._root, needed, f"drafts of {self._source.name}")
+    def check_space(self, n_bytes: int) -> None:
+        """Raise EdgespecError unless the disk holds so many bytes of candidates."""
+        check_disk(self._root, n_bytes, f"drafts for {self._target}")
 
-    def _origin(self) -> Path:
-        """Return what other quantizations are made from: what the source itself was, if that is here."""
-        try:
-            made_from = self._source.made_from
-            return resolve(made_from, pull_missing=False) if made_from else self._source.path
-        except EdgespecError:
-            return self._source.path
+    def keep(self, made: Path, record: MadeDraft) -> Path:
+        """Give a candidate its name and its place among the models, in place of an older one of that name.
 
-    def make(self, type_: str, path: Path, token_ids: npt.NDArray[np.int64], source_sha256: str) -> None:
-        """Make a candidate as `path`; its whole model, if it needs one, is removed again."""
-        whole = self._source.path
-        if type_:
-            whole = path.with_name(f"{type_}.gguf")
-            quantize(self._origin(), whole, type_, pure=True)
-        try:
-            cut(check_model_file(whole), path, token_ids, source_sha256=source_sha256)
-        finally:
-            if type_:
-                whole.unlink(missing_ok=True)
-
-    def keep(self, made: Path, name: str) -> Path:
-        """Give a candidate its name and its place among the models."""
-        file = self._root / f"{name}.gguf"
-        if name in load_registry().entries:
-            remove_local(name)
+        Raises OSError and EdgespecError; then there is no new draft, and no half of one.
+        """
+        file = self._root / f"{record.name}.gguf"
+        size, sha256 = made.stat().st_size, hash_file(made)
+        replaces = record.name in load_registry().entries
         made.replace(file)
         try:
-            add_local(name, file, file.stat().st_size, hash_file(file))
+            write_record(file, record)
+            if replaces:
+                remove_local(record.name)
+            add_local(record.name, file, size, sha256)
         except BaseException:
-            file.unlink(missing_ok=True)
+            if not replaces:
+                record_file(file).unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
             raise
         return file
+
+
+def remove_draft(name: str) -> tuple[MadeDraft | None, list[Path]]:
+    """Remove a draft that was made here: its name, its file and its record.
+
+    Returns the record, None if it was damaged, and the files that were deleted. Raises UsageError for a name
+    that no made draft has.
+    """
+    file = draft_file(name)
+    try:
+        record = read_record(file)
+    except EdgespecError:
+        record = None
+    remove_local(name)
+    gone = [path for path in (file, record_file(file)) if path.exists()]
+    for path in gone:
+        path.unlink()
+    return record, gone
+
+
+def remove_data(record: MadeDraft | None) -> tuple[Path | None, int]:
+    """Remove what the target of a draft wrote, and what is left of training on it.
+
+    Returns the folder and its bytes; (None, 0) if it is not here. Raises EdgespecError while it is in use.
+    """
+    folder = forge_root() / record.target_sha256[:16] if record else None
+    if record is None or folder is None or not folder.is_dir():
+        return None, 0
+    with Workshop(record.target_name, record.target_sha256).opened():  # refuses while a draft is being made
+        n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder)
+    return folder, n_bytes
+
+
+def draft_file(name: str) -> Path:
+    """Return the file of a draft that was made here. Raises UsageError for a name that none has."""
+    entry = load_registry().entries.get(name)
+    if entry is None or entry.path is None or not record_file(entry.path).exists():
+        raise UsageError(f"no draft that was made here is called {name!r}; see `edgespec draft list`")
+    return entry.path

@@ -73,6 +73,8 @@ def read_head(header: GGUFHeader) -> HeadFile | None:
     ids = head.token_ids
     if not len(ids) or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= head.n_vocab:
         raise EdgespecError(f"{path}: damaged: its list of tokens is not ascending; {_AGAIN}")
+    if any(tensor.name == _EMBEDDINGS and tensor.rows != len(ids) for tensor in gguf.tensors):
+        raise EdgespecError(f"{path}: damaged: its list of tokens does not fit its matrix; {_AGAIN}")
     size = row_bytes(head.fusion_type, 2 * head.n_embd) if is_type(head.fusion_type) else None
     if size is None or gguf.n_bytes < head.fusion_offset + head.n_embd * size:
         raise EdgespecError(

@@ -15,10 +15,9 @@ from edgespec import SamplingParams
 from edgespec.benchmark.accuracy import WINDOW
 from edgespec.benchmark.bench import BUDGET_S, PRECISION, Settings
 from edgespec.benchmark.ways import parse_ways
-from edgespec.cli import app, bench, bench_options, compare, draft, options
-from edgespec.forge import drafts as forge
-from edgespec.forge.corpus import COVERAGE
-from edgespec.forge.speedup import MOST_TOKENS
+from edgespec.cli import app, bench, bench_options, compare, draft_options, options
+from edgespec.forge import candidates, texts
+from edgespec.forge.trial import JudgingSettings
 from edgespec.options import SPAN
 from terminals import Terminal
 
@@ -258,13 +257,16 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     measuring = bench.Measuring(ways=ways)
     assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
     assert ways.settings(prompts) == Settings(parse_ways("auto"))
-    making = draft.Making()
-    assert making.types == ",".join(forge.TYPES)
-    assert (making.n_predict, making.budget) == (forge.N_PREDICT, forge.BUDGET_S)
+    training, judging = draft_options.Training(), draft_options.Judging()
+    assert training.types == ",".join(candidates.TYPES)
+    assert draft_options.size(draft_options.Data().budget, "budget") == texts.BUDGET
+    assert judging.settings(6, None, "auto") == JudgingSettings()
 
     def option(group, name):
         return get_type_hints(group, include_extras=True)[name].__metadata__[0]
 
-    assert option(draft.Making, "n_predict").max == MOST_TOKENS
-    assert f" {COVERAGE:.1%} " in option(draft.Making, "keep").show_default
+    assert f"{candidates.KEEP}, " in option(draft_options.Training, "keep").show_default
+    shown = option(draft_options.Data, "data_tokens").show_default
+    assert f"{texts.TOKENS_PER_HOUR // 1000}k for each hour" in shown
+    assert f"at least {texts.LEAST_TOKENS // 1000}k" in shown
     assert option(compare.Accuracy, "text_tokens").min == WINDOW

@@ -1,8 +1,9 @@
-"""A draft head in the real loop: the target's own text whatever it drafts, and what its passes read."""
+"""A draft head beside a real (tiny) target: the target's own text, what it reads, and what is refused."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import random
+import shutil
 
 import gguf
 import numpy as np
@@ -12,17 +13,19 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.drafting.head import HeadModel
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.grammar.grammar import Grammar
 from edgespec.llama.backend import quantize
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.options import Options
+from edgespec.options import Options, Waking
 from random_heads import write_random_head
-from tiny_gguf import N_WORDS, write_tiny_gguf
+from tiny_gguf import write_tiny_gguf
 
 GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, top_k=20)
 PROMPTS = {
     "one token": [1],
     "short": [3, 7, 9] * 5,
@@ -54,7 +57,7 @@ def plain(target_path, kernels):
         def answer(prompt, **options):
             key = (tuple(prompt), repr(options))
             if key not in known:
-                known[key] = engine.generate(prompt, **options)
+                known[key] = engine.generate(prompt, **options).token_ids
             return known[key]
 
         yield answer
@@ -66,8 +69,276 @@ def engine(target_path, head_path, kernels):
         yield engine
 
 
+def head_of(engine):
+    """The head of an engine for one text, between its generations."""
+    (head,) = engine._pair._idle_drafts
+    assert isinstance(head, HeadModel)
+    return head
+
+
+# ---- the text ----
+
+
 @pytest.mark.parametrize("drafter", ["auto", "model", "tree", "chain", "staged"])
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_greedy_text_is_plain_decodings_own(engine, plain, prompt, drafter):
     result = engine.generate(prompt, params=GREEDY, n_predict=50, drafter=drafter)
-    assert result.token_ids == plain(prompt, params=GREEDY, n_predict=50).token_ids
+    assert result.token_ids == plain(prompt, params=GREEDY, n_predict=50)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 9, 32])
+def test_greedy_text_with_drafts_of_any_length(engine, plain, gamma):
+    n_accepted = 0
+    for prompt in PROMPTS.values():
+        result = engine.generate(prompt, params=GREEDY, n_predict=50, drafter="model", gamma=gamma)
+        assert result.token_ids == plain(prompt, params=GREEDY, n_predict=50)
+        n_accepted += result.sources["model"][1]
+    assert n_accepted > 20, "little was accepted: it proves little"
+
+
+def test_sampled_text_of_a_seed_is_plain_decodings_own(engine, plain):
+    for seed in range(5):
+        for prompt in PROMPTS.values():
+            options = {"params": WARM, "n_predict": 40, "seed": seed}
+            assert engine.generate(prompt, **options, drafter="model", gamma=4).token_ids == plain(
+                prompt, **options
+            )
+
+
+def test_logprobs_and_grammar(engine, target_path):
+    prompt = PROMPTS["short"]
+    with Engine(target_path, drafter="none", n_ctx=1024, profile=False) as alone:
+        for options in ({"n_logprobs": 3}, {"grammar": 'root ::= ("ab" | "cde ")+'}):
+            found = []
+            for one, drafter in ((alone, None), (engine, "model"), (engine, "auto")):
+                chosen = dict(options)
+                if "grammar" in options:
+                    chosen["grammar"] = Grammar(one.target, options["grammar"])
+                stream = one.stream(prompt, params=GREEDY, n_predict=40, drafter=drafter, **chosen)
+                found.append([(token.id, token.logprob, token.top) for token in stream])
+            assert found[0] == found[1] == found[2]
+
+
+def test_conversations_that_go_on(engine, plain):
+    """A prompt that begins like the text before it: only the new part is read, by target and head."""
+    text = list(PROMPTS["longer than a window"])
+    engine.generate([9, 8, 7], params=GREEDY, n_predict=5)
+    n_before = begins_at = 0
+    for turn in range(4):
+        result = engine.generate(text, params=GREEDY, n_predict=30, drafter="model", gamma=3)
+        assert result.token_ids == plain(text, params=GREEDY, n_predict=30)
+        head = head_of(engine)
+        assert head.features.end == len(text) + 29
+        if turn:
+            assert result.n_cached == n_before - 1
+            assert head._offset == begins_at, "what it had read was kept"
+        begins_at, n_before = head._offset, len(text) + 30
+        text += [*result.token_ids, 5, 6, turn]
+
+
+def test_ctrl_c_in_any_pass(engine, plain, monkeypatch):
+    """Whatever pass it ends, what was written is the target's, and the next text is not harmed."""
+    prompt = PROMPTS["longer than a window"]
+    whole = plain(prompt, params=GREEDY, n_predict=50)
+    n_passes = stop_at = 0
+    decode = Cache._decode
+
+    def interrupted(self, *arguments):
+        nonlocal n_passes
+        n_passes += 1
+        if n_passes == stop_at:
+            raise KeyboardInterrupt
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(Cache, "_decode", interrupted)
+    for n in (1, 2, 3, 5, 8, 9, 10, 11, 20, 33):
+        engine.forget()
+        stop_at = n
+        n_passes = 0
+        stream = engine.stream(prompt, params=GREEDY, n_predict=50, drafter="model", gamma=3)
+        with pytest.raises(KeyboardInterrupt):
+            list(stream)
+        assert whole[: len(stream.result.token_ids)] == stream.result.token_ids
+        n_passes = -1000
+        again = engine.generate(prompt, params=GREEDY, n_predict=50, drafter="model", gamma=3)
+        assert again.token_ids == whole
+
+
+def random_end(rng):
+    return [rng.randrange(250) for _ in range(rng.choice([1, 30, 120]))]
+
+
+def random_options(rng, seed):
+    gamma, drafter = rng.choice([(None, "auto"), (None, "model"), (3, "model"), (None, "none")])
+    return Options(
+        params=rng.choice([GREEDY, WARM]),
+        seed=seed,
+        n_predict=rng.choice([7, 30, 60]),
+        drafter=drafter,
+        gamma=gamma,
+    )
+
+
+@pytest.mark.parametrize("n_cells", [4096, 620], ids=["room for all", "texts pause"])
+def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
+    """Texts that come and go, begin alike, and pause, are each what they are alone."""
+    rng = random.Random(n_cells)
+    common = PROMPTS["longer than a window"][:150]
+    n_paused = 0
+    with Engine(
+        target_path, head_path, n_ctx=1024, profile=False, prefix_cache=0, parallel=4, n_cells=n_cells
+    ) as engine:
+        waiting = [
+            (common[: rng.choice([0, 20, 150])] + random_end(rng), random_options(rng, seed))
+            for seed in range(16)
+        ]
+        running, n_drafted = [], 0
+        while waiting or running:
+            while waiting and len(running) < 4 and rng.random() < 0.7:
+                if n_cells == 4096 and not engine.has_room(len(waiting[0][0]), waiting[0][1].n_predict):
+                    break
+                prompt, options = waiting.pop(0)
+                running.append((prompt, options, engine.stream(prompt, options)))
+            engine.step()
+            n_paused += sum(text.is_paused for text in engine._texts.batcher.texts)
+            for one in list(running):
+                prompt, options, stream = one
+                stream.made()
+                if stream.finished:
+                    running.remove(one)
+                    n_drafted += stream.result.sources.get("model", (0, 0))[0]
+                    alone = {"params": options.params, "seed": options.seed, "n_predict": options.n_predict}
+                    assert stream.result.token_ids == plain(prompt, **alone)
+    assert n_drafted > 50
+    assert bool(n_paused) == (n_cells < 4096)
+
+
+# ---- what it reads ----
+
+
+def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
+    """Token i goes in as We e(t_i) + Wf f_(i-1): all tokens at once give what drafting gave one by one."""
+    prompt = PROMPTS["short"]
+    head = read_head(check_model_file(head_path))
+    fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    result = engine.generate(prompt, params=GREEDY, n_predict=30, drafter="model", gamma=3)
+    text = [*prompt, *result.token_ids]
+    with Session(engine.target, n_ctx=256, n_threads=1) as target:
+        target.cache.eval([target.piece(text)], with_features=True)
+        states = target.cache.features[0].copy()
+    kept = head_of(engine).features
+    known = kept.rows(kept.first, kept.end)
+    assert np.array_equal(known, states[kept.first : kept.end])
+    with (
+        Model(head_path) as model,
+        Cache(model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        Session.within(cache) as session,
+    ):
+        drafting = HeadModel(session, head, fusion, kept, n_vocab=engine.target.n_vocab)
+        n = len(text) - 1
+        rows = [drafting.run(text[:i])[0].copy() for i in range(kept.first + 2, n)]
+        session.clear()
+        inputs = fusion(text[kept.first + 1 : n], states[kept.first : n - 1])
+        piece = session.piece(text[kept.first + 1 : n], n_logits=len(inputs), inputs=inputs)
+        together = cache.eval([piece])[0]
+        assert np.allclose(np.array(rows)[:, head.token_ids], together[: len(rows)], atol=1e-4)
+        assert np.isneginf(np.delete(rows[0], head.token_ids)).all()
+
+
+def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head_path):
+    prompt = PROMPTS["short"]
+    head = read_head(check_model_file(head_path))
+    fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    features = TargetFeatures(head.n_embd)
+    with Session(engine.target, n_ctx=256, n_threads=1) as target:
+        target.cache.eval([target.piece(prompt)], with_features=True)
+        features.put(0, prompt[:-1], target.cache.features[0][:-1])
+        states = target.cache.features[0].copy()
+    with (
+        Model(head_path) as model,
+        Cache(model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        Session.within(cache) as session,
+        Session(model, n_ctx=256, n_threads=1, embeddings=lambda tokens: np.zeros((len(tokens), 256))) as _,
+    ):
+        drafting = HeadModel(session, head, fusion, features, n_vocab=engine.target.n_vocab)
+        assert drafting.follows(len(prompt))
+        assert drafting.n_unread(len(prompt)) == len(prompt) - 1, "the first token has no state before it"
+        drafting.run(prompt)
+        own = cache.features[0][-1:].copy()
+        assert not drafting.follows(len(prompt) + 2), "it has not been at the token between"
+        rows = drafting.run([*prompt, 17]).copy()
+        drafting.trim(len(prompt) + 1)
+        assert drafting.n_past == len(prompt), "all but the first token: no state of the target has come"
+        session.rewind(len(prompt) - 1)
+        by_hand = cache.eval([session.piece([17], inputs=fusion([17], own))])[0]
+        assert np.allclose(rows[0][head.token_ids], by_hand[0], atol=1e-4)
+        features.put(len(prompt) - 1, [prompt[-1]], states[-1:])
+        drafting.trim(len(prompt) + 1)
+        assert drafting.n_past == len(prompt) - 1, "what was read with its own state is read again"
+
+
+def test_states_that_are_kept():
+    features = TargetFeatures(1)
+    rng = np.random.default_rng(3)
+    text, first = [], 0
+    for _ in range(300):
+        at = max(first, len(text) - int(rng.integers(0, 4)))
+        if rng.random() < 0.02:  # a gap
+            first = at = len(text) + int(rng.integers(1, 9))
+            text += [0] * (at - len(text))
+        new = rng.integers(0, 1000, int(rng.integers(1, 64))).tolist()
+        text[at:] = new
+        features.put(at, new, np.array(new, np.float32)[:, None])
+        assert features.end == len(text)
+        assert features.first >= first
+        assert features.end - features.first >= min(KEPT, len(text) - first)
+        rows = features.rows(features.first, features.end)
+        assert rows[:, 0].tolist() == text[features.first :]
+        first = features.first
+    features.begin([*text[:-5], 1001, 1002])
+    assert features.end == len(text) - 5
+    features.begin([])
+    features.put(7, [1], np.ones((1, 1), np.float32))
+    assert (features.first, features.end) == (7, 8)
+
+
+# ---- what is refused ----
+
+
+def refusal(target, draft, kind=EdgespecError, **options):
+    with pytest.raises(kind) as caught:
+        Engine(target, draft, profile=False, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_head_for_another_target(tmp_path, target_path, head_path):
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    assert "made for another model, not for other.gguf" in refusal(other, head_path, UsageError)
+    quantize(target_path.with_name("f32.gguf"), tmp_path / "q8_0.gguf", "q8_0")
+    assert "another quantization of this model" in refusal(tmp_path / "q8_0.gguf", head_path, UsageError)
+
+
+def test_a_head_is_no_target_and_writes_no_cascade(target_path, head_path, engine):
+    assert "a draft head; it cannot be a target" in refusal(head_path, None, UsageError, drafter="none")
+    with pytest.raises(UsageError, match="a draft head, which cannot write in a cascade by itself"):
+        engine.generate([1, 2], cascade=Waking(threshold=0.5))
+
+
+def test_damaged_heads(tmp_path, target_path, head_path):
+    cut = tmp_path / "cut.gguf"
+    shutil.copy(head_path, cut)
+    with cut.open("r+b") as file:
+        file.truncate(cut.stat().st_size - 1)
+    assert "the fusion matrix after its last tensor is missing" in refusal(target_path, cut)
+    for key, value, said in (
+        ("edgespec.head.fusion_offset", None, "incomplete edgespec.head"),
+        ("edgespec.draft.token_ids", [4, 3], "its list of tokens is not ascending"),
+        ("edgespec.draft.token_ids", [4, 1 << 20], "its list of tokens is not ascending"),
+        ("edgespec.draft.token_ids", [4, 5], "its list of tokens does not fit its matrix"),
+        ("edgespec.head.fusion_type", 255, "the fusion matrix after its last tensor is missing"),
+        ("edgespec.head.fusion_type", int(gguf.GGMLQuantizationType.F32), "is missing"),
+    ):
+        path = write_random_head(tmp_path / "damaged.gguf", target_path, metadata={key: value})
+        assert said in refusal(target_path, path), key

@@ -1,0 +1,80 @@
+"""Shows how far `edgespec draft make` is: a row for each stage in a terminal, elsewhere lines."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from edgespec.cli.console import err
+
+if TYPE_CHECKING:
+    from edgespec.forge.progress import Step
+
+_LINE_EVERY = 0.1  # share of a stage between lines, if there are no rows
+
+
+class StageDisplay:
+    """A row for each stage: its name, a bar, its figures, the time left. All on stderr.
+
+    Elsewhere than in a terminal a line when a stage begins, and one for each tenth of it that has figures.
+    """
+
+    def __init__(self) -> None:
+        self._rows = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}", style="progress.remaining"),
+            TextColumn("{task.fields[detail]}"),
+            console=err,
+            refresh_per_second=2,  # drawing slows down what is being measured
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._next_line: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._rows.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if err.is_terminal:
+            self._rows.stop()
+
+    def show(self, step: Step) -> None:
+        """Show how far a stage is; the stages before it are over."""
+        if err.is_terminal:
+            self._draw(step)
+        else:
+            self._print(step)
+
+    def _draw(self, step: Step) -> None:
+        if step.stage not in self._tasks:
+            for task in self._tasks.values():
+                self._rows.update(task, completed=1.0, left="")
+            self._tasks[step.stage] = self._rows.add_task(step.stage, total=1.0, detail="", left="")
+        self._rows.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
+
+    def _print(self, step: Step) -> None:
+        if step.stage not in self._next_line:
+            err.print(step.stage, markup=False)
+            self._next_line[step.stage] = _LINE_EVERY
+        elif step.share >= self._next_line[step.stage] and step.detail:
+            left = _left(step)
+            figures = ", ".join(filter(None, (step.detail, left)))
+            err.print(f"{step.stage}: {step.share:.0%}, {figures}", markup=False)
+            while self._next_line[step.stage] <= step.share:
+                self._next_line[step.stage] += _LINE_EVERY
+
+
+def _left(step: Step) -> str:
+    if step.left_s is None or step.left_s == float("inf"):
+        return ""
+    hours, minutes = divmod(round(step.left_s / 60), 60)
+    if hours:
+        return f"{hours} h {minutes:02} min left"
+    return f"{minutes} min left" if minutes else f"{step.left_s:.0f} s left"

@@ -1,0 +1,231 @@
+"""Options of `edgespec draft make` and `draft eval`, and what users write as numbers and sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from edgespec.cli.completion import complete_model
+from edgespec.errors import UsageError
+from edgespec.models.entries import nearest
+from edgespec.models.made_drafts import Family
+
+if TYPE_CHECKING:
+    from edgespec.forge.candidates import TrainingRequest
+    from edgespec.forge.texts import DataRequest
+    from edgespec.forge.trial import JudgingSettings
+
+_DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3}
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        help="The model it drafts for: a GGUF file, a name of `edgespec models list`, or hf:...",
+        show_default="the default pair's",
+        autocompletion=complete_model,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """What is made, and when."""
+
+    target: TargetOption = None
+    name: Annotated[
+        str | None, typer.Option(help="What it is to be called.", show_default="TARGET-FAMILY-TYPE")
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
+    ] = False
+    when_idle: Annotated[
+        bool,
+        typer.Option("--when-idle", help="Work only while the machine is idle and not on its battery."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What the target writes."""
+
+    data_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
+            "counts.",
+            show_default="100k for each hour of training, at least 20k",
+            rich_help_panel=_DATA,
+        ),
+    ] = None
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Most disk space for these texts and the target's hidden states along them.",
+            rich_help_panel=_DATA,
+        ),
+    ] = "2GB"
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts, or texts, like yours, beside the built-in prompts; may be repeated.",
+            show_default=False,
+            rich_help_panel=_DATA,
+        ),
+    ] = None
+    from_history: Annotated[
+        bool,
+        typer.Option(
+            "--from-history",
+            help="Also your own earlier prompts (`edgespec cache info`). They stay on this machine.",
+            rich_help_panel=_DATA,
+        ),
+    ] = False
+
+    def request(self, training: TrainingRequest) -> DataRequest:
+        """Return what is asked of the target. Raises UsageError."""
+        from edgespec.forge.texts import DataRequest, default_tokens
+
+        tokens = self.data_tokens
+        return DataRequest(
+            tokens=default_tokens(training) if tokens is None else count(tokens, "data_tokens"),
+            budget=size(self.budget, "budget"),
+            prompts=tuple(self.prompts or ()),
+            from_history=self.from_history,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Which drafts are tried, and how long they are trained."""
+
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="head,shallow,whole",
+            help="Kinds of drafts to try, with commas: a block on the target's hidden state (head); a small "
+            "model of its family with some of its layers (shallow), or all (whole).",
+            show_default="all that are possible",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            metavar="H",
+            help="Hours of training, of all families together; 0 trains nothing: minutes, for whole alone.",
+            show_default="2",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Instead of hours: tokens of training, such as 1M.",
+            show_default=False,
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="The small model that shallow and whole are made of.",
+            show_default="the draft of the target's pair",
+            autocompletion=complete_model,
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens that the draft can say.",
+            show_default="16384, or all",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    types: Annotated[
+        str, typer.Option(help="Quantizations to try, with commas.", rich_help_panel=_TRAINING)
+    ] = "q4_0,q8_0"
+
+    def request(self, target: str) -> TrainingRequest:
+        """Return what is trained for `target`. Raises UsageError."""
+        from edgespec.forge.candidates import TrainingRequest, possible_families
+        from edgespec.models.quantizations import parse_types
+
+        if self.hours is not None and self.tokens is not None:
+            raise UsageError("--hours and --tokens contradict each other: choose one")
+        tokens = None if self.tokens is None else count(self.tokens, "tokens")
+        hours = (2.0 if self.hours is None else self.hours) if tokens is None else None
+        trains = bool(hours or tokens)
+        chosen = possible_families(target, self.source, trains=trains)
+        return TrainingRequest(
+            families=chosen if self.families is None else _families(self.families),
+            hours=hours,
+            tokens=tokens,
+            source=self.source,
+            keep=self.keep,
+            types=tuple(parse_types(self.types, "types")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How long drafts are judged."""
+
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.", rich_help_panel=_JUDGING)] = 3
+    n_predict: Annotated[
+        int,
+        typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.", rich_help_panel=_JUDGING),
+    ] = 64
+
+    def settings(self, n_questions: int, threads: int | None, kernels: str) -> JudgingSettings:
+        """Return them as the judge wants them."""
+        from edgespec.forge.trial import JudgingSettings
+
+        off = kernels == "off"
+        return JudgingSettings(self.n_predict, self.rounds, n_questions, threads, "off" if off else "auto")
+
+
+def count(text: str, field: str) -> int:
+    """Return a number as users write it, such as 1M, 200k or 5000. Raises UsageError."""
+    found = _NUMBER.fullmatch(text.strip())
+    if not found or found[3]:
+        raise UsageError("must be a number, such as 5000, 200k or 1M", field=field, value=text)
+    return int(float(found[1]) * 1000.0 ** _POWERS[found[2].lower()])
+
+
+def size(text: str, field: str) -> int:
+    """Return the bytes of a size as users write it, such as 2GB, 500M or 1.5GiB. Raises UsageError."""
+    found = _NUMBER.fullmatch(text.strip())
+    if not found:
+        raise UsageError("must be a size, such as 500MB or 2GB", field=field, value=text)
+    base = 1024.0 if found[3] and found[3][0] in "iI" else 1000.0
+    return int(float(found[1]) * base ** _POWERS[found[2].lower()])
+
+
+def _families(text: str) -> tuple[Family, ...]:
+    known = get_args(Family)
+    found: list[Family] = []
+    for name in filter(None, (part.strip().lower() for part in text.split(","))):
+        if name not in known:
+            problem = (
+                f"no family is called {name!r}{nearest(name, known) or ' (known: ' + ', '.join(known) + ')'}"
+            )
+            raise UsageError(problem, field="families")
+        if name not in found:
+            found.append(name)  # type: ignore[arg-type] # checked above
+    if not found:
+        raise UsageError(f"name at least one of {', '.join(known)}", field="families")
+    return tuple(found)

@@ -1,0 +1,115 @@
+"""What `edgespec draft make` and `draft eval` print: tables, and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from edgespec.benchmark.summary import Comparison
+from edgespec.cli.console import out, print_table
+from edgespec.cli.made_drafts import acceptance_text, described, sources_text
+from edgespec.forge.candidates import Candidate
+from edgespec.forge.evaluation import Evaluated
+from edgespec.forge.judging import Judged
+from edgespec.forge.make import LEAST_GAIN, Made
+from edgespec.models.sources import format_size
+
+
+def print_made(made: Made) -> None:
+    """Print what was judged, and what became of the best."""
+    out.print(f"for {made.target_name}, from {sources_text(made.texts)}", markup=False)
+    rows = [(one.label, judged) for one, judged in made.candidates]
+    if made.before:
+        rows.insert(0, (f"{made.before.contender.name} (there now)", made.before))
+    print_table(_table(rows))
+    verdict = f"{made.best.label} is {abs(made.gain):.1%} {'faster' if made.gain >= 0 else 'slower'}"
+    than = made.before.contender.name if made.before else "plain decoding"
+    if made.kept is None:
+        out.print(
+            f"nothing is kept: {verdict} than {than}, and less than {LEAST_GAIN:.0%} is not told from noise; "
+            "--force keeps it",
+            markup=False,
+        )
+        return
+    out.print(f"{verdict} than {than}", markup=False)
+    out.print(f"kept: {made.path}", markup=False)
+    out.print(
+        f"it drafts for {made.target_name} from now on; `edgespec draft remove {made.kept.name}` removes it",
+        markup=False,
+    )
+
+
+def made_document(made: Made) -> dict[str, Any]:
+    """Return all that came of it, raw runs too, as JSON has it."""
+    return {
+        "target": made.target_name,
+        "texts": made.texts,
+        "before": made.before and _document(made.before),
+        "candidates": [_candidate(*pair) for pair in made.candidates],
+        "best": made.best.label,
+        "gain": made.gain,
+        "kept": made.kept and described(made.kept),
+        "path": str(made.path) if made.path else None,
+    }
+
+
+def print_evaluated(found: Evaluated) -> None:
+    """Print a draft beside the target's other one."""
+    out.print(f"for {found.target_name}", markup=False)
+    rows = [(one.contender.name, one) for one in (found.draft, found.other) if one]
+    print_table(_table(rows))
+
+
+def evaluated_document(found: Evaluated) -> dict[str, Any]:
+    """Return what was measured, raw runs too, as JSON has it."""
+    return {
+        "target": found.target_name,
+        "draft": _document(found.draft),
+        "other": found.other and _document(found.other),
+    }
+
+
+def _table(rows: list[tuple[str, Judged]]) -> Table:
+    table = Table("draft", box=None, pad_edge=False)
+    for title in ("size", "c", "accepted", "greedy", "95% of it", "at 0.8", "95% of it", "rounds"):
+        table.add_column(title, justify="right")
+    for name, one in rows:
+        timing = one.timing
+        table.add_row(
+            name,
+            format_size(one.size) if one.size else "-",
+            f"{timing.cost_ratio:.2f}" if timing else "-",
+            acceptance_text(timing.acceptance) if timing else "-",
+            f"{one.gains.greedy:.2f}x",
+            _interval(one.greedy),
+            f"{one.gains.sampled:.2f}x",
+            _interval(one.sampled),
+            str(one.rounds),
+        )
+    return table
+
+
+def _interval(comparison: Comparison) -> str:
+    found = comparison.speedup
+    return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
+
+
+def _candidate(one: Candidate, judged: Judged) -> dict[str, Any]:
+    trained = one.trained and msgspec.to_builtins(one.trained)
+    return {"label": one.label, "family": one.family, "trained": trained, **_document(judged)}
+
+
+def _document(judged: Judged) -> dict[str, Any]:
+    timing = judged.timing
+    return {
+        "name": judged.contender.name,
+        "size": judged.size,
+        "cost_ratio": timing and timing.cost_ratio,
+        "acceptance": list(timing.acceptance) if timing else None,
+        "greedy": msgspec.to_builtins(judged.greedy.speedup),
+        "sampled": msgspec.to_builtins(judged.sampled.speedup),
+        "rounds": judged.rounds,
+        "runs": msgspec.to_builtins(judged.runs),
+    }

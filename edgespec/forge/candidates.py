@@ -1,0 +1,228 @@
+"""Candidates: the files of drafts that are judged, each a family in a quantization.
+
+whole, not trained   the source's weights; its output vocabulary is cut (cutting.py)
+trained              head, shallow or whole, as training left it (training/), in each quantization
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.drafting.foreign.vocabulary import compare_vocabularies
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.cutting import check_source, cut, read_vocabulary
+from edgespec.forge.dataset import Dataset
+from edgespec.forge.families import Trained, require_jax
+from edgespec.forge.progress import Step, Surroundings
+from edgespec.forge.ranking import Ids, Ranking, rank
+from edgespec.forge.training.target import Weights
+from edgespec.llama.backend import quantize
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.weights import Model
+from edgespec.models.hashes import sha256_of
+from edgespec.models.made_drafts import Family
+from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import resolve
+from edgespec.platform.files import replacing
+
+FAMILIES: tuple[Family, ...] = ("head", "shallow", "whole")
+
+TYPES = ("q4_0", "q8_0")
+"""Quantizations that are tried, all matrices alike."""
+
+KEEP = 16384
+"""Tokens that a draft can say, where the target has more."""
+
+_HEAD_BYTES = 64 << 20  # of a head's file, about: it is small beside the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """Which drafts are tried, and how long they are trained."""
+
+    families: tuple[Family, ...] = FAMILIES
+    hours: float | None = None
+    tokens: int | None = None
+    """Hours, or tokens of training, of all families together; 0: the whole model's vocabulary is cut, and
+    nothing is trained."""
+    source: str | None = None
+    """The small model that shallow and whole are made of; None: the one of the registry's pair."""
+    keep: int | None = None
+    """Tokens that a draft can say; None: KEEP, or all."""
+    types: tuple[str, ...] = TYPES
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what cannot be."""
+        for name in ("hours", "tokens"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise UsageError("must be 0 or more", field=name, value=value)
+        if (self.hours is None) == (self.tokens is None):
+            raise UsageError("say how long to train: either hours or tokens", field="hours")
+        if not self.families or not self.types:
+            raise UsageError("name at least one", field="families" if self.types else "types")
+        if not self.trains and self.families != ("whole",):
+            other = next(one for one in self.families if one != "whole")
+            problem = f"{other} has to be trained: give it hours or tokens, or choose whole alone"
+            raise UsageError(problem, field="families")
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained."""
+        return bool(self.hours or self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft that may be kept."""
+
+    label: str
+    """Such as "head-q4_0"; "cut-q4_0" for the whole model without training."""
+    family: Family
+    path: Path
+    trained: Trained | None
+    parent: str | None
+    """The draft or model whose weights it started from."""
+
+
+def possible_families(target: str, source: str | None, *, trains: bool) -> tuple[Family, ...]:
+    """Return the families that can be tried for `target`: without a small model only the head."""
+    if not trains:
+        return ("whole",)
+    return FAMILIES if source or load_registry().complete(target, None)[1] else ("head",)
+
+
+class Candidates:
+    """Makes the candidates for one target."""
+
+    def __init__(self, target: ModelFile, header: GGUFHeader, request: TrainingRequest) -> None:
+        """Check that they can be made.
+
+        Raises UsageError and EdgespecError: no source, one of another vocabulary or architecture, no JAX.
+        """
+        self._target, self._header, self._request = target, header, request
+        if request.trains:
+            require_jax()
+        self.source: ModelFile | None = None
+        headers = [header]
+        if {"whole", "shallow"} & {*request.families}:
+            self.source = self._find_source()
+            self._source_header = check_model_file(self.source.path)
+            check_source(self._source_header)
+            self._check_vocabularies(self.source)
+            headers.append(self._source_header)
+        # Models of one vocabulary may differ in their padding.
+        self._vocabulary = read_vocabulary(min(headers, key=lambda one: one.n_vocab))
+        self._cut_of(rank(self._vocabulary, ()))  # refuses a number of tokens before anything is written
+
+    def _find_source(self) -> ModelFile:
+        name = self._request.source or load_registry().complete(self._target.name, None)[1]
+        if name is None:
+            raise UsageError(
+                f"no small model is known for {self._target.name}, and whole and shallow drafts are made of "
+                "one: name it, or choose the family head",
+                field="source",
+            )
+        return model_file(name)
+
+    def _check_vocabularies(self, source: ModelFile) -> None:
+        with (
+            Model(self._target.path, vocab_only=True) as target,
+            Model(source.path, vocab_only=True) as small,
+        ):
+            match = compare_vocabularies(target, small)
+        if not match.equal:
+            problem = f"{match.reason}; choose a small model of the target's family"
+            raise UsageError(problem, field="source", value=source.name)
+
+    def expected_bytes(self) -> int:
+        """Return about how many bytes all candidates take, and a whole model beside them."""
+        n_bytes = 0
+        for family in self._request.families:
+            for type_ in self._request.types:
+                n_bytes += (
+                    expected_bytes(self._origin(), type_) if self.source and family != "head" else _HEAD_BYTES
+                )
+        return 2 * n_bytes
+
+    def make(self, dataset: Dataset, folder: Path, run: Path, around: Surroundings) -> list[Candidate]:
+        """Return the candidates, whose files are in `folder`; `run` keeps the checkpoints.
+
+        Raises EdgespecError, and KeyboardInterrupt when it is stopped: the checkpoints stay.
+        """
+        token_ids = self._token_ids(dataset, run, around)
+        found: list[Candidate] = []
+        if "whole" in self._request.families:
+            found += self._cuts(token_ids, folder, around)
+        return found
+
+    # ---- which tokens ----
+
+    def _token_ids(self, dataset: Dataset, run: Path, around: Surroundings) -> Ids:
+        """Return the tokens that the drafts of a run can say, ascending; chosen once for each run."""
+        file = run / "token_ids.npy"
+        if file.exists():
+            kept: Ids = np.load(file)
+            return kept
+        around.on_progress(Step("choosing tokens", 0.0))
+        ranking = rank(
+            self._vocabulary,
+            list(dataset.texts(held_out=False)),
+            Weights(self._header),
+            on_progress=lambda share: around.on_progress(Step("choosing tokens", share)),
+        )
+        ids = self._cut_of(ranking)
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            np.save(stream, ids)
+        return ids
+
+    def _cut_of(self, ranking: Ranking) -> Ids:
+        """Return the tokens that are kept. Raises UsageError where nothing would be cut, or too much."""
+        keep = self._request.keep
+        if keep is not None or len(ranking.order) > KEEP:
+            return ranking.cut(keep or KEEP)
+        if not self._request.trains:
+            problem = f"the model has only {len(ranking.order):,} tokens: say how many to keep"
+            raise UsageError(problem, field="keep")
+        return np.sort(ranking.order)
+
+    # ---- without training ----
+
+    def _cuts(self, token_ids: Ids, folder: Path, around: Surroundings) -> list[Candidate]:
+        assert self.source is not None  # noqa: S101 - for the type checker: whole has one
+        found = []
+        for i, type_ in enumerate(self._request.types):
+            around.on_progress(Step("cutting", i / len(self._request.types), type_))
+            path = folder / f"cut-{type_}.gguf"
+            self._cut(type_, path, token_ids)
+            found.append(Candidate(f"cut-{type_}", "whole", path, None, self.source.name))
+        return found
+
+    def _cut(self, type_: str, path: Path, token_ids: Ids) -> None:
+        """Make a candidate as `path`; its whole model, if it needs one, is removed again."""
+        assert self.source is not None  # noqa: S101
+        whole = self.source.path
+        own = quantization_in(self.source.name) or quantization_in(whole.stem)
+        if type_ != own:
+            whole = path.with_name(f"whole-{type_}.gguf")
+            quantize(self._origin(), whole, type_, pure=True)
+        try:
+            sha256 = sha256_of(self.source.path)
+            cut(check_model_file(whole), path, token_ids, source_sha256=sha256)
+        finally:
+            if whole != self.source.path:
+                whole.unlink(missing_ok=True)
+
+    def _origin(self) -> Path:
+        """Return what other quantizations are made from: what the source itself was, if that is here."""
+        assert self.source is not None  # noqa: S101
+        try:
+            made_from = self.source.made_from
+            return resolve(made_from, pull_missing=False) if made_from else self.source.path
+        except EdgespecError:
+            return self.source.path

@@ -1,0 +1,247 @@
+"""`edgespec draft make`: from what a target writes, the draft that makes it fastest on this machine.
+
+    the target writes texts      dataset.py, writing.py     cache_root()/forge/TARGET/
+    which tokens a draft keeps   ranking.py                 .../training/RUN/
+    each family is trained       candidates.py, training/   .../training/RUN/FAMILY/, checkpoints
+    and written as candidates    candidates.py              the models directory, a folder of its own
+    which are judged             judging.py                 .../judging/
+    the best one is kept         workshop.py                the models directory, with a name and a record
+
+It may be ended at any moment; the same request goes on (run_state.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from edgespec.energy import EnergyMeter
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.forge import run_state
+from edgespec.forge.candidates import Candidate, Candidates, TrainingRequest
+from edgespec.forge.dataset import READ, Dataset, Target
+from edgespec.forge.evaluation import keep_judged
+from edgespec.forge.judging import Contender, Judged, Judging
+from edgespec.forge.progress import Step, Surroundings
+from edgespec.forge.run_state import RunState
+from edgespec.forge.texts import DataRequest, questions_for, write_texts
+from edgespec.forge.trial import JudgingSettings
+from edgespec.forge.workshop import Workshop
+from edgespec.llama.embeddings import check_target
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.weights import Model
+from edgespec.models.choosing import choose_models
+from edgespec.models.footprint import USUAL_CTX, fits_in_memory
+from edgespec.models.hashes import sha256_of
+from edgespec.models.made_drafts import MadeDraft
+from edgespec.models.quantizations import model_file
+from edgespec.models.resolve import resolve
+from edgespec.pair import default_threads
+from edgespec.platform.cpu import read_cpu
+
+LEAST_GAIN = 0.02
+"""What a candidate must be better by than the draft that is there: less is not told from noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Which draft to make, and how."""
+
+    target: str
+    data: DataRequest
+    training: TrainingRequest
+    judging: JudgingSettings = field(default_factory=JudgingSettings)
+    name: str | None = None
+    """None: after the target, the family and the quantization."""
+    force: bool = False
+    """Keep it although it is not better, and in place of a draft of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a request."""
+
+    target_name: str
+    texts: dict[str, int]
+    """Source -> tokens of the texts that candidates are made from."""
+    before: Judged | None
+    """What was there: a draft, or none; None: it could not be judged."""
+    candidates: tuple[tuple[Candidate, Judged], ...]
+    best: Candidate
+    gain: float
+    """How much better that is than what was there: 0.1 is 10 %."""
+    kept: MadeDraft | None
+    """The record of the best, if it was kept."""
+    path: Path | None
+    """Its file."""
+
+
+def make(request: Request, around: Surroundings | None = None) -> Made:
+    """Make the best draft for `request.target`, which must be on this machine.
+
+    It is kept, under its name, if it is better than the draft that is there, or with `force`. Raises
+    UsageError and EdgespecError in one line; what was written and trained by then stays, and the same request
+    goes on.
+    """
+    return _Making(request, around or Surroundings()).run()
+
+
+class _Making:
+    """One request on its way."""
+
+    def __init__(self, request: Request, around: Surroundings) -> None:
+        self._request, self._around = request, around
+        self._target = model_file(request.target)
+        self._header = check_model_file(self._target.path)
+        check_target(self._header)
+        self._kernels = request.judging.kernels == "auto"
+        self._threads = request.judging.n_threads or default_threads()
+        fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
+        self._candidates = Candidates(self._target, self._header, request.training)
+        self._sha256 = sha256_of(self._target.path, self._hashing)
+        target = Target(self._sha256, self._target.name, self._header.n_embd, self._header.n_vocab)
+        self._dataset = Dataset(target, on_message=around.on_message)
+        self._workshop = Workshop(self._target.name, self._sha256)
+        if request.name:
+            self._workshop.check_name(request.name, replace=request.force)
+        self._before = self._find_before()
+        self._state = RunState("")
+
+    def _hashing(self, n_bytes: int) -> None:
+        self._around.on_progress(Step("hashing the target", n_bytes / self._header.file_bytes))
+
+    def _find_before(self) -> Contender:
+        """Return the draft that the target has now, or that it has none."""
+        name = choose_models(self._request.target, None)[1]
+        path = None if name is None else resolve(name)
+        return Contender(name or "no draft", path, was_there=True)
+
+    def run(self) -> Made:
+        with self._workshop.opened() as room, EnergyMeter.choose() as meter:
+            try:
+                return self._run(room, meter)
+            except OSError as error:
+                raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
+
+    def _run(self, room: Path, meter: EnergyMeter) -> Made:
+        around, folder = self._around, self._dataset.folder
+        self._workshop.check_space(self._candidates.expected_bytes())
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = run_state.key_of((self._request, self._sha256))
+        self._state = run_state.resumed(folder, key, around.on_message)
+        if not self._state.written:
+            with self._part(meter, written=True):
+                self._write()
+        with self._part(meter):
+            candidates = self._candidates.make(self._dataset, room, self._run_folder, around)
+        with self._part(meter):
+            judged = self._judge(candidates)
+        made = self._decided(candidates, judged)
+        self._end(made)
+        return made
+
+    @property
+    def _run_folder(self) -> Path:
+        return self._dataset.folder / "training" / f"{self._state.number}"
+
+    @contextmanager
+    def _part(self, meter: EnergyMeter, *, written: bool = False) -> Iterator[None]:
+        """Count the joules of a part of the run, stopped or not, and remember when it has ended."""
+        window = meter.begin()
+        try:
+            yield
+            self._state = replace(self._state, written=self._state.written or written)
+        finally:
+            self._state = self._state.with_joules(meter.end(window))
+            run_state.save(self._dataset.folder, self._state)
+
+    # ---- stages ----
+
+    def _write(self) -> None:
+        self._around.on_progress(Step("writing", 0.0))
+        with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
+            write_texts(model, self._dataset, self._request.data, self._threads, self._around)
+
+    def _judge(self, candidates: Sequence[Candidate]) -> dict[str, Judged]:
+        """Return what was measured, by the candidate's label; of what was there by its own name."""
+        settings, around = self._request.judging, self._around
+        around.on_progress(Step("judging", 0.0))
+        judging = Judging(
+            self._target.path,
+            questions_for(self._dataset, settings.n_questions),
+            replace(settings, n_threads=self._threads),
+            self._dataset.folder / "judging",
+            on_progress=around.on_progress,
+            on_message=around.on_message,
+        )
+        new = [Contender(one.label, one.path) for one in candidates]
+        return {one.contender.name: one for one in judging.judge([self._before, *new])}
+
+    # ---- what follows ----
+
+    def _decided(self, candidates: Sequence[Candidate], judged: dict[str, Judged]) -> Made:
+        """Keep the best candidate, if it is better than what was there and than plain decoding."""
+        before = judged.get(self._before.name)
+        found = [(one, judged[one.label]) for one in candidates if one.label in judged]
+        if not found:
+            raise EdgespecError("none of the candidates could be judged; the lines above say why")
+        best, its = max(found, key=lambda pair: pair[1].gains.mean)
+        gain = its.gains.mean / max(1.0, before.gains.mean if before else 1.0) - 1.0
+        texts = self._tokens_by_source()
+        kept = path = None
+        if gain >= LEAST_GAIN or self._request.force:
+            kept = self._record(best, its, texts)
+            path = self._workshop.keep(best.path, kept)
+        if before:
+            keep_judged(before)
+        return Made(self._target.name, texts, before, tuple(found), best, gain, kept, path)
+
+    def _tokens_by_source(self) -> dict[str, int]:
+        """Return how many tokens of each source candidates were made from."""
+        counts: Counter[str] = Counter()
+        for text in self._dataset.texts(held_out=False):
+            counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
+        return dict(counts)
+
+    def _record(self, best: Candidate, judged: Judged, texts: dict[str, int]) -> MadeDraft:
+        timing = judged.timing
+        assert timing is not None  # noqa: S101 - for the type checker: a candidate has a draft model
+        name = self._request.name
+        stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
+        return MadeDraft(
+            name=name or self._workshop.free_name(f"{stem}-{best.label}"),
+            family=best.family,
+            target_name=self._target.name,
+            target_sha256=self._sha256,
+            target_bytes=self._header.path.stat().st_size,
+            data=texts,
+            tokens_seen=best.trained.n_tokens if best.trained else 0,
+            hours=best.trained.hours if best.trained else 0.0,
+            joules=self._state.joules,
+            joules_reason=self._state.joules_reason,
+            acceptance=timing.acceptance,
+            cost_ratio=timing.cost_ratio,
+            gains=judged.gains,
+            processor=read_cpu().model,
+            made=datetime.now().astimezone().isoformat(timespec="seconds"),
+            parent=best.parent,
+            edgespec=version("edgespec"),
+        )
+
+    def _end(self, made: Made) -> None:
+        """Remember that the run has ended, and remove what only it needed."""
+        folder = self._dataset.folder
+        kept = made.kept.name if made.kept else None
+        self._state = replace(self._state, ended=True, kept=kept)
+        run_state.save(folder, self._state)
+        shutil.rmtree(folder / "judging", ignore_errors=True)
+        for run in (folder / "training").glob("*"):
+            if run != self._run_folder:
+                shutil.rmtree(run, ignore_errors=True)

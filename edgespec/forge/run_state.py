@@ -1,0 +1,72 @@
+"""What `edgespec draft make` remembers of a run, so that a stopped one goes on: FOLDER/make.json.
+
+The stages keep their own state (texts, checkpoints, judged parts); this says whose they are. A run that has
+ended is remembered too: the next one may start from its weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from edgespec.energy import Measurement
+from edgespec.platform.files import write_atomically
+from edgespec.platform.kept_file import KeptFile, parse_struct
+from edgespec.platform.messages import MessageFn
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run: under way, stopped or ended."""
+
+    key: str
+    """What was asked for, as a hash: another request does not go on with this run."""
+    number: int = 1
+    """The runs for a target are numbered from 1."""
+    written: bool = False
+    """Whether the target has written its texts."""
+    ended: bool = False
+    kept: str | None = None
+    """The draft that it made; None: none yet, or none was better."""
+    joules: float | None = 0.0
+    """So far; None: they cannot be measured."""
+    joules_reason: str = ""
+    """Why not."""
+
+    def with_joules(self, measured: Measurement) -> RunState:
+        """Return the state with what another part of the run took."""
+        if measured.joules is None or self.joules is None:
+            return replace(self, joules=None, joules_reason=self.joules_reason or measured.reason)
+        return replace(self, joules=self.joules + measured.joules)
+
+
+def key_of(request: object) -> str:
+    """Return the hash of a request, which msgspec can encode."""
+    return hashlib.sha256(msgspec.json.encode(request, enc_hook=str)).hexdigest()
+
+
+def resumed(folder: Path, key: str, on_message: MessageFn) -> RunState:
+    """Return the run that goes on in `folder`, or a new one; `on_message` is told which. Raises OSError."""
+    kept = KeptFile(
+        folder / "make.json",
+        lambda data: parse_struct(data, RunState),
+        lock=".make.lock",
+        on_message=on_message,
+    )
+    found = kept.read()
+    if found is None:
+        return RunState(key)
+    if not found.ended and found.key == key:
+        on_message("going on with the run that was stopped")
+        return found
+    if not found.ended:
+        on_message("the run that was stopped had other options: a new one begins, with the texts it wrote")
+    return RunState(key, found.number + 1)
+
+
+def save(folder: Path, state: RunState) -> None:
+    """Write the state, whole or not at all. Raises OSError."""
+    write_atomically(folder / "make.json", msgspec.json.encode(state))

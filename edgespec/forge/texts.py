@@ -1,0 +1,109 @@
+"""The first stage of `edgespec draft make`: the target writes what drafts are trained on and judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.forge.candidates import TrainingRequest
+from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
+from edgespec.forge.progress import Step, Surroundings
+from edgespec.forge.prompts import Given, Prompt, built_in
+from edgespec.forge.trial import Question
+from edgespec.forge.writing import Progress, Writing, WritingSettings
+from edgespec.llama.weights import Model
+from edgespec.suites import evenly
+
+BUDGET = 2_000_000_000
+"""Bytes of a dataset by default."""
+
+TOKENS_PER_HOUR = 100_000
+"""Tokens that are written for an hour of training: a third of an hour, where a laptop writes 80 a second."""
+
+LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
+"""Tokens that are written in any case; and where nobody asked for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRequest:
+    """What the target is to write."""
+
+    tokens: int
+    """Of answers, those of earlier runs included."""
+    n_predict: int = WritingSettings().n_predict
+    """Most tokens of an answer."""
+    budget: int = BUDGET
+    """Most bytes that the texts and their hidden states take on disk."""
+    prompts: tuple[Path, ...] = ()
+    """Files of prompts, asked before the built-in ones."""
+    from_history: bool = False
+    """Whether the prompts of the history are asked too."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what cannot be."""
+        if self.tokens < 1:
+            raise UsageError("must be 1 or more", field="data_tokens", value=self.tokens)
+        if self.budget < 1:
+            raise UsageError("must be more than nothing", field="budget", value=self.budget)
+        for path in self.prompts:
+            if not path.is_file():
+                problem = "a directory" if path.is_dir() else "no such file"
+                raise UsageError(f"{problem}; give a text, or prompts (.jsonl)", field="prompts", value=path)
+
+
+def default_tokens(training: TrainingRequest) -> int:
+    """Return how many tokens the target writes for a training, if the user does not say."""
+    if not training.trains:
+        return LEAST_TOKENS
+    wanted = training.tokens // 3 if training.tokens else round((training.hours or 0.0) * TOKENS_PER_HOUR)
+    return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
+
+
+def write_texts(
+    model: Model, dataset: Dataset, request: DataRequest, n_threads: int, around: Surroundings
+) -> None:
+    """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
+
+    Raises EdgespecError as `Writing` and `Dataset.writer`, KeyboardInterrupt when it is stopped; what was
+    written by then is kept.
+    """
+
+    def show(now: Progress) -> None:
+        left = request.tokens * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
+        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * request.tokens:,.0f} tokens"
+        around.on_progress(Step("writing", now.share, detail, left))
+        around.pause()
+
+    writing = Writing(
+        model,
+        WritingSettings(n_predict=request.n_predict),
+        n_threads=n_threads,
+        interrupt=around.signals.interrupt if around.signals else None,
+        on_message=around.on_message,
+    )
+    with writing, dataset.writer(request.budget) as writer:
+        written = writing.fill(writer, _prompts(request), until=request.tokens, on_progress=show)
+        if written.full:
+            around.on_message(writer.full())
+
+
+def _prompts(request: DataRequest) -> Iterator[Prompt | Given]:
+    """Yield what is asked: first what the user named."""
+    yield from built_in()
+
+
+def questions_for(dataset: Dataset, n: int) -> tuple[Question, ...]:
+    """Return `n` prompts that no draft was trained on: up to half of the user's own, then built-in ones."""
+    own = [text for text in dataset.texts(held_out=True) if text.source != BUILT_IN and text.n_prompt > 1]
+    found = [
+        Question(f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt])))
+        for text in evenly(own, n // 2)
+    ]
+    for prompt in built_in():
+        if len(found) >= n:
+            break
+        if is_held_out(prompt.key):
+            found.append(Question(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
+    return tuple(found)

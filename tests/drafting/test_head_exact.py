@@ -1,0 +1,164 @@
+"""A head in the real loop is exact: sequences counted over toy models, with a cut that lacks a token.
+
+Generation, TargetFeatures, HeadModel, TreeDrafter, Scheduler and the C core are the real ones.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.generate import Generation
+from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import Policy, RunModel, Scheduler
+from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.trees import TreeDrafter
+from edgespec.sampling import SamplingParams
+from toy_heads import ToyTargetSession, state_of, toy_head
+from toy_models import ToyModel, V, chi_square_p_value
+from toy_schedulers import RandomScheduler, curves
+from toy_tasks import task_of
+
+LENGTH = 5
+PROMPT = (0, 1, 2, 0, 1)
+KEPT = (0, 2)
+POLICIES = {
+    "auto": Policy(staged=False, after_store=False),
+    "chain": Policy(staged=False, after_store=False, branches=False),
+    "model": Policy(suffix=False, staged=False, after_store=False),
+    "model, gamma 3": Policy(suffix=False, staged=False, after_store=False, gamma=3),
+}
+
+
+class WithoutGuesses(RandomScheduler):
+    """Random decisions; a head has no hidden states of what the suffix store offers."""
+
+    def next(self, *args, **options):
+        choice = super().next(*args, **options)
+        return RunModel(0) if isinstance(choice, RunModel) else choice
+
+
+class Wakes(Scheduler):
+    """Reads at the first step, then and again only a part."""
+
+    def worth_reading(self, unread):
+        return 7
+
+    def may_test(self, unread):
+        return 3 if unread > 3 else 0
+
+
+def warm(temperature):
+    return SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def expected(target, params, prompt=PROMPT):
+    total = np.zeros((V,) * LENGTH)
+    for sequence in np.ndindex(total.shape):
+        total[sequence] = np.prod(
+            [target.probs((*prompt, *sequence[:i]), params)[token] for i, token in enumerate(sequence)]
+        )
+    return total
+
+
+def counts_of(clock, params, rule, n_runs, policy, *, scheduler=Scheduler, prompt=PROMPT, window=3, n_ctx=64):
+    """Count the sequences of LENGTH tokens that the loop emits after `prompt`; return also what was accepted.
+
+    One head writes all texts, as an engine has it: `window` tokens of each prompt have states.
+    """
+    target = ToyModel(1)
+    clocks = curves()
+    chosen = scheduler(Learnt(*clocks, Predictor()), policy)
+    suffix = SuffixDrafts(1024)
+    session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
+    head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001, n_ctx=n_ctx)
+    head.features.n_prompt = window
+    counts = np.zeros((V,) * LENGTH)
+    n_accepted = 0
+    for seed in range(n_runs):
+        drafter = TreeDrafter(chosen, suffix=suffix, model=head, is_eog=lambda token: False, clocks=clocks)
+        task = task_of(params, seed, rule=rule, n_predict=LENGTH)
+        run = Generation(session, drafter, prompt, task, features=head.features)
+        for _ in run.events():
+            pass
+        counts[tuple(run.tokens[len(prompt) :])] += 1
+        n_accepted += drafter.sources().get("model", (0, 0))[1]
+    return counts, n_accepted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+@pytest.mark.parametrize("rule", ["block", "chain", "match"])
+@pytest.mark.parametrize("name", [*POLICIES, "random"])
+def test_every_policy_is_exact(clock, name, rule, temperature):
+    n = 4_000
+    params = warm(temperature)
+    scheduler = WithoutGuesses if name == "random" else Scheduler
+    policy = POLICIES.get(name, POLICIES["auto"])
+    counts, n_accepted = counts_of(clock, params, rule, n, policy, scheduler=scheduler)
+    assert n_accepted > n / 20, "little was accepted: it proves little"
+    assert chi_square_p_value(counts, n * expected(ToyModel(1), params)) > 1e-4
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "random"])
+def test_at_temperature_0_the_text_is_the_targets(clock, name):
+    params = warm(0.0)
+    scheduler = WithoutGuesses if name == "random" else Scheduler
+    policy = POLICIES.get(name, POLICIES["auto"])
+    for prompt in [(0,), PROMPT, (2, 1) * 6]:
+        counts, _ = counts_of(clock, params, "match", 20, policy, scheduler=scheduler, prompt=prompt)
+        assert np.array_equal(counts, 20 * expected(ToyModel(1), params, prompt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
+    """A prompt longer than what it reads at once, in a context that is soon full."""
+    n = 4_000
+    prompt = (0, 1, 2, 0, 2, 1) * 5
+    counts, n_accepted = counts_of(
+        clock,
+        warm(1.0),
+        rule,
+        n,
+        POLICIES["auto"],
+        scheduler=Wakes,
+        prompt=prompt,
+        window=window,
+        n_ctx=16,
+    )
+    assert n_accepted > n / 100
+    assert chi_square_p_value(counts, n * expected(ToyModel(1), warm(1.0), prompt)) > 1e-4
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "random"])
+def test_what_was_accepted_is_read_with_the_targets_states(clock, name):
+    """Before each draft the head has read the emitted tokens, each after the target's state before it."""
+    clocks = curves()
+    scheduler = WithoutGuesses if name == "random" else Scheduler
+    chosen = scheduler(Learnt(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
+    head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
+    head.features.n_prompt = 4
+    session = ToyTargetSession(cache(ToyModel(1).logits), V, clock=clock, cost=lambda n: 0.05)
+    n_checked = 0
+
+    class Checked(TreeDrafter):
+        def accept(self, tokens, outcome):
+            nonlocal n_checked
+            super().accept(tokens, outcome)
+            first = head.features.first + 1
+            for i, (token, state) in enumerate(head._session.inputs[: head.n_past], first):
+                assert (token, state) == (tokens[i], state_of(tokens[:i]))
+                n_checked += 1
+
+    for seed in range(20):
+        drafter = Checked(
+            chosen, suffix=SuffixDrafts(64), model=head, is_eog=lambda token: False, clocks=clocks
+        )
+        task = task_of(warm(1.0), seed, n_predict=30)
+        list(Generation(session, drafter, PROMPT, task, features=head.features).events())
+    assert n_checked > 1000

@@ -1,0 +1,336 @@
+"""Making drafts from what a tiny target writes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.candidates import TrainingRequest
+from edgespec.forge.dataset import forge_root
+from edgespec.forge.make import LEAST_GAIN, Request, make
+from edgespec.forge.progress import Surroundings
+from edgespec.forge.texts import DataRequest, default_tokens
+from edgespec.forge.trial import JudgingSettings, Trial
+from edgespec.forge.workshop import remove_data, remove_draft
+from edgespec.llama.embeddings import read_cut
+from edgespec.llama.gguf_header import read_header
+from edgespec.models.choosing import choose_models
+from edgespec.models.made_drafts import read_record, record_file
+from edgespec.models.pull import hash_file
+from edgespec.models.registry import load_registry, user_models_file
+from tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """A registry, a store and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
+
+
+@pytest.fixture
+def request_(tiny_path, source):
+    """The least that can be asked for."""
+    return Request(
+        target=str(tiny_path),
+        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
+        training=TrainingRequest(
+            families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
+        ),
+        judging=JudgingSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
+    )
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Runs of trials are made up: by the draft's file, how much faster than plain decoding it is."""
+    gains = {}
+
+    def runs(self):
+        name = self.draft.rpartition("/")[2] if self.draft else "none"
+        gain = next((gain for part, gain in gains.items() if part in name), 1.0)
+
+        def run(way, round_, seconds):
+            return Run(
+                "p", "c", way, round_, 5, 10, seconds, 0.1, 0.1,
+                draft_s=0.2, verify_s=1.0, n_emitted=10, histogram=((4, 2, 5),),
+            )  # fmt: skip
+
+        if self.round is None:
+            yield from (run(PLAIN, 0, 1.0), run("model", 0, 1.0))
+            return
+        for round_ in (self.round, self.round + self.settings.rounds):
+            yield from (run(PLAIN, round_, 1.0), run("auto", round_, 1.0 / gain))
+
+    monkeypatch.setattr(Trial, "runs", runs)
+    return gains
+
+
+def left(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
+    seen, said = [], []
+    around = Surroundings(on_progress=seen.append, on_message=said.append)
+    made = make(replace(request_, force=True), around)
+    assert list(dict.fromkeys(step.stage for step in seen)) == [
+        "hashing the target",
+        "writing",
+        "choosing tokens",
+        "cutting",
+        "judging",
+    ]
+    assert said == []
+    ((candidate, judged),) = made.candidates
+    assert candidate.label == "cut-q8_0"
+    assert made.gain == pytest.approx(judged.gains.mean / max(1, made.before.gains.mean) - 1)
+    assert made.before.contender.path is None, "the target had no draft"
+
+    record = made.kept
+    assert record.name == "target-cut-q8_0"
+    assert made.path == tmp_path / "models" / "target-cut-q8_0.gguf"
+    assert read_record(made.path) == record
+    assert (record.family, record.target_name, record.target_sha256) == (
+        "whole",
+        "target",
+        hash_file(tiny_path),
+    )
+    assert record.parent == "small-f32"
+    assert record.data.keys() == {"prompt:built-in"}
+    assert record.data["prompt:built-in"] >= 300
+    assert (record.tokens_seen, record.hours) == (0, 0.0)
+    assert len(record.acceptance) == 4
+    assert (record.joules is None) == bool(record.joules_reason)
+    assert record.gains == judged.gains
+    cut = read_cut(read_header(made.path))
+    assert (len(cut.token_ids), cut.source_sha256) == (272, hash_file(source))
+
+    entry = load_registry().get(record.name)
+    assert (entry.path, entry.size, entry.sha256) == (
+        made.path,
+        made.path.stat().st_size,
+        hash_file(made.path),
+    )
+    assert choose_models(str(tiny_path), None) == (str(tiny_path), record.name)
+    assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == [
+        "target-cut-q8_0.draft.json",
+        "target-cut-q8_0.gguf",
+    ]
+    folder = forge_root() / record.target_sha256[:16]
+    assert not (folder / "judging").exists()
+    assert "make.json" in left(folder)
+
+
+@pytest.mark.parametrize(
+    ("gain", "is_kept"), [(1.0 + LEAST_GAIN + 0.01, True), (1.0 + LEAST_GAIN - 0.01, False), (0.5, False)]
+)
+def test_only_what_is_faster_is_kept(request_, speeds, gain, is_kept, tmp_path):
+    speeds["cut-q8_0"] = gain
+    made = make(request_)
+    assert made.gain == pytest.approx(gain - 1)
+    assert (made.kept is not None) == is_kept
+    assert user_models_file().exists() == is_kept
+    assert any(name.endswith(".gguf") for name in left(tmp_path / "models")) == is_kept
+
+
+def test_it_has_to_beat_the_draft_that_is_there(request_, speeds, tiny_path):
+    speeds["cut-q8_0"] = 1.5
+    first = make(request_)
+    assert first.kept
+    speeds["cut-q8_0"] = 1.39
+    request = replace(request_, training=replace(request_.training, types=("f16",)))
+    speeds["cut-f16"] = 1.4
+    second = make(request)
+    assert second.before.contender.name == first.kept.name
+    assert second.kept is None
+    assert read_record(first.path).gains.mean == pytest.approx(1.39), "its record says what was measured last"
+    speeds["cut-f16"] = 1.45
+    third = make(request)
+    assert third.kept.name == "target-cut-f16"
+    assert choose_models(str(tiny_path), None)[1] == "target-cut-f16"
+
+
+def test_plain_decoding_has_to_be_beaten_too(request_, speeds):
+    speeds.update({"none": 0.5, "cut-q8_0": 0.9})
+    made = make(request_)
+    assert made.before.gains.mean == pytest.approx(0.5)
+    assert made.gain == pytest.approx(-0.1)
+    assert made.kept is None
+
+
+def test_what_was_stopped_goes_on(request_, tmp_path):
+    """Ctrl-C while it is judged: nothing is written again, and what was judged is not judged again."""
+
+    def stop(step):
+        if step.stage == "judging" and "round 1 of cut" in step.detail:
+            raise KeyboardInterrupt
+
+    request = replace(request_, force=True)
+    with pytest.raises(KeyboardInterrupt):
+        make(request, Surroundings(on_progress=stop))
+    assert not user_models_file().exists()
+    assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
+    seen, said = [], []
+    made = make(request, Surroundings(on_progress=seen.append, on_message=said.append))
+    assert said == ["going on with the run that was stopped"]
+    assert {step.stage for step in seen} == {"cutting", "judging"}
+    assert {step.detail for step in seen if step.stage == "judging" and step.detail} == {
+        "round 1 of cut-q8_0"
+    }, "the cut is the same file, and was timed; what was there was judged"
+    assert made.kept
+    make(request, Surroundings(on_message=said.append))
+    assert len(said) == 1, "a run that has ended does not go on"
+
+
+def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
+    def stop(step):
+        if step.stage == "judging":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(request_, Surroundings(on_progress=stop))
+    said, seen = [], []
+    request = replace(request_, training=replace(request_.training, types=("f16",)), force=True)
+    made = make(request, Surroundings(on_message=said.append, on_progress=seen.append))
+    assert said[0] == "the run that was stopped had other options: a new one begins, with the texts it wrote"
+    assert not any("tokens/s" in step.detail for step in seen), "the texts are there"
+    assert made.kept
+    folder = forge_root() / made.kept.target_sha256[:16]
+    assert [path.name for path in (folder / "training").iterdir()] == ["2"]
+
+
+def test_names(request_, speeds, tmp_path, tiny_path):
+    speeds["cut-q8_0"] = 1.5
+    request = replace(request_, name="mine", force=True)
+    first = make(request)
+    assert (first.kept.name, first.path) == ("mine", tmp_path / "models" / "mine.gguf")
+    with pytest.raises(UsageError, match="name mine: a draft of that name exists already"):
+        make(replace(request, force=False))
+    again = make(request)
+    assert again.kept.name == "mine"
+    assert user_models_file().read_text().count("[models.") == 1
+    for name, problem in (
+        ("qwen2.5-coder-0.5b-q4_0", "a model of that name exists already"),
+        ("../mine", "not a usable name"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            make(replace(request, name=name))
+
+
+def test_removing(request_, speeds, tiny_path, tmp_path):
+    speeds["cut-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    record, gone = remove_draft("mine")
+    assert record == made.kept
+    assert gone == [made.path, record_file(made.path)]
+    assert not any(path.exists() for path in gone)
+    assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
+    folder = forge_root() / record.target_sha256[:16]
+    n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert remove_data(record) == (folder, n_bytes)
+    assert not folder.exists()
+    assert remove_data(record) == (None, 0)
+    with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
+        remove_draft("mine")
+
+
+def test_a_damaged_record_can_be_removed(request_, speeds):
+    speeds["cut-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    record_file(made.path).write_text("{")
+    record, gone = remove_draft("mine")
+    assert record is None
+    assert len(gone) == 2
+
+
+def test_what_cannot_be_made(request_, source, tmp_path, monkeypatch):
+    stranger = write_tiny_gguf(tmp_path / "stranger.gguf", texts={5: "strange"})
+    other = write_tiny_gguf(tmp_path / "other.gguf", architecture="granite")
+    (tmp_path / "text.gguf").write_text("some text")
+
+    def training(**changes):
+        return {"training": replace(request_.training, **changes)}
+
+    for changed, problem in (
+        (
+            training(source=str(stranger)),
+            "source stranger: .*first difference at id 5.*; choose a small model of",
+        ),
+        (training(source=str(other)), "a granite model; the vocabulary can be cut of"),
+        (training(source=str(tmp_path / "none.gguf")), "no such file"),
+        (training(source=None), "source: no small model is known for target"),
+        (training(keep=100), "keep 100: at least 260 tokens stay"),
+        (training(keep=None), "only 284 tokens: say how many to keep"),
+        ({"target": "no-such-model"}, "no model is called"),
+        ({"target": str(tmp_path / "text.gguf")}, "not a GGUF model but a text file"),
+    ):
+        with pytest.raises(EdgespecError, match=problem):
+            make(replace(request_, **changed))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 20))
+    with pytest.raises(EdgespecError, match="no disk space for"):
+        make(request_)
+    assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
+
+
+def test_a_cut_draft_is_no_target(request_, speeds):
+    speeds["cut-q8_0"] = 1.5
+    make(replace(request_, name="mine"))
+    with pytest.raises(UsageError, match="it cannot be a target"):
+        make(replace(request_, target="mine"))
+
+
+def test_one_process_at_a_time(request_):
+    def again(step):
+        if step.stage == "writing":
+            make(request_)
+
+    with pytest.raises(EdgespecError, match="another process makes drafts for target"):
+        make(request_, Surroundings(on_progress=again))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hours": -1.0}, "hours -1.0: must be 0 or more"),
+        ({"hours": float("nan")}, "hours nan: must be 0 or more"),
+        ({"hours": 1.0, "tokens": 5}, "either hours or tokens"),
+        ({"hours": None}, "either hours or tokens"),
+        ({"families": ("head", "whole")}, "head has to be trained"),
+        ({"families": ()}, "name at least one"),
+        ({"types": ()}, "name at least one"),
+    ],
+)
+def test_trainings_that_cannot_be(changes, problem):
+    with pytest.raises(UsageError, match=problem):
+        TrainingRequest(**{"families": ("whole",), "hours": 0.0, **changes})
+
+
+def test_data_that_cannot_be(tmp_path):
+    for changes, problem in (
+        ({"tokens": 0}, "data_tokens 0: must be 1 or more"),
+        ({"budget": 0}, "budget 0: must be more"),
+        ({"prompts": (tmp_path,)}, "a directory"),
+        ({"prompts": (tmp_path / "none.txt",)}, "no such file"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            DataRequest(**{"tokens": 5, **changes})
+
+
+def test_how_much_is_written_for_a_training():
+    assert default_tokens(TrainingRequest(families=("whole",), hours=0.0)) == 20_000
+    assert default_tokens(TrainingRequest(hours=2.0)) == 200_000
+    assert default_tokens(TrainingRequest(hours=0.01)) == 20_000
+    assert default_tokens(TrainingRequest(hours=100.0)) == 1_000_000
+    assert default_tokens(TrainingRequest(tokens=900_000)) == 300_000

@@ -1,0 +1,114 @@
+"""A toy target with hidden states and a toy head that reads them: functions, as in toy_sessions.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding.features import TargetFeatures
+from edgespec.drafting.head import HeadModel
+from toy_sessions import ToySession
+
+_STATES = 1 << 12  # different hidden states
+
+
+def state_of(prefix: Sequence[int]) -> float:
+    """The target's hidden state after `prefix`, one number."""
+    return float(hash(tuple(prefix)) % _STATES)
+
+
+class _Piece(NamedTuple):
+    session: ToySession
+    tokens: Sequence[int]
+    n_logits: int
+    parents: Sequence[int] | None
+    inputs: np.ndarray | None
+
+
+class _ToyCache:
+    """Evaluates the pieces of toy sessions, one after the other."""
+
+    def __init__(self) -> None:
+        self.features: list[np.ndarray] = []
+
+    def eval(self, pieces: Sequence[_Piece], *, with_features: bool = False) -> list[np.ndarray]:
+        rows = []
+        self.features = []
+        for session, tokens, n_logits, parents, inputs in pieces:
+            if with_features:
+                assert len(tokens) <= session.n_logits_max
+                self.features.append(session.states(tokens, parents, inputs))
+            rows.append(session.evaluated(tokens, n_logits, parents, inputs))
+        return rows
+
+
+class ToyTargetSession(ToySession):
+    """Its hidden states are known too."""
+
+    n_logits_max = 40
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.cache = _ToyCache()
+
+    def piece(self, tokens, *, n_logits=1, parents=None, inputs=None):
+        return _Piece(self, tokens, n_logits, parents, inputs)
+
+    def evaluated(self, tokens, n_logits, parents, _inputs):
+        return self.eval(tokens, n_logits=n_logits, parents=parents)
+
+    def states(self, tokens, parents, _inputs):
+        n_before = len(tokens) - len(parents or ())
+        texts = [(*self.tokens, *tokens[: i + 1]) for i in range(n_before)]
+        for token, parent in zip(tokens[n_before:], parents or (), strict=True):
+            texts.append((*texts[n_before + parent], token))
+        return np.array([[state_of(text)] for text in texts], np.float32)
+
+
+class ToyHeadSession(ToySession):
+    """A head whose logits, over the kept tokens, and hidden states follow from the last token and state."""
+
+    n_logits_max = 8
+
+    def __init__(self, n_kept: int, **options) -> None:
+        super().__init__(lambda prefix: np.zeros(n_kept), n_kept, **options)
+        self.cache = _ToyCache()
+        self.inputs: list[tuple[int, float]] = []
+        """(token, state) of all that was read: what follows the first `n_past` was taken back."""
+
+    piece = ToyTargetSession.piece
+
+    @property
+    def timeline(self) -> list[int]:
+        return list(self.tokens)
+
+    def eval(self, tokens, **_options):
+        raise AssertionError("a head takes inputs")
+
+    def states(self, tokens, _parents, inputs):
+        return np.array([[float(hash((int(t), float(f), 1)) % _STATES)] for t, f in inputs], np.float32)
+
+    def evaluated(self, tokens, n_logits, _parents, inputs):
+        assert [int(t) for t, _ in inputs] == list(tokens)
+        self.passes.append(len(tokens))
+        if self._clock:
+            self._clock.now += self._cost(len(tokens))
+        self.inputs[len(self.tokens) :] = [(int(t), float(f)) for t, f in inputs]
+        self.tokens += tokens
+        seeds = [[int(t), int(f)] for t, f in inputs[len(inputs) - n_logits :]]
+        rows = [np.random.default_rng(seed).normal(0, 1.5, self.model.n_vocab) for seed in seeds]
+        return np.array(rows, np.float32).reshape(n_logits, self.model.n_vocab)
+
+
+def toy_head(n_vocab: int, token_ids: Sequence[int], **options) -> HeadModel:
+    """A head that predicts `token_ids` of `n_vocab` tokens; `options` are those of its session."""
+
+    def fusion(tokens, states):
+        return np.column_stack([tokens, states])
+
+    head = SimpleNamespace(n_vocab=n_vocab, n_embd=1, token_ids=np.asarray(token_ids))
+    session = ToyHeadSession(len(token_ids), **options)
+    return HeadModel(session, head, fusion, TargetFeatures(1), n_vocab=n_vocab)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
+from edgespec.forge.own_texts import asked_of
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.trial import Question
@@ -69,8 +70,8 @@ def write_texts(
 ) -> None:
     """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
 
-    Raises EdgespecError as `Writing` and `Dataset.writer`, KeyboardInterrupt when it is stopped; what was
-    written by then is kept.
+    Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped;
+    what was written by then is kept.
     """
 
     def show(now: Progress) -> None:
@@ -79,6 +80,7 @@ def write_texts(
         around.on_progress(Step("writing", now.share, detail, left))
         around.pause()
 
+    prompts = _prompts(model, request)
     writing = Writing(
         model,
         WritingSettings(n_predict=request.n_predict),
@@ -87,15 +89,15 @@ def write_texts(
         on_message=around.on_message,
     )
     with writing, dataset.writer(request.budget) as writer:
-        written = writing.fill(writer, _prompts(request), until=request.tokens, on_progress=show)
+        written = writing.fill(writer, prompts, until=request.tokens, on_progress=show)
         if written.full:
             around.on_message(writer.full())
 
 
-def _prompts(request: DataRequest) -> Iterator[Prompt | Given]:
-    """Yield what is asked: some held-out prompts, so that each dataset has some, then all."""
-    yield from islice(_held_out(), _N_HELD_OUT)
-    yield from built_in()
+def _prompts(model: Model, request: DataRequest) -> Iterator[Prompt | Given]:
+    """Return what is asked: some held-out prompts, so that each dataset has some, then all."""
+    own = asked_of(model, request.prompts, from_history=request.from_history)
+    return chain(islice(_held_out(), _N_HELD_OUT), own)
 
 
 def _held_out() -> Iterator[Prompt]:

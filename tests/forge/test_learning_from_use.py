@@ -9,17 +9,13 @@ import pytest
 
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
-from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, forge_root
 from edgespec.forge.kept_data import delete_own, find_kept
-from edgespec.forge.make import Request, make
+from edgespec.forge.make import make
 from edgespec.forge.progress import Surroundings
 from edgespec.forge.run_state import RunState
-from edgespec.forge.texts import DataRequest
-from edgespec.forge.trial import JudgingSettings
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.models.pull import hash_file
-from tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -28,21 +24,6 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
-
-
-@pytest.fixture
-def request_(tiny_path, tmp_path):
-    """The least that can be asked for: a cut without training."""
-    source = write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
-    return Request(
-        target=str(tiny_path),
-        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
-        training=TrainingRequest(
-            families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
-        ),
-        judging=JudgingSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
-        force=True,
-    )
 
 
 def fill_history(target, n):
@@ -77,7 +58,8 @@ def test_a_history_that_is_too_small(request_, tiny_target):
     assert "\n" not in str(raised.value)
 
 
-def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, tiny_path, tiny_target):
+def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, speeds, tiny_path, tiny_target):
+    request_ = replace(request_, force=True)
     first = make(request_).kept
     assert not first.uses_own_texts
     before = sources(tiny_path, tiny_target)

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.errors import UsageError
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
-from edgespec.forge.own_texts import asked_of
+from edgespec.forge.own_texts import asked_of, check_file
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.trial import Question
@@ -35,7 +35,7 @@ class DataRequest:
     """What the target is to write."""
 
     tokens: int
-    """Of answers, those of earlier runs included."""
+    """That the target is to have written, those of earlier runs included; of the user's own: to write now."""
     n_predict: int = WritingSettings().n_predict
     """Most tokens of an answer."""
     budget: int = BUDGET
@@ -52,9 +52,12 @@ class DataRequest:
         if self.budget < 1:
             raise UsageError("must be more than nothing", field="budget", value=self.budget)
         for path in self.prompts:
-            if not path.is_file():
-                problem = "a directory" if path.is_dir() else "no such file"
-                raise UsageError(f"{problem}; give a text, or prompts (.jsonl)", field="prompts", value=path)
+            check_file(path)
+
+    def until(self, dataset: Dataset) -> int:
+        """Return how many tokens the dataset is to have, at the beginning of a run."""
+        own = bool(self.prompts) or self.from_history
+        return self.tokens + (dataset.size().n_answer_tokens if own else 0)
 
 
 def default_tokens(training: TrainingRequest) -> int:
@@ -66,17 +69,17 @@ def default_tokens(training: TrainingRequest) -> int:
 
 
 def write_texts(
-    model: Model, dataset: Dataset, request: DataRequest, n_threads: int, around: Surroundings
+    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, around: Surroundings
 ) -> None:
-    """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
+    """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
     Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped;
     what was written by then is kept.
     """
 
     def show(now: Progress) -> None:
-        left = request.tokens * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
-        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * request.tokens:,.0f} tokens"
+        left = until * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
+        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
         around.on_progress(Step("writing", now.share, detail, left))
         around.pause()
 
@@ -89,7 +92,7 @@ def write_texts(
         on_message=around.on_message,
     )
     with writing, dataset.writer(request.budget) as writer:
-        written = writing.fill(writer, prompts, until=request.tokens, on_progress=show)
+        written = writing.fill(writer, prompts, until=until, on_progress=show)
         if written.full:
             around.on_message(writer.full())
 

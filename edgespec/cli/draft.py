@@ -73,7 +73,11 @@ def make_command(
         around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
         if making.when_idle:
             around = replace(around, pause=IdleWatch(on_message=message).pause)
-        made = make(request, around)
+        try:
+            made = make(request, around)
+        except KeyboardInterrupt:
+            message("what was written and trained is kept; the same command goes on")
+            raise
     if json:
         out.print_json(data=made_document(made))
     else:

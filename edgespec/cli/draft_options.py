@@ -61,7 +61,7 @@ class Data:
         typer.Option(
             metavar="N",
             help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
-            "counts.",
+            "counts, but not with --prompts and --from-history.",
             show_default="100k for each hour of training, at least 20k",
             rich_help_panel=_DATA,
         ),

@@ -139,6 +139,8 @@ class _Making:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = run_state.key_of((self._request, self._sha256))
         self._state = run_state.resumed(folder, key, around.on_message)
+        if not self._state.until:
+            self._state = replace(self._state, until=self._request.data.until(self._dataset))
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
@@ -172,7 +174,9 @@ class _Making:
     def _write(self) -> None:
         self._around.on_progress(Step("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
-            write_texts(model, self._dataset, self._request.data, self._threads, self._around)
+            write_texts(
+                model, self._dataset, self._request.data, self._state.until, self._threads, self._around
+            )
 
     def _judge(self, candidates: Sequence[Candidate]) -> dict[str, Judged]:
         """Return what was measured, by the candidate's label; of what was there by its own name."""

@@ -19,7 +19,7 @@ import numpy as np
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ
-from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.writing import LONGEST_PROMPT
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
@@ -37,13 +37,14 @@ LEAST = 2_000
 _SUITES = (".jsonl", ".jsonl.gz")
 
 
-def own_texts(
-    model: Model, files: Sequence[Path] = (), *, from_history: bool = False
+def asked_of(
+    model: Model, files: Sequence[Path] = (), *, from_history: bool = False, seed: int = 0
 ) -> Iterator[Prompt | Given]:
-    """Return what `model` is asked, and what it reads, of the user's own, in turns.
+    """Return what `model` is asked, and what it reads: the user's own and built-in prompts in turns.
 
-    Raises UsageError for a file that is none, and EdgespecError for a history that is too small; while it is
-    read, UsageError for a file that is no text.
+    Once the user's own have come to their end, the rest is built-in. Raises UsageError for a file that is
+    none, and EdgespecError for a history that is too small; while it is read, UsageError for a file that is
+    no text.
     """
     for path in files:
         check_file(path)
@@ -53,7 +54,7 @@ def own_texts(
     if history:
         prompts.append(history.prompts())
         texts.append(history.texts())
-    return in_turns(in_turns(*prompts), in_turns(*texts))
+    return in_turns(in_turns(*prompts), in_turns(*texts), built_in(seed))
 
 
 def in_turns(*sources: Iterable[Prompt | Given]) -> Iterator[Prompt | Given]:

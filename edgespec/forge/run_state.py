@@ -27,6 +27,8 @@ class RunState:
     """What was asked for, as a hash: another request does not go on with this run."""
     number: int = 1
     """The runs for a target are numbered from 1."""
+    until: int = 0
+    """Tokens that the dataset is to have; 0: not decided yet."""
     written: bool = False
     """Whether the target has written its texts."""
     ended: bool = False

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
-from edgespec.forge.own_texts import check_file, own_texts
+from edgespec.forge.own_texts import asked_of, check_file
 from edgespec.forge.progress import Step, Surroundings
-from edgespec.forge.prompts import Prompt, built_in
+from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.trial import Question
 from edgespec.forge.writing import Progress, Writing, WritingSettings
 from edgespec.llama.weights import Model
@@ -23,9 +23,6 @@ BUDGET = 2_000_000_000
 
 TOKENS_PER_HOUR = 100_000
 """Tokens that are written for an hour of training: a third of an hour, where a laptop writes 80 a second."""
-
-OWN_SHARE = 0.5
-"""Of the tokens that are asked for, those that a run adds of the user's own texts at the most."""
 
 _N_HELD_OUT = 4  # texts to judge by while a draft is trained, however few are written
 
@@ -38,15 +35,15 @@ class DataRequest:
     """What the target is to write."""
 
     tokens: int
-    """Of answers, those of earlier runs included."""
+    """That the target is to have written, those of earlier runs included; of the user's own: to write now."""
     n_predict: int = WritingSettings().n_predict
     """Most tokens of an answer."""
     budget: int = BUDGET
     """Most bytes that the texts and their hidden states take on disk."""
     prompts: tuple[Path, ...] = ()
-    """Files of the user's own texts and prompts, which come before the built-in ones."""
+    """Files of prompts, asked before the built-in ones."""
     from_history: bool = False
-    """Whether the texts of the history come too."""
+    """Whether the prompts of the history are asked too."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for what cannot be."""
@@ -56,6 +53,11 @@ class DataRequest:
             raise UsageError("must be more than nothing", field="budget", value=self.budget)
         for path in self.prompts:
             check_file(path)
+
+    def until(self, dataset: Dataset) -> int:
+        """Return how many tokens the dataset is to have, at the beginning of a run."""
+        own = bool(self.prompts) or self.from_history
+        return self.tokens + (dataset.size().n_answer_tokens if own else 0)
 
 
 def default_tokens(training: TrainingRequest) -> int:
@@ -67,14 +69,21 @@ def default_tokens(training: TrainingRequest) -> int:
 
 
 def write_texts(
-    model: Model, dataset: Dataset, request: DataRequest, n_threads: int, around: Surroundings
+    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, around: Surroundings
 ) -> None:
-    """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
+    """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
-    Raises EdgespecError as `Writing`, `Dataset.writer` and `own_texts`, KeyboardInterrupt when it is stopped;
+    Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped;
     what was written by then is kept.
     """
-    own = own_texts(model, request.prompts, from_history=request.from_history)
+
+    def show(now: Progress) -> None:
+        left = until * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
+        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
+        around.on_progress(Step("writing", now.share, detail, left))
+        around.pause()
+
+    prompts = _prompts(model, request)
     writing = Writing(
         model,
         WritingSettings(n_predict=request.n_predict),
@@ -83,33 +92,15 @@ def write_texts(
         on_message=around.on_message,
     )
     with writing, dataset.writer(request.budget) as writer:
-        # The user's own beyond what is there: a second draft learns from what came since the first.
-        until = dataset.size().n_answer_tokens + round(OWN_SHARE * request.tokens)
-        written = writing.fill(writer, own, until=until, on_progress=_shown("your own texts", until, around))
-        if not written.full:
-            until = request.tokens
-            shown = _shown("writing", until, around)
-            written = writing.fill(writer, _prompts(), until=until, on_progress=shown)
+        written = writing.fill(writer, prompts, until=until, on_progress=show)
         if written.full:
             around.on_message(writer.full())
 
 
-def _shown(stage: str, until: int, around: Surroundings) -> Callable[[Progress], None]:
-    """Return what shows how far the writing is, and waits where the work is to wait."""
-
-    def show(now: Progress) -> None:
-        left = until * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
-        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
-        around.on_progress(Step(stage, now.share, detail, left))
-        around.pause()
-
-    return show
-
-
-def _prompts() -> Iterator[Prompt]:
-    """Yield the built-in prompts: first some that are held out, so that each dataset has some, then all."""
-    yield from islice(_held_out(), _N_HELD_OUT)
-    yield from built_in()
+def _prompts(model: Model, request: DataRequest) -> Iterator[Prompt | Given]:
+    """Return what is asked: some held-out prompts, so that each dataset has some, then all."""
+    own = asked_of(model, request.prompts, from_history=request.from_history)
+    return chain(islice(_held_out(), _N_HELD_OUT), own)
 
 
 def _held_out() -> Iterator[Prompt]:

@@ -12,7 +12,6 @@ from edgespec.errors import EdgespecError
 from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, forge_root
 from edgespec.forge.kept_data import delete_own, find_kept
 from edgespec.forge.make import make
-from edgespec.forge.progress import Surroundings
 from edgespec.forge.run_state import RunState
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.models.pull import hash_file
@@ -65,22 +64,18 @@ def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, speed
     before = sources(tiny_path, tiny_target)
 
     fill_history(tiny_target, 100)
-    seen = []
     request = replace(request_, data=replace(request_.data, from_history=True))
-    second = make(request, Surroundings(on_progress=seen.append)).kept
+    second = make(request).kept
     after = sources(tiny_path, tiny_target)
-    assert after[BUILT_IN] == before[BUILT_IN] >= 300, "as many as were asked for were there"
-    assert after[FROM_HISTORY] > 0
-    assert after[READ] > 0
-    assert 150 <= after[FROM_HISTORY] + after[READ] < 2_000, "half as many as are asked for, not all there is"
-    assert "your own texts" in {step.stage for step in seen}
-    assert second.uses_own_texts
+    assert min(after[FROM_HISTORY], after[READ]) > 0, "though as many as were asked for were there"
+    assert 300 <= sum(after.values()) - sum(before.values()) < 3_000, "and not all there is"
     assert {FROM_HISTORY, READ} < set(second.data)
+    assert second.uses_own_texts
 
     (kept,) = find_kept()
     assert delete_own(kept) == kept.n_own > 0
+    assert sources(tiny_path, tiny_target) == {**after, FROM_HISTORY: 0, READ: 0}
     third = make(request_).kept
-    assert sources(tiny_path, tiny_target) == before
     assert third.uses_own_texts, "it may start from weights that know of these texts"
 
     shutil.rmtree(forge_root())

@@ -10,15 +10,15 @@ import pytest
 
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ, is_held_out
+from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, is_held_out
 from edgespec.forge.own_texts import (
     CONTEXT,
     PASSAGE,
     HistoryTexts,
+    asked_of,
     file_prompts,
     file_texts,
     in_turns,
-    own_texts,
 )
 from edgespec.forge.prompts import Given, Prompt
 from edgespec.llama.fingerprints import tokenizer_fingerprint
@@ -129,17 +129,16 @@ def test_what_is_no_text_is_one_line(tmp_path: Path, tiny_target: Model) -> None
             next(file_prompts(path, tiny_target))
 
 
-def test_what_is_asked_and_read_comes_in_turns(tmp_path: Path, tiny_target: Model) -> None:
+def test_what_is_asked_is_the_users_own_and_built_in_in_turns(tmp_path: Path, tiny_target: Model) -> None:
     path = tmp_path / "book.txt"
     path.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(60)))
-    found = [one.source for one in own_texts(tiny_target, [path])]
-    assert len(found) > 4
-    assert found == [FROM_FILE, READ] * (len(found) // 2)
-    assert list(own_texts(tiny_target)) == []
+    found = list(islice(asked_of(tiny_target, [path]), 20))
+    assert [one.source for one in found[:6]] == [FROM_FILE, READ, BUILT_IN] * 2
+    assert [one.source for one in found[-8:]] == [BUILT_IN] * 8
     with pytest.raises(UsageError, match="no such file"):
-        own_texts(tiny_target, [path, tmp_path / "none"])
+        asked_of(tiny_target, [path, tmp_path / "none"])
     with pytest.raises(EdgespecError, match="the history has 0 tokens"):
-        own_texts(tiny_target, from_history=True)
+        asked_of(tiny_target, from_history=True)
 
 
 def test_sources_are_taken_in_turns() -> None:

@@ -193,9 +193,9 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
     assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
     folder = forge_root() / record.target_sha256[:16]
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert remove_data(record) == (folder, n_bytes)
+    assert remove_data(record.target_name, record.target_sha256) == (folder, n_bytes)
     assert not folder.exists()
-    assert remove_data(record) == (None, 0)
+    assert remove_data(record.target_name, record.target_sha256) == (None, 0)
     with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
         remove_draft("mine")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.forge.dataset import forge_root
+from edgespec.forge.kept_data import delete_all, find_kept
 from edgespec.models.made_drafts import MadeDraft, read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
@@ -122,13 +122,13 @@ def remove_data(record: MadeDraft | None) -> tuple[Path | None, int]:
 
     Returns the folder and its bytes; (None, 0) if it is not here. Raises EdgespecError while it is in use.
     """
-    folder = forge_root() / record.target_sha256[:16] if record else None
-    if record is None or folder is None or not folder.is_dir():
+    sha256 = record.target_sha256 if record else ""
+    kept = next((one for one in find_kept() if one.sha256 == sha256), None)
+    if record is None or kept is None:
         return None, 0
-    with Workshop(record.target_name, record.target_sha256).opened():  # refuses while a draft is being made
-        n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        shutil.rmtree(folder)
-    return folder, n_bytes
+    with Workshop(record.target_name, sha256).opened():  # refuses while a draft is being made
+        delete_all(kept)
+    return kept.folder, kept.data_bytes + kept.checkpoint_bytes
 
 
 def draft_file(name: str) -> Path:

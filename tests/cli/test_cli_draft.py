@@ -114,7 +114,7 @@ def test_all_families_are_trained_and_judged(edgespec, trained, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_started_again(trained, environment, edgespec, tmp_path):
-    """kill -9 in the middle of training: the texts are not written again (checkpoints: test_training.py)."""
+    """kill -9 in the middle of training: the texts are not written again."""
     arguments = [*trained, "--families", "head", "--tokens", "8k", "--force"]
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],

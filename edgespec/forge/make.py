@@ -32,6 +32,7 @@ from edgespec.forge.judging import Contender, Judged, Judging
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.run_state import RunState
 from edgespec.forge.texts import DataRequest, questions_for, write_texts
+from edgespec.forge.trainings import name_training, tidy
 from edgespec.forge.trial import JudgingSettings
 from edgespec.forge.workshop import Workshop
 from edgespec.llama.embeddings import check_target
@@ -75,8 +76,10 @@ class Made:
     """What was there: a draft, or none; None: it could not be judged."""
     candidates: tuple[tuple[Candidate, Judged], ...]
     best: Candidate
+    beaten: str
+    """What the best is compared with: what was there, or plain decoding where that was faster."""
     gain: float
-    """How much better that is than what was there: 0.1 is 10 %."""
+    """How much better it is than that: 0.1 is 10 %."""
     kept: MadeDraft | None
     """The record of the best, if it was kept."""
     path: Path | None
@@ -136,9 +139,13 @@ class _Making:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = run_state.key_of((self._request, self._sha256))
         self._state = run_state.resumed(folder, key, around.on_message)
+        if not self._state.until:
+            self._state = replace(self._state, until=self._request.data.until(self._dataset))
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
+        self._state = self._state.with_sources(self._tokens_by_source())
+        run_state.save(folder, self._state)
         with self._part(meter):
             candidates = self._candidates.make(self._dataset, room, self._run_folder, around)
         with self._part(meter):
@@ -167,7 +174,9 @@ class _Making:
     def _write(self) -> None:
         self._around.on_progress(Step("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
-            write_texts(model, self._dataset, self._request.data, self._threads, self._around)
+            write_texts(
+                model, self._dataset, self._request.data, self._state.until, self._threads, self._around
+            )
 
     def _judge(self, candidates: Sequence[Candidate]) -> dict[str, Judged]:
         """Return what was measured, by the candidate's label; of what was there by its own name."""
@@ -180,6 +189,7 @@ class _Making:
             self._dataset.folder / "judging",
             on_progress=around.on_progress,
             on_message=around.on_message,
+            pause=around.pause,
         )
         new = [Contender(one.label, one.path) for one in candidates]
         return {one.contender.name: one for one in judging.judge([self._before, *new])}
@@ -193,18 +203,21 @@ class _Making:
         if not found:
             raise EdgespecError("none of the candidates could be judged; the lines above say why")
         best, its = max(found, key=lambda pair: pair[1].gains.mean)
-        gain = its.gains.mean / max(1.0, before.gains.mean if before else 1.0) - 1.0
-        texts = self._tokens_by_source()
+        base, beaten = 1.0, "plain decoding"
+        if before and before.gains.mean > base:
+            base, beaten = before.gains.mean, before.contender.name
+        gain = its.gains.mean / base - 1.0
+        texts = self._state.sources
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._workshop.keep(best.path, kept)
         if before:
             keep_judged(before)
-        return Made(self._target.name, texts, before, tuple(found), best, gain, kept, path)
+        return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _tokens_by_source(self) -> dict[str, int]:
-        """Return how many tokens of each source candidates were made from."""
+        """Return how many tokens of each source candidates are made from."""
         counts: Counter[str] = Counter()
         for text in self._dataset.texts(held_out=False):
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
@@ -242,6 +255,6 @@ class _Making:
         self._state = replace(self._state, ended=True, kept=kept)
         run_state.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        for run in (folder / "training").glob("*"):
-            if run != self._run_folder:
-                shutil.rmtree(run, ignore_errors=True)
+        if made.kept:
+            name_training(self._run_folder, made.kept.family, made.kept.name)
+        tidy(self._run_folder)

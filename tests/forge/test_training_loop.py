@@ -1,0 +1,152 @@
+"""The training loop: it learns, ends when it should, and goes on as if it had never been ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.training.loop import BEST, TrainingSettings, train
+from tiny_training import ROWS, TinyTexts, tiny_head, write_target
+
+SETTINGS = TrainingSettings(
+    tokens=3000, rate=3e-3, warm_up=5, rows=ROWS, n_positions=3, checkpoint_s=0.0, evaluate_s=1e9
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Trainings of one shape share what JAX has compiled."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(scope="module")
+def dataset(target):
+    return TinyTexts(target, 40)
+
+
+@pytest.fixture(scope="module")
+def whole(target, dataset, tmp_path_factory):
+    """A training that nobody ended, the folder of it, and what it told."""
+    folder = tmp_path_factory.mktemp("whole") / "training"
+    told = []
+    return train(tiny_head(target), dataset, SETTINGS, folder, on_progress=told.append), folder, told
+
+
+def end_after(n_steps: int):
+    """Ask this process to end when a training has come to that step."""
+
+    def on_progress(now):
+        if now.what == "training" and now.n_steps == n_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_progress
+
+
+def test_a_training_learns(whole):
+    trained, folder, told = whole
+    assert trained.ended == "tokens"
+    assert trained.n_tokens >= 3000
+    assert min(trained.acceptance.by_position) > 0.5
+    assert trained.acceptance == trained.history[-1][2]
+    losses = [now.shown["loss"] for now in told if now.what == "training" and now.shown]
+    assert losses[-1] < 0.7 * losses[0]
+    assert (folder / BEST).exists()
+    assert told[-1].share == 1.0
+
+
+@pytest.mark.parametrize("n_steps", [3, 17])
+def test_it_goes_on_as_if_it_had_never_ended(target, dataset, whole, tmp_path, n_steps):
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(n_steps))
+    messages = []
+    trained = train(tiny_head(target), dataset, SETTINGS, tmp_path, on_message=messages.append)
+    assert messages == []
+    assert trained.n_tokens == whole[0].n_tokens
+    jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
+
+
+def damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset, whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(4))
+    damaged(tmp_path / "latest.npz")
+    messages, told = [], []
+    trained = train(
+        tiny_head(target), dataset, SETTINGS, tmp_path, on_message=messages.append, on_progress=told.append
+    )
+    assert len(messages) == 1
+    assert "latest.npz: damaged" in messages[0]
+    assert "the one before it is used" in messages[0]
+    assert told[0].n_steps == 3
+    jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
+
+
+def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(2))
+    damaged(tmp_path / "latest.npz")
+    (tmp_path / "before.npz").write_bytes(b"")
+    messages, told = [], []
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tiny_head(target),
+            dataset,
+            SETTINGS,
+            tmp_path,
+            on_message=messages.append,
+            on_progress=lambda now: (told.append(now), end_after(1)(now)),
+        )
+    assert [line.rpartition("; ")[2] for line in messages] == [
+        "the one before it is used",
+        "training begins anew",
+    ]
+    assert told[0].n_steps == 0
+
+
+def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):
+    settings = replace(SETTINGS, rate=0.0, evaluate_s=0.0, patience=2)
+    trained = train(tiny_head(target), dataset, settings, tmp_path)
+    assert trained.ended == "no better"
+    assert len(trained.history) == 3
+
+
+def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, whole, tmp_path):
+    settings = replace(SETTINGS, tokens=1, rate=0.0)
+    trained = train(tiny_head(target), dataset, settings, tmp_path, start=whole[1])
+    jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
+    with pytest.raises(EdgespecError, match=r"best\.npz: cannot start from it"):
+        train(tiny_head(target, n_steps=2), dataset, settings, tmp_path / "b", start=tmp_path / "none")
+
+
+def test_what_cannot_be_trained_is_said(target, dataset, tmp_path):
+    with pytest.raises(UsageError, match="hours or tokens"):
+        train(tiny_head(target), dataset, replace(SETTINGS, tokens=None), tmp_path)
+    with pytest.raises(EdgespecError, match=r"too few texts to train on \(0, and 0"):
+        train(tiny_head(target), TinyTexts(target, 0), SETTINGS, tmp_path)

@@ -28,7 +28,6 @@ from edgespec.drafting.model import DraftModel
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import Inputs
-from edgespec.llama.embeddings import Scatter
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import Fusion, HeadFile
 from edgespec.llama.outputs import Features
@@ -106,7 +105,7 @@ class HeadModel(DraftModel):
         """
         super().__init__(session, n_vocab=n_vocab)
         self.n_vocab = min(n_vocab, head.n_vocab)
-        self._scatter = Scatter(head.token_ids, self.n_vocab)
+        self._set_tokens(head.token_ids)
         self._fusion = fusion
         self.features = features
         self._n_true = 0  # of the timeline's tokens, those before it were read with the target's states
@@ -167,7 +166,7 @@ class HeadModel(DraftModel):
             self._own_at, self._own = start + len(pending) - 1, evaluated.features[-1:].copy()
         self._n_true = min(start + len(pending), self.features.end + 1)
         seconds = handled_s + evaluated.seconds
-        return replace(evaluated, rows=self._spread(evaluated.rows), seconds=seconds)
+        return replace(evaluated, rows=evaluated.rows[:, : self._n_row], seconds=seconds)
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens.

@@ -248,7 +248,7 @@ def test_a_name_that_is_taken(asked, edgespec, kept):
 def test_a_history_that_is_too_small(asked, edgespec):
     process = edgespec(*asked, "--from-history")
     assert process.returncode == 1
-    assert "the history has 0 tokens of the kind that target writes" in process.stderr.splitlines()[-1]
+    assert "the history has 0 tokens of the kind that tiny 1 writes" in process.stderr.splitlines()[-1]
 
 
 def test_no_room_for_the_data(asked, edgespec):

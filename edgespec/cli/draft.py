@@ -156,7 +156,8 @@ def remove_command(
     for path in gone:
         out.print(f"{path}: deleted", markup=False)
     if data:
-        folder, n_bytes = remove_data(record)
+        names = (record.target_name, record.target_sha256) if record else None
+        folder, n_bytes = remove_data(*names) if names else (None, 0)
         _tell_of_data(folder, n_bytes)
 
 

@@ -144,6 +144,8 @@ class _Making:
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
+        self._state = self._state.with_sources(self._tokens_by_source())
+        run_state.save(folder, self._state)
         with self._part(meter):
             candidates = self._candidates.make(self._dataset, room, self._run_folder, around)
         with self._part(meter):
@@ -190,6 +192,7 @@ class _Making:
             self._dataset.folder / "judging",
             on_progress=around.on_progress,
             on_message=around.on_message,
+            pause=around.pause,
         )
         new = [Contender(one.label, one.path) for one in candidates]
         return {one.contender.name: one for one in judging.judge([self._before, *new])}
@@ -209,7 +212,7 @@ class _Making:
         gain = its.gains.mean / base - 1.0
         if before:  # first: the new draft may get its name
             keep_judged(before)
-        texts = self._tokens_by_source()
+        texts = self._state.sources
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
@@ -217,7 +220,7 @@ class _Making:
         return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _tokens_by_source(self) -> dict[str, int]:
-        """Return how many tokens of each source candidates were made from."""
+        """Return how many tokens of each source candidates are made from."""
         counts: Counter[str] = Counter()
         for text in self._dataset.texts(held_out=False):
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)

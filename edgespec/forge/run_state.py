@@ -7,7 +7,8 @@ ended is remembered too: the next one may start from its weights.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,15 @@ class RunState:
     """So far; None: they cannot be measured."""
     joules_reason: str = ""
     """Why not."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Source -> tokens that this run was made from, and those before it, from whose weights it may start."""
+
+    def with_sources(self, tokens: Mapping[str, int]) -> RunState:
+        """Return the state with texts that the run is made from; what was deleted since stays counted."""
+        names = [*tokens, *(name for name in self.sources if name not in tokens)]
+        return replace(
+            self, sources={name: max(tokens.get(name, 0), self.sources.get(name, 0)) for name in names}
+        )
 
     def with_joules(self, measured: Measurement) -> RunState:
         """Return the state with what another part of the run took."""
@@ -66,7 +76,7 @@ def resumed(folder: Path, key: str, on_message: MessageFn) -> RunState:
         return found
     if not found.ended:
         on_message("the run that was stopped had other options: a new one begins, with the texts it wrote")
-    return RunState(key, found.number + 1)
+    return RunState(key, found.number + 1, sources=found.sources)
 
 
 def save(folder: Path, state: RunState) -> None:

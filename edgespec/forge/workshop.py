@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.forge.kept_data import delete_all, find_kept
+from edgespec.forge.dataset import forge_root
 from edgespec.models.made_drafts import MadeDraft, read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
@@ -117,18 +117,18 @@ def remove_draft(name: str) -> tuple[MadeDraft | None, list[Path]]:
     return record, gone
 
 
-def remove_data(record: MadeDraft | None) -> tuple[Path | None, int]:
-    """Remove what the target of a draft wrote, and what is left of training on it.
+def remove_data(target_name: str, target_sha256: str) -> tuple[Path | None, int]:
+    """Remove all texts that are kept for a target, and what is left of trainings on them.
 
     Returns the folder and its bytes; (None, 0) if it is not here. Raises EdgespecError while it is in use.
     """
-    sha256 = record.target_sha256 if record else ""
-    kept = next((one for one in find_kept() if one.sha256 == sha256), None)
-    if record is None or kept is None:
+    folder = forge_root() / target_sha256[:16]
+    if not folder.is_dir():
         return None, 0
-    with Workshop(record.target_name, sha256).opened():  # refuses while a draft is being made
-        delete_all(kept)
-    return kept.folder, kept.data_bytes + kept.checkpoint_bytes
+    with Workshop(target_name, target_sha256).opened():  # refuses while a draft is being made
+        n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder)
+    return folder, n_bytes
 
 
 def draft_file(name: str) -> Path:

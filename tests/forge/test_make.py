@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge import families
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import forge_root
-from edgespec.forge.make import LEAST_GAIN, Request, make
+from edgespec.forge.make import LEAST_GAIN, make
 from edgespec.forge.progress import Surroundings
 from edgespec.forge.texts import DataRequest, default_tokens
-from edgespec.forge.trial import JudgingSettings, Trial
 from edgespec.forge.workshop import remove_data, remove_draft
 from edgespec.llama.backend import llama
 from edgespec.llama.embeddings import read_cut
@@ -33,49 +31,6 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
-
-
-@pytest.fixture
-def source(tmp_path):
-    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
-
-
-@pytest.fixture
-def request_(tiny_path, source):
-    """The least that can be asked for."""
-    return Request(
-        target=str(tiny_path),
-        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
-        training=TrainingRequest(
-            families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
-        ),
-        judging=JudgingSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
-    )
-
-
-@pytest.fixture
-def speeds(monkeypatch):
-    """Runs of trials are made up: by the draft's file, how much faster than plain decoding it is."""
-    gains = {}
-
-    def runs(self):
-        name = self.draft.rpartition("/")[2] if self.draft else "none"
-        gain = next((gain for part, gain in gains.items() if part in name), 1.0)
-
-        def run(way, round_, seconds):
-            return Run(
-                "p", "c", way, round_, 5, 10, seconds, 0.1, 0.1,
-                draft_s=0.2, verify_s=1.0, n_emitted=10, histogram=((4, 2, 5),),
-            )  # fmt: skip
-
-        if self.round is None:
-            yield from (run(PLAIN, 0, 1.0), run("model", 0, 1.0))
-            return
-        for round_ in (self.round, self.round + self.settings.rounds):
-            yield from (run(PLAIN, round_, 1.0), run("auto", round_, 1.0 / gain))
-
-    monkeypatch.setattr(Trial, "runs", runs)
-    return gains
 
 
 def left(folder):
@@ -243,9 +198,9 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
     assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
     folder = forge_root() / record.target_sha256[:16]
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert remove_data(record) == (folder, n_bytes)
+    assert remove_data(record.target_name, record.target_sha256) == (folder, n_bytes)
     assert not folder.exists()
-    assert remove_data(record) == (None, 0)
+    assert remove_data(record.target_name, record.target_sha256) == (None, 0)
     with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
         remove_draft("mine")
 

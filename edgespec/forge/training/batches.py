@@ -48,9 +48,9 @@ EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 class Rows:
     """The size of a batch."""
 
-    n: int = 4
+    n: int = 2
     columns: int = 640
-    answers: int = 480
+    answers: int = 448
     """Most answers of a row."""
     overlap: int = 128
     """Columns that a piece of a long text has of the piece before."""

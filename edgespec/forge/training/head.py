@@ -32,6 +32,7 @@ from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, 
 from edgespec.forge.training.batches import Written
 from edgespec.forge.training.family import Batch, Params
 from edgespec.forge.training.head_file import HeadOf, write_head
+from edgespec.forge.training.losses import choose_tokens, smooth_l1
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
 from edgespec.forge.training.warm_start import fit_fusion
 
@@ -53,9 +54,9 @@ class HeadSettings:
     """Weight of the distance between predicted and true features, beside the distributions'."""
     noise: float = 0.1
     """Features that are read are off by up to this, so that small errors of a draft do not grow."""
-    n_likeliest: int = 3072
+    n_likeliest: int = 1536
     """Tokens whose logits are compared: those that the target likes best, over a batch ..."""
-    n_others: int = 1024
+    n_others: int = 512
     """... and some at random, standing for all others. With more than are kept, all are compared."""
     n_fitted: int = 50_000
     """Columns that a new head's fusion is fitted to."""
@@ -146,18 +147,21 @@ class Head:
         walk = Walk(self, params, batch, noise)
         features = walk.at_answers(batch.features.astype(jnp.float32))
         flat = features.reshape(-1, self.shape.n_embd)
-        compared = _compared(score(flat, frozen["output"]), batch.weights.reshape(-1), settings, choice)
-        rows = frozen["output"][compared.rows]
+        compared = choose_tokens(
+            flat,
+            batch.weights.reshape(-1),
+            frozen["output"],
+            (settings.n_likeliest, settings.n_others),
+            choice,
+        )
         total, shown = jnp.zeros(()), {}
         for step in range(settings.n_steps):
             predicted = walk.step()
             weights = walk.weights(step)
             n = jnp.maximum(weights.sum(), 1.0)
-            logits = score(predicted.reshape(-1, self.shape.n_embd), rows)
-            divergence = (compared.divergence(logits) * weights.reshape(-1)).sum() / n
-            distance = jnp.abs(predicted - features)
-            smooth = jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)
-            feature = (smooth * weights).sum() / n
+            divergences = compared.divergence(predicted.reshape(-1, self.shape.n_embd))
+            divergence = (divergences * weights.reshape(-1)).sum() / n
+            feature = (smooth_l1(predicted, features) * weights).sum() / n
             total += settings.later**step * (divergence + settings.feature_share * feature)
             if step == 0:
                 shown = {"divergence": divergence, "feature": feature}
@@ -276,43 +280,6 @@ class Walk:
         for i, (_, values) in enumerate(own):
             found += shares[..., n_columns + i, None] * values[:, :, :, None, :]
         return found.reshape(*q.shape[:2], -1)
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """The tokens whose logits are compared, and how likely the target finds them."""
-
-    rows: Array
-    """Their rows of the output matrix, (v,)."""
-    stands_for: Array
-    """Logarithm of how many tokens each stands for, (v,)."""
-    log_probs: Array
-    """The target's, (answers, v)."""
-
-    def divergence(self, logits: Array) -> Array:
-        """Return KL(target || draft) of each answer, (answers,), from the draft's logits, (answers, v)."""
-        log_probs = jax.nn.log_softmax(logits + self.stands_for, -1)
-        return (jnp.exp(self.log_probs) * (self.log_probs - log_probs)).sum(-1)
-
-
-def _compared(logits: Array, weights: Array, settings: HeadSettings, key: Array) -> _Compared:
-    """Choose tokens by the target's logits, (answers, kept), and the answers' weights.
-
-    The draft's gradient for tokens that are unlikely is tiny but for their sum, so that a sample does; it
-    saves most of the work with the output matrix.
-    """
-    n_kept = logits.shape[1]
-    if settings.n_likeliest + settings.n_others >= n_kept:
-        return _Compared(jnp.arange(n_kept), jnp.zeros(n_kept), jax.nn.log_softmax(logits, -1))
-    mass = (jax.nn.softmax(logits, -1) * weights[:, None]).sum(0)
-    _, likeliest = jax.lax.top_k(mass, settings.n_likeliest)
-    # At random among the others: those with the greatest of independent random numbers.
-    chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
-    _, others = jax.lax.top_k(chance, settings.n_others)
-    rows = jnp.concatenate([likeliest, others])
-    each = np.log((n_kept - settings.n_likeliest) / settings.n_others)
-    stands_for = jnp.concatenate([jnp.zeros(settings.n_likeliest), jnp.full(settings.n_others, each)])
-    return _Compared(rows, stands_for, jax.nn.log_softmax(logits[:, rows] + stands_for, -1))
 
 
 def _shifted(x: Array, n: int) -> Array:

@@ -44,7 +44,7 @@ class TrainingSettings:
     hours: float | None = None
     tokens: int | None = None
     """Answers trained on, each as often as it was."""
-    rate: float = 5e-4
+    rate: float = 1.5e-4
     """Learning rate after the warm-up; it falls to a twentieth of it along a cosine."""
     warm_up: int = 60
     """Steps until the rate is reached."""

@@ -1,0 +1,59 @@
+"""How far a prediction is from the target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from edgespec.forge.training.arithmetic import score
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The tokens whose logits are compared, and how likely the target finds them."""
+
+    output: Array
+    """Their rows of the output matrix, (v, n_embd)."""
+    stands_for: Array
+    """Logarithm of how many tokens each stands for, (v,)."""
+    log_probs: Array
+    """The target's, (answers, v)."""
+
+    def divergence(self, predicted: Array) -> Array:
+        """Return KL(target || head) at each answer, in nats; `predicted` features are (answers, n_embd)."""
+        log_probs = jax.nn.log_softmax(score(predicted, self.output) + self.stands_for, -1)
+        return (jnp.exp(self.log_probs) * (self.log_probs - log_probs)).sum(-1)
+
+
+def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array) -> Compared:
+    """Choose the n[0] tokens that the target likes best, over all answers, and n[1] of the others at random.
+
+    `features` are the target's, (answers, n_embd), `weights` those of the answers, `output` the matrix of all
+    kept tokens, (kept, n_embd). With more than there are, all are compared.
+
+    The gradient for tokens that are unlikely is tiny but for their sum, so that a sample does; it saves most
+    of the work with the output matrix.
+    """
+    n_kept, logits = len(output), score(features, output)
+    if sum(n) >= n_kept:
+        return Compared(output, jnp.zeros(n_kept), jax.nn.log_softmax(logits, -1))
+    mass = (jax.nn.softmax(logits, -1) * weights[:, None]).sum(0)
+    _, likeliest = jax.lax.top_k(mass, n[0])
+    # At random among the others: those with the greatest of independent random numbers.
+    chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
+    _, others = jax.lax.top_k(chance, n[1])
+    each = np.log((n_kept - n[0]) / n[1])
+    stands_for = jnp.concatenate([jnp.zeros(n[0]), jnp.full(n[1], each)])
+    # Columns of the logits are slower to gather than rows of the matrix and a second product.
+    rows = output[jnp.concatenate([likeliest, others])]
+    return Compared(rows, stands_for, jax.nn.log_softmax(score(features, rows) + stands_for, -1))
+
+
+def smooth_l1(x: Array, y: Array) -> Array:
+    """Return the mean over the last dimension of d^2 / 2 where |d| < 1, else |d| - 1/2; d = x - y."""
+    distance = jnp.abs(x - y)
+    return jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.energy import EnergyMeter
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge import run_state
 from edgespec.forge.candidates import Candidate, Candidates, TrainingRequest
 from edgespec.forge.dataset import READ, Dataset, Target
@@ -174,6 +174,9 @@ class _Making:
     def _write(self) -> None:
         self._around.on_progress(Step("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
+            if not model.can_rewind:
+                problem = "cannot take tokens back (recurrent or hybrid): no draft can be used with it"
+                raise UsageError(problem, field="target", value=self._target.name)
             write_texts(
                 model, self._dataset, self._request.data, self._state.until, self._threads, self._around
             )
@@ -207,13 +210,13 @@ class _Making:
         if before and before.gains.mean > base:
             base, beaten = before.gains.mean, before.contender.name
         gain = its.gains.mean / base - 1.0
+        if before:  # first: the new draft may get its name
+            keep_judged(before)
         texts = self._state.sources
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._workshop.keep(best.path, kept)
-        if before:
-            keep_judged(before)
         return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _tokens_by_source(self) -> dict[str, int]:

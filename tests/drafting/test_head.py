@@ -12,6 +12,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.drafting.head import HeadModel
+from edgespec.drafting.measure import measure
+from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.llama.backend import quantize
@@ -373,3 +375,20 @@ def test_what_goes_in_is_the_fusion_matrix_times_both(target_path, head_path, tm
             )
         with pytest.raises(ValueError, match="hidden states of shape"):
             fusion(tokens, states[:3])
+
+
+def test_a_profile_of_it_holds_what_goes_in(target_path, head_path, monkeypatch):
+    """A timed pass makes its inputs as a pass of a draft does."""
+    n_fused = 0
+    fused = Fusion.__call__
+
+    def counted(self, tokens, states):
+        nonlocal n_fused
+        n_fused += 1
+        return fused(self, tokens, states)
+
+    monkeypatch.setattr(Fusion, "__call__", counted)
+    with Model(target_path) as target, Model(head_path) as head:
+        costs = measure(target, head, n_threads=1, budget_s=0.5, meter=EnergyMeter(None, reason="not here"))
+    assert costs.draft is not None
+    assert n_fused > costs.sweeps * len(costs.sizes)

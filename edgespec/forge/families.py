@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Weights
 from edgespec.models.made_drafts import Family
 from edgespec.models.sources import format_size
 from edgespec.platform.files import write_atomically
@@ -76,6 +76,17 @@ def require_jax() -> None:
     if not all(map(find_spec, ("jax", "optax"))):
         problem = "training needs JAX: pip install 'edgespec[forge]', or train nothing (--hours 0)"
         raise EdgespecError(problem)
+
+
+def check_trainable(family: Family, target: Weights, source: Weights | None) -> None:
+    """Raise UsageError in one line for models that this family cannot be trained for, or of."""
+    if family == "head":
+        for name in (EMBEDDINGS, target.output, OUTPUT_NORM):
+            target.info(name)
+    elif source:
+        from edgespec.forge.training.decoder import read_decoder
+
+        read_decoder(source)
 
 
 def train_family(

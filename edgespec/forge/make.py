@@ -137,10 +137,11 @@ class _Making:
         around, folder = self._around, self._dataset.folder
         self._workshop.check_space(self._candidates.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = run_state.key_of((self._request, self._sha256))
-        self._state = run_state.resumed(folder, key, around.on_message)
+        request = self._request
+        key = run_state.key_of((self._sha256, request.data, request.training))
+        self._state = run_state.resumed(folder, key, around.on_message, force=request.force)
         if not self._state.until:
-            self._state = replace(self._state, until=self._request.data.until(self._dataset))
+            self._state = replace(self._state, until=request.data.until(self._dataset))
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
@@ -260,4 +261,4 @@ class _Making:
         shutil.rmtree(folder / "judging", ignore_errors=True)
         if made.kept:
             name_training(self._run_folder, made.kept.family, made.kept.name)
-        tidy(self._run_folder)
+        tidy(self._run_folder, goes_on=made.kept is None)

@@ -167,6 +167,18 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
     assert [path.name for path in (folder / "training").iterdir()] == ["2"]
 
 
+def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
+    said, seen = [], []
+    around = Surroundings(on_message=said.append, on_progress=seen.append)
+    assert make(request_).kept is None
+    made = make(replace(request_, force=True, name="mine"), around)
+    assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
+    assert not {"writing", "choosing tokens"} & {step.stage for step in seen}
+    assert made.kept.name == "mine"
+    make(replace(request_, force=True), around)
+    assert len(said) == 1, "that one was kept: a new run"
+
+
 def test_names(request_, speeds, tmp_path, tiny_path):
     speeds["cut-q8_0"] = 1.5
     request = replace(request_, name="mine", force=True)

@@ -112,6 +112,8 @@ class HeadModel(DraftModel):
     after a gap in them: that costs acceptance, never exactness.
     """
 
+    waits = False
+
     def __init__(
         self, session: Session, head: HeadFile, fusion: Fusion, features: TargetFeatures, *, n_vocab: int
     ) -> None:

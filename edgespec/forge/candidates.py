@@ -15,7 +15,7 @@ from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.cutting import check_source, cut, read_vocabulary
 from edgespec.forge.dataset import Dataset
-from edgespec.forge.families import Job, Trained, require_jax, train_family
+from edgespec.forge.families import Job, Trained, check_trainable, require_jax, train_family
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids, Ranking, rank
 from edgespec.forge.training.target import Weights
@@ -27,7 +27,7 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import Family
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import resolve
+from edgespec.models.resolve import locate, resolve
 
 FAMILIES: tuple[Family, ...] = ("head", "shallow", "whole")
 
@@ -93,7 +93,13 @@ def possible_families(target: str, source: str | None, *, trains: bool) -> tuple
     """Return the families that can be tried for `target`: without a small model only the head."""
     if not trains:
         return ("whole",)
-    return FAMILIES if source or load_registry().complete(target, None)[1] else ("head",)
+    return FAMILIES if source or _paired(target) else ("head",)
+
+
+def _paired(target: str) -> str | None:
+    """Return the draft of the registry's pair with this target."""
+    found = locate(target)
+    return load_registry().complete(found.stem if isinstance(found, Path) else found.name, None)[1]
 
 
 class Candidates:
@@ -115,12 +121,16 @@ class Candidates:
             check_source(self._source_header)
             self._check_vocabularies(self.source)
             headers.append(self._source_header)
+        for family in request.families if request.trains else ():
+            check_trainable(family, Weights(header), self._weights(family))
         # Models of one vocabulary may differ in their padding.
         self._vocabulary = read_vocabulary(min(headers, key=lambda one: one.n_vocab))
-        self._cut_of(rank(self._vocabulary, ()))  # refuses a number of tokens before anything is written
+        by_id = rank(self._vocabulary, ())
+        self._n_words = len(by_id.order)
+        self._cut_of(by_id)  # refuses a number of tokens before anything is written
 
     def _find_source(self) -> ModelFile:
-        name = self._request.source or load_registry().complete(self._target.name, None)[1]
+        name = self._request.source or _paired(str(self._target.path))
         if name is None:
             raise UsageError(
                 f"no small model is known for {self._target.name}, and whole and shallow drafts are made of "
@@ -164,7 +174,7 @@ class Candidates:
             parent = name_of(job.start) or (self.source.name if self.source and job.source else None)
             for type_, path in files.items():
                 found.append(Candidate(f"{family}-{type_}", family, path, trained, parent))
-        if "whole" in request.families and len(token_ids) < len(rank(self._vocabulary, ()).order):
+        if "whole" in request.families and len(token_ids) < self._n_words:
             found += self._cuts(token_ids, folder, around)
         return found
 
@@ -174,13 +184,17 @@ class Candidates:
             family=family,
             dataset=dataset,
             target=Weights(self._header),
-            source=Weights(self._source_header) if self.source and family != "head" else None,
+            source=self._weights(family),
             token_ids=token_ids,
             hours=None if request.hours is None else request.hours / n,
             tokens=None if request.tokens is None else max(1, request.tokens // n),
             folder=run / family,
             start=earlier_training(run, family, token_ids),
         )
+
+    def _weights(self, family: Family) -> Weights | None:
+        """Return the small model that a family starts from, as good as it is here."""
+        return None if family == "head" else Weights(check_model_file(self._origin()))
 
     # ---- which tokens ----
 
@@ -197,11 +211,9 @@ class Candidates:
             on_progress=lambda share: around.on_progress(Step("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)
-        if (
-            self._request.trains
-        ):  # only with the same tokens a training can begin with an earlier one's weights
-            earlier = earlier_cut(run, len(ids))
-            ids = ids if earlier is None else earlier
+        earlier = earlier_cut(run, len(ids)) if self._request.trains else None
+        if earlier is not None:  # a training can begin with the weights of one with the same tokens only
+            ids = earlier
         write_cut_ids(run, ids)
         return ids
 

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from edgespec.errors import EdgespecError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Weights
 from edgespec.models.made_drafts import Family
 from edgespec.models.sources import format_size
+from edgespec.platform.files import write_atomically
 from edgespec.platform.memory import available_bytes
 
 if TYPE_CHECKING:
     from edgespec.forge.training import family as protocol
     from edgespec.forge.training.loop import Progress
 
-SHALLOW_SHARE = 0.5
+SHALLOW_SHARE = 2 / 3
 """Of the source's layers, those that a shallow draft has."""
 
 WHOLE_RANK = 16
 """Rank of the change to each matrix that a whole draft learns: more takes more memory than laptops have."""
+
+_LAYERS = "layers.json"  # in the folder of a training: those of the source that a shallow draft has
+_TEXTS_FOR_LAYERS = 16  # that they are chosen by
 
 _BYTES_A_PARAMETER = 16  # the parameter, its slope, two moments
 _BYTES_BESIDE = 1 << 30  # activations, logits of a batch
@@ -69,6 +76,17 @@ def require_jax() -> None:
     if not all(map(find_spec, ("jax", "optax"))):
         problem = "training needs JAX: pip install 'edgespec[forge]', or train nothing (--hours 0)"
         raise EdgespecError(problem)
+
+
+def check_trainable(family: Family, target: Weights, source: Weights | None) -> None:
+    """Raise UsageError in one line for models that this family cannot be trained for, or of."""
+    if family == "head":
+        for name in (EMBEDDINGS, target.output, OUTPUT_NORM):
+            target.info(name)
+    elif source:
+        from edgespec.forge.training.decoder import read_decoder
+
+        read_decoder(source)
 
 
 def train_family(
@@ -122,14 +140,34 @@ def _family(job: Job) -> protocol.Family:
 
 
 def _layers(job: Job) -> tuple[int, ...] | None:
-    """Return the layers of the source that the draft has; None: all."""
-    from edgespec.forge.training.student import LAST, first_and_last
+    """Return the layers of the source that the draft has; None: all.
+
+    Its checkpoints, and those of the training that it goes on from, are of those chosen then.
+    """
+    from edgespec.forge.training.student import choose_layers
 
     assert job.source is not None  # noqa: S101 - as above
-    n_layer = job.source.header.n_layer
-    if job.family == "whole" or n_layer <= LAST:
+    if job.family == "whole":
         return None
-    return first_and_last(n_layer, max(LAST, round(SHALLOW_SHARE * n_layer)))
+    for folder in filter(None, (job.folder, job.start)):
+        file = folder / _LAYERS
+        if file.is_file():
+            try:
+                return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
+            except msgspec.DecodeError:
+                raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
+    texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
+    layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
+    job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(job.folder / _LAYERS, msgspec.json.encode(layers))
+    return layers
+
+
+def _n_layers(job: Job) -> int:
+    """Return how many layers of the source the draft has."""
+    assert job.source is not None  # noqa: S101 - as above
+    n_layer = job.source.header.n_layer
+    return n_layer if job.family == "whole" else max(2, round(SHALLOW_SHARE * n_layer))
 
 
 def _check_memory(job: Job) -> None:
@@ -149,11 +187,11 @@ def _n_parameters(job: Job) -> int:
         shape = job.target.shape()
         n = shape.n_embd
         return n * (2 * n + 2 * (shape.n_head + shape.n_head_kv) * shape.head_dim + 6 * n)
-    layers = _layers(job) or tuple(range(job.source.header.n_layer))
+    # All layers are alike in size.
     own = [
         info.rows * info.columns
         for info in job.source.header.gguf.tensors
-        if info.name.startswith("blk.") and int(info.name.split(".")[1]) in layers
+        if info.name.startswith("blk.") and int(info.name.split(".")[1]) < _n_layers(job)
     ]
     n_output = len(job.token_ids) * job.source.header.n_embd
     # A matrix that changes by a little stays as it is, in 16 bits.

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.energy import EnergyMeter
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge import run_state
 from edgespec.forge.candidates import Candidate, Candidates, TrainingRequest
 from edgespec.forge.dataset import READ, Dataset, Target
@@ -137,10 +137,11 @@ class _Making:
         around, folder = self._around, self._dataset.folder
         self._workshop.check_space(self._candidates.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = run_state.key_of((self._request, self._sha256))
-        self._state = run_state.resumed(folder, key, around.on_message)
+        request = self._request
+        key = run_state.key_of((self._sha256, request.data, request.training))
+        self._state = run_state.resumed(folder, key, around.on_message, force=request.force)
         if not self._state.until:
-            self._state = replace(self._state, until=self._request.data.until(self._dataset))
+            self._state = replace(self._state, until=request.data.until(self._dataset))
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
@@ -174,6 +175,9 @@ class _Making:
     def _write(self) -> None:
         self._around.on_progress(Step("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
+            if not model.can_rewind:
+                problem = "cannot take tokens back (recurrent or hybrid): no draft can be used with it"
+                raise UsageError(problem, field="target", value=self._target.name)
             write_texts(
                 model, self._dataset, self._request.data, self._state.until, self._threads, self._around
             )
@@ -207,13 +211,13 @@ class _Making:
         if before and before.gains.mean > base:
             base, beaten = before.gains.mean, before.contender.name
         gain = its.gains.mean / base - 1.0
+        if before:  # first: the new draft may get its name
+            keep_judged(before)
         texts = self._state.sources
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._workshop.keep(best.path, kept)
-        if before:
-            keep_judged(before)
         return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _tokens_by_source(self) -> dict[str, int]:
@@ -257,4 +261,4 @@ class _Making:
         shutil.rmtree(folder / "judging", ignore_errors=True)
         if made.kept:
             name_training(self._run_folder, made.kept.family, made.kept.name)
-        tidy(self._run_folder)
+        tidy(self._run_folder, goes_on=made.kept is None)

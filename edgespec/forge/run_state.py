@@ -60,8 +60,11 @@ def key_of(request: object) -> str:
     return hashlib.sha256(msgspec.json.encode(request, enc_hook=str)).hexdigest()
 
 
-def resumed(folder: Path, key: str, on_message: MessageFn) -> RunState:
-    """Return the run that goes on in `folder`, or a new one; `on_message` is told which. Raises OSError."""
+def resumed(folder: Path, key: str, on_message: MessageFn, *, force: bool = False) -> RunState:
+    """Return the run that goes on in `folder`, or a new one; `on_message` is told which. Raises OSError.
+
+    `force`: a run that has ended without keeping a draft goes on too, so that it is kept.
+    """
     kept = KeptFile(
         folder / "make.json",
         lambda data: parse_struct(data, RunState),
@@ -71,9 +74,12 @@ def resumed(folder: Path, key: str, on_message: MessageFn) -> RunState:
     found = kept.read()
     if found is None:
         return RunState(key)
-    if not found.ended and found.key == key:
+    if found.key == key and not found.ended:
         on_message("going on with the run that was stopped")
         return found
+    if found.key == key and force and not found.kept:
+        on_message("going on with the last run, which kept nothing: its drafts are judged again")
+        return replace(found, ended=False)
     if not found.ended:
         on_message("the run that was stopped had other options: a new one begins, with the texts it wrote")
     return RunState(key, found.number + 1, sources=found.sources)

@@ -66,10 +66,13 @@ def name_of(training: Path | None) -> str | None:
     return file.read_text(encoding="utf-8") if file and file.exists() else None
 
 
-def tidy(run: Path) -> None:
-    """Leave of a run that has ended, and of those before it, only what later trainings start from."""
+def tidy(run: Path, *, goes_on: bool) -> None:
+    """Leave of a run that has ended, and of those before it, only what later trainings start from.
+
+    `goes_on`: it may go on after all, from its last checkpoints.
+    """
     for family in [path for path in run.glob("*") if path.is_dir()]:
-        for name in _CHECKPOINTS:
+        for name in _CHECKPOINTS if not goes_on else ():
             (family / name).unlink(missing_ok=True)
         for other in _earlier_runs(run):
             shutil.rmtree(other / family.name, ignore_errors=True)

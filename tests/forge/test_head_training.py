@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from edgespec.forge.training import arithmetic
+from edgespec.forge.training.acceptance import starts
 from edgespec.forge.training.batches import Packing, Place, batches
 from edgespec.forge.training.head import Walk
+from edgespec.forge.training.losses import choose_tokens
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.weights import Model
-from tiny_training import IDS, ROWS, TinyTexts, tiny_head, write_target
+from tiny_training import IDS, N_EMBD, ROWS, TinyTexts, tiny_head, write_target
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tol
     first, last = 1, int(at[-1])  # columns 1 .. last, each with the feature before it
     found, logits = llama(tokens[first : last + 1], features[first - 1 : last])
     np.testing.assert_allclose(found[at - first], expected[0], atol=tolerance)
-    wanted = expected[0] @ head.target.rows(head.target.output, IDS).T
+    wanted = 0.5 * expected[0] @ head.target.rows(head.target.output, IDS).T
     np.testing.assert_allclose(logits[at - first], wanted, atol=5 * tolerance)
 
     for began in (int(at[3]), int(at[9])):  # a draft of three tokens that begins at an answer's column
@@ -78,3 +80,42 @@ def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tol
             own = llama(tokens[began + step : began + step + 1], own)[0]
             index = int(np.flatnonzero(at == began + step)[0])
             np.testing.assert_allclose(own[0], expected[step][index], atol=tolerance)
+
+
+def test_a_walk_is_right_where_a_slow_loop_is(target, exact):
+    texts = TinyTexts(target, 40)
+    head = tiny_head(target, texts.all)  # fitted, so that some are right
+    params = head.init(jax.random.key(2))
+    batch = a_batch(head, texts.all)
+    output = head.target.rows(head.target.output, IDS)
+    right = np.asarray(head.walk(params, head.frozen, batch, 3))
+    walk = Walk(head, params, batch)
+    features = [np.asarray(walk.step()) for _ in range(3)]
+    n_right = 0
+    for row, i in zip(*np.nonzero(starts(batch, 3)), strict=True):
+        column = batch.answers[row, i]
+        for step in range(3):
+            said = IDS[(features[step][row, i + step] @ output.T).argmax()]
+            assert right[row, i, step] == (said == batch.tokens[row, column + step + 1])
+            n_right += right[row, i, step]
+    assert n_right > 0
+
+
+def test_a_sample_of_tokens_stands_for_all_of_them():
+    rng = np.random.default_rng(0)
+    output = rng.normal(0, 1.5 / np.sqrt(N_EMBD), (2048, N_EMBD)).astype(np.float32)
+    features = rng.normal(0, 1, (6, N_EMBD)).astype(np.float32)
+    predicted = features + rng.normal(0, 0.5, features.shape).astype(np.float32)
+
+    def divergence(n, seed):
+        weights = jnp.ones(len(features))
+        chosen = choose_tokens(features, weights, output, n, jax.random.key(seed))
+        return np.asarray(chosen.divergence(jnp.asarray(predicted)))
+
+    everything = divergence((2048, 0), 0)
+    logits, wanted = predicted @ output.T, features @ output.T
+    p, q = (x - x.max(1, keepdims=True) for x in (wanted, logits))
+    p, q = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (p, q))
+    np.testing.assert_allclose(everything, (np.exp(p) * (p - q)).sum(1), rtol=0.03)
+    sampled = np.mean([divergence((256, 256), seed) for seed in range(40)], axis=0)
+    np.testing.assert_allclose(sampled, everything, rtol=0.05)

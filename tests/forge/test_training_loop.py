@@ -142,7 +142,7 @@ def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, w
     trained = train(tiny_head(target), dataset, settings, tmp_path, start=whole[1])
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
     with pytest.raises(EdgespecError, match=r"best\.npz: cannot start from it"):
-        train(tiny_head(target, n_steps=2), dataset, settings, tmp_path / "b", start=tmp_path / "none")
+        train(tiny_head(target), dataset, settings, tmp_path / "b", start=tmp_path / "none")
 
 
 def test_what_cannot_be_trained_is_said(target, dataset, tmp_path):

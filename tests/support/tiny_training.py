@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,8 @@ def write_target(directory: Path) -> Path:
     return write_tiny_gguf(directory / "target.gguf", n_embd=N_EMBD, n_head=4, n_head_kv=2, seed=3)
 
 
-def tiny_head(target: Path, **settings: float) -> Head:
-    weights = Weights(read_header(target))
-    return Head(weights, "5a" * 32, IDS, HeadSettings(n_ff=96, **settings))
+def tiny_head(target: Path, sample: Iterable[Text] = ()) -> Head:
+    return Head(Weights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=96), sample)
 
 
 class TinyTexts:

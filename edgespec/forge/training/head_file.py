@@ -55,7 +55,7 @@ class HeadOf:
 def write_head(path: Path, head: HeadOf, params: Params, output: Floats, type_: str) -> None:
     """Write a head with matrices of `type_`: "q4_0", "q8_0", "f16" or "f32"; the fusion has 8 bits or more.
 
-    `params` are those of head.Head, `output` the kept rows of the target's output matrix. The file appears
+    `params` are those of head.Head, `output` its output matrix. The file appears
     complete or not at all. Raises EdgespecError when it cannot be written.
     """
     kind = type_number(type_)

@@ -46,6 +46,8 @@ class TrainingSettings:
     """Answers trained on, each as often as it was."""
     rate: float = 1.5e-4
     """Learning rate after the warm-up; it falls to a twentieth of it along a cosine."""
+    vector_rate: float = 5.0
+    """Of vectors (norms) and numbers, times that of matrices: they are larger, and learn alone."""
     warm_up: int = 60
     """Steps until the rate is reached."""
     decay: float = 0.01
@@ -204,7 +206,10 @@ class _Training:
         slopes = jax.value_and_grad(self._family.loss, has_aux=True)
         (loss, shown), slope = slopes(params, frozen, batch, key)
         updates, moments = self._optimizer.update(slope, moments, params)
-        params = jax.tree.map(lambda x, step: x - rate * step, params, updates)
+        vector_rate = rate * self._settings.vector_rate
+        params = jax.tree.map(
+            lambda x, step: x - (rate if x.ndim > 1 else vector_rate) * step, params, updates
+        )
         return params, moments, {"loss": loss, **shown}
 
     def run(self, start: Path | None) -> Trained:

@@ -222,6 +222,24 @@ def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
     assert bool(n_paused) == (n_cells < 4096)
 
 
+def test_who_reads_is_not_starved_by_those_who_draft_much(target_path, head_path, plain):
+    """All tokens of a pass then have rows of logits, of which there are few."""
+    with Engine(target_path, head_path, n_ctx=1024, profile=False, parallel=4, n_cells=4096) as engine:
+        for i in range(3):
+            engine.stream([i + 1, 5, 9], params=GREEDY, n_predict=900, drafter="model", gamma=30)
+        for _ in range(3):
+            engine.step()
+        prompt = PROMPTS["longer than a window"]
+        stream = engine.stream(prompt, params=GREEDY, n_predict=3, drafter="model")
+        n_steps = 0
+        while not stream.finished:
+            engine.step()
+            stream.made()
+            n_steps += 1
+        assert stream.result.token_ids == plain(prompt, params=GREEDY, n_predict=3)
+        assert n_steps < 40
+
+
 # ---- what it reads ----
 
 

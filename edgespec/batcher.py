@@ -258,9 +258,8 @@ class Batcher:
         reading = [text for text in waiting if text.reads]
         n_spared = 0
         if any(isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting):
-            n_left = min(
-                n_left, n_rows
-            )  # then all tokens of the pass have rows, and those who read need some
+            # Then all tokens of the pass have rows; some are spared for those who read.
+            n_left = min(n_left, n_rows)
             n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
             n_left -= n_spared
         self._late = []

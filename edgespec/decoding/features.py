@@ -9,9 +9,10 @@ import numpy as np
 from edgespec.llama.outputs import Features
 from edgespec.llama.timelines import n_common
 
-KEPT, _ROOM = 512, 128
+KEPT = 512
 """Most recent hidden states that are kept: a head was trained on texts hardly longer, and what it has not
 read of a longer one is left out. 4 MB for a target of 1,536 elements."""
+_ROOM = 128  # for more, so that they are moved rarely
 
 
 class TargetFeatures:

@@ -15,16 +15,19 @@ SERVE ?=
 TEST ?=
 PI ?=
 DEPLOY ?=
+HOURS ?= 8
+FORGE ?=
 export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-c lint format sanitize bench wheel pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve test test-c lint format sanitize bench forge wheel pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest,'
-	@echo '  SERVE="--port 9000" those of make serve, DEPLOY="--port 2222" those of make deploy'
+	@echo '  SERVE="--port 9000" those of make serve, DEPLOY="--port 2222" those of make deploy,'
+	@echo '  HOURS=2 the hours of make forge, FORGE="--families head" its options'
 
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
@@ -74,6 +77,10 @@ bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, mem
 	$(BIN)/python bench/speed.py
 	$(BIN)/python bench/memory.py
 
+# What is stopped goes on when it is called again (docs/drafts.md).
+forge: $(VENV)/.forge ## Train the default pair's draft for HOURS hours, and keep it if it is faster
+	@$(BIN)/edgespec draft make --hours $(HOURS) $(FORGE)
+
 wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
@@ -110,8 +117,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # What is pulled meanwhile: the default pair, where that is what will be run.
-MEANWHILE := $(if $(filter run serve test bench,$(MAKECMDGOALS)),default)
-MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE))$(TEST),,$(MEANWHILE))
+MEANWHILE := $(if $(filter run serve test bench forge,$(MAKECMDGOALS)),default)
+MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE) $(FORGE))$(TEST),,$(MEANWHILE))
 
 # The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
@@ -123,6 +130,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
 
 $(VENV)/.serve: $(VENV)/.installed
 	$(PIP) install 'edgespec[serve]' # what it needs: a second installation would compile all of it again
+	@touch $@
+
+$(VENV)/.forge: $(VENV)/.installed
+	$(PIP) install 'edgespec[forge]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -6,6 +6,7 @@
 
 #include "interrupt.h"
 #include "philox.h"
+#include "product.h"
 #include "rows.h"
 
 /* ---- Interrupt ---- */
@@ -83,8 +84,44 @@ static PyObject *module_simd(PyObject *module, PyObject *args) {
     return PyUnicode_FromString(es_rows_best()->name);
 }
 
+/* Whether the three arrays fit together: vectors (n, columns) and out (n, rows), the matrix of Q8_0. */
+static bool fits_product(const Py_buffer *matrix, const Py_buffer *vectors, const Py_buffer *out) {
+    if (vectors->ndim != 2 || out->ndim != 2 || vectors->shape[0] != out->shape[0]) return false;
+    const Py_ssize_t n_rows = out->shape[1], n_blocks = vectors->shape[1] / ES_Q8_COLUMNS;
+    if (vectors->shape[1] % ES_Q8_COLUMNS) return false;
+    if (n_rows && n_blocks > PY_SSIZE_T_MAX / ES_Q8_BYTES / n_rows) return false;
+    return matrix->len == n_rows * n_blocks * ES_Q8_BYTES;
+}
+
+static PyObject *module_multiply(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *matrix_object, *vectors_object, *out_object, *result = NULL;
+    Py_buffer matrix, vectors, out;
+    if (!PyArg_ParseTuple(args, "OOO:multiply", &matrix_object, &vectors_object, &out_object)) return NULL;
+    if (PyObject_GetBuffer(matrix_object, &matrix, PyBUF_C_CONTIGUOUS) < 0) return NULL;
+    if (get_buffer(vectors_object, &vectors, 'f', "vectors", 0) < 0) goto release_matrix;
+    if (get_buffer(out_object, &out, 'f', "out", PyBUF_WRITABLE) < 0) goto release_vectors;
+    if (fits_product(&matrix, &vectors, &out)) {
+        Py_BEGIN_ALLOW_THREADS
+        es_product_best()->multiply(matrix.buf, (size_t)out.shape[1], (size_t)vectors.shape[1], vectors.buf,
+                                    (size_t)vectors.shape[0], out.buf);
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    } else {
+        PyErr_SetString(PyExc_ValueError, "matrix, vectors and out do not fit together");
+    }
+    PyBuffer_Release(&out);
+release_vectors:
+    PyBuffer_Release(&vectors);
+release_matrix:
+    PyBuffer_Release(&matrix);
+    return result;
+}
+
 static PyMethodDef module_methods[] = {
     {"coins", module_coins, METH_VARARGS, "coins(seed, first, n) -> n doubles in [0, 1) of that stream."},
+    {"multiply", module_multiply, METH_VARARGS,
+     "multiply(matrix, vectors, out): write a Q8_0 matrix times each of the vectors into out."},
     {"simd", module_simd, METH_NOARGS, "simd() -> name of the row kernels this CPU runs."},
     {NULL, NULL, 0, NULL},
 };

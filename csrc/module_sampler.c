@@ -98,33 +98,47 @@ static es_dist *dist_at(es_sampler *s, Py_ssize_t slot) {
     return NULL;
 }
 
+/* Gets the ids beside a row, as many as it has entries; without any (NULL, None) `ids->buf` is NULL. */
+static int get_ids(PyObject *object, const Py_buffer *row, Py_buffer *ids) {
+    *ids = (Py_buffer){0};
+    if (!object || object == Py_None) return 0;
+    if (get_buffer(object, ids, 'i', "ids", 0) < 0) return -1;
+    if (n_elements(ids) == n_elements(row)) return 0;
+    PyBuffer_Release(ids);
+    es_raise(ES_BAD_LENGTH);
+    return -1;
+}
+
 static PyObject *sampler_sample(PyObject *object, PyObject *args) {
     sampler_object *self = (sampler_object *)object;
-    PyObject *row_object, *prefix_object;
+    PyObject *row_object, *prefix_object, *ids_object = NULL, *result = NULL;
     double coin;
     Py_ssize_t slot;
-    if (!PyArg_ParseTuple(args, "OOdn:sample", &row_object, &prefix_object, &coin, &slot)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOdn|O:sample", &row_object, &prefix_object, &coin, &slot, &ids_object)) return NULL;
     es_dist *dist = dist_at(self->sampler, slot);
     if (!dist) return NULL;
-    Py_buffer row, prefix;
+    Py_buffer row, prefix, ids;
     if (get_buffer(row_object, &row, 'f', "row", 0) < 0) return NULL;
     if (get_buffer(prefix_object, &prefix, 'i', "prefix", 0) < 0) goto release_row;
-    if (es_enter(self) < 0) goto release_both;
-    es_status status;
-    int32_t token = -1;
-    Py_BEGIN_ALLOW_THREADS
-    status = es_filter(self->sampler, row.buf, n_elements(&row), prefix.buf, n_elements(&prefix), dist);
-    if (status == ES_OK) token = es_dist_sample(dist, coin);
-    Py_END_ALLOW_THREADS
-    self->busy = false;
-    PyBuffer_Release(&prefix);
-    PyBuffer_Release(&row);
-    return status == ES_OK ? PyLong_FromLong(token) : es_raise(status);
-release_both:
+    if (get_ids(ids_object, &row, &ids) < 0) goto release_prefix;
+    if (es_enter(self) == 0) {
+        es_status status;
+        int32_t token = -1;
+        const size_t n = n_elements(&row), n_prefix = n_elements(&prefix);
+        Py_BEGIN_ALLOW_THREADS
+        status = ids.obj ? es_filter_of(self->sampler, row.buf, ids.buf, n, prefix.buf, n_prefix, dist)
+                         : es_filter(self->sampler, row.buf, n, prefix.buf, n_prefix, dist);
+        if (status == ES_OK) token = es_dist_sample(dist, coin);
+        Py_END_ALLOW_THREADS
+        self->busy = false;
+        result = status == ES_OK ? PyLong_FromLong(token) : es_raise(status);
+    }
+    if (ids.obj) PyBuffer_Release(&ids);
+release_prefix:
     PyBuffer_Release(&prefix);
 release_row:
     PyBuffer_Release(&row);
-    return NULL;
+    return result;
 }
 
 static PyObject *sampler_set_probs(PyObject *object, PyObject *args) {
@@ -216,12 +230,13 @@ enum { MOST_LIKELIEST = 16 };
 
 static PyObject *sampler_likeliest(PyObject *object, PyObject *args) {
     sampler_object *self = (sampler_object *)object;
-    PyObject *row_object, *result = NULL;
+    PyObject *row_object, *ids_object = NULL, *result = NULL;
     Py_ssize_t k;
-    if (!PyArg_ParseTuple(args, "On:likeliest", &row_object, &k)) return NULL;
+    if (!PyArg_ParseTuple(args, "On|O:likeliest", &row_object, &k, &ids_object)) return NULL;
     if (k < 1 || k > MOST_LIKELIEST) return es_raise(ES_BAD_LENGTH);
-    Py_buffer row;
+    Py_buffer row, of;
     if (get_buffer(row_object, &row, 'f', "row", 0) < 0) return NULL;
+    if (get_ids(ids_object, &row, &of) < 0) goto release_row;
     size_t n_found = 0;
     if (es_enter(self) == 0) {
         int32_t ids[MOST_LIKELIEST];
@@ -229,12 +244,15 @@ static PyObject *sampler_likeliest(PyObject *object, PyObject *args) {
         const es_status status = es_likeliest(self->sampler, row.buf, n_elements(&row), (size_t)k, ids, probs, &n_found);
         result = status == ES_OK ? PyList_New((Py_ssize_t)n_found) : es_raise(status);
         for (size_t i = 0; result && i < n_found; i++) {
-            PyObject *pair = Py_BuildValue("id", (int)ids[i], probs[i]);
+            const int32_t token = of.obj ? ((const int32_t *)of.buf)[ids[i]] : ids[i];
+            PyObject *pair = Py_BuildValue("id", (int)token, probs[i]);
             if (!pair) Py_CLEAR(result);
             else PyList_SetItem(result, (Py_ssize_t)i, pair);
         }
         self->busy = false;
     }
+    if (of.obj) PyBuffer_Release(&of);
+release_row:
     PyBuffer_Release(&row);
     return result;
 }
@@ -281,13 +299,13 @@ static PyObject *sampler_probs(PyObject *object, PyObject *args) {
 
 static PyMethodDef sampler_methods[] = {
     {"sample", sampler_sample, METH_VARARGS,
-     "sample(row, prefix, coin, slot) -> token: filter `row` into `slot` (-1: none) and sample it."},
+     "sample(row, prefix, coin, slot, ids=None) -> token: filter `row` into `slot` (-1: none) and sample it."},
     {"set_probs", sampler_set_probs, METH_VARARGS, "set_probs(slot, probs): give slot these probabilities by id."},
     {"set_point", sampler_set_point, METH_VARARGS, "set_point(slot, token): give slot a point mass."},
     {"top", sampler_top, METH_VARARGS, "top(slot) -> the likeliest token of slot."},
     {"draw", sampler_draw, METH_VARARGS, "draw(slot, coin) -> a token sampled from slot."},
     {"likeliest", sampler_likeliest, METH_VARARGS,
-     "likeliest(row, k) -> [(token, probability), ...]: the k likeliest of the row itself, unfiltered."},
+     "likeliest(row, k, ids=None) -> [(token, probability), ...]: the k likeliest of the row itself, unfiltered."},
     {"best", sampler_best, METH_VARARGS,
      "best(row, prefix, ids, logits) -> n: write the likeliest after bias and penalties into ids and logits."},
     {"probs", sampler_probs, METH_VARARGS, "probs(slot, out): write slot's probabilities by id into out."},

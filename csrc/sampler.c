@@ -277,44 +277,54 @@ static bool penalties_on(const es_params *p) {
            (p->repeat_penalty != 1.0f || p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f);
 }
 
+/* Where in a row the logit of `token` stands; n if nowhere.  Entry i is that of token ids[i], or of i. */
+static size_t place_of(const int32_t *ids, size_t n, int32_t token) {
+    if (!ids) return token >= 0 && (size_t)token < n ? (size_t)token : n;
+    size_t low = 0, high = n;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (ids[middle] < token) low = middle + 1;
+        else high = middle;
+    }
+    return low < n && ids[low] == token ? low : n;
+}
+
 /* Copies the row and applies bias and penalties to the copy. */
-static const float *adjust(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                           const int32_t *path, size_t n_path) {
+static const float *adjust(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
+                           size_t n_prefix, const int32_t *path, size_t n_path) {
     const es_params *p = &s->params;
     float *x = s->adjusted;
     memcpy(x, row, n * sizeof *x);
-    for (size_t i = 0; i < s->n_bias; i++)
-        if ((size_t)s->bias_ids[i] < n) x[s->bias_ids[i]] += s->bias_values[i];
+    for (size_t i = 0; i < s->n_bias; i++) {
+        const size_t at = place_of(ids, n, s->bias_ids[i]);
+        if (at < n) x[at] += s->bias_values[i];
+    }
     if (!penalties_on(p)) return x;
 
     const size_t n_before = n_prefix + n_path;
     const size_t last_n = p->penalty_last_n < 0 ? n_before : (size_t)p->penalty_last_n;
     const size_t begin = n_before > last_n ? n_before - last_n : 0;
     for (size_t i = begin; i < n_before; i++) {
-        const int32_t token = i < n_prefix ? prefix[i] : path[i - n_prefix];
-        if (token >= 0 && (size_t)token < n) s->counts[token]++;
+        const size_t at = place_of(ids, n, i < n_prefix ? prefix[i] : path[i - n_prefix]);
+        if (at < n) s->counts[at]++;
     }
     for (size_t i = begin; i < n_before; i++) {
-        const int32_t token = i < n_prefix ? prefix[i] : path[i - n_prefix];
-        if (token < 0 || (size_t)token >= n || s->counts[token] == 0) continue;
-        float *logit = &x[token];
+        const size_t at = place_of(ids, n, i < n_prefix ? prefix[i] : path[i - n_prefix]);
+        if (at == n || s->counts[at] == 0) continue;
+        float *logit = &x[at];
         *logit = *logit <= 0.0f ? *logit * p->repeat_penalty : *logit / p->repeat_penalty;
-        *logit -= (float)s->counts[token] * p->frequency_penalty + p->presence_penalty;
-        s->counts[token] = 0; /* done, and zero again for the next call */
+        *logit -= (float)s->counts[at] * p->frequency_penalty + p->presence_penalty;
+        s->counts[at] = 0; /* done, and zero again for the next call */
     }
     return x;
 }
 
-es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                    es_dist *out) {
-    return es_filter_along(s, row, n, prefix, n_prefix, NULL, 0, out);
-}
-
-es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                          const int32_t *path, size_t n_path, es_dist *out) {
+/* The filters over a row whose entry i is that of token ids[i]; `out` has i in the place of ids[i]. */
+static es_status filter(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
+                        size_t n_prefix, const int32_t *path, size_t n_path, es_dist *out) {
     const es_params *p = &s->params;
     if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
-    if (s->n_bias || penalties_on(p)) row = adjust(s, row, n, prefix, n_prefix, path, n_path);
+    if (s->n_bias || penalties_on(p)) row = adjust(s, row, ids, n, prefix, n_prefix, path, n_path);
 
     if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
     size_t best_block = 0;
@@ -368,6 +378,34 @@ es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32
     return ES_OK;
 }
 
+es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                    es_dist *out) {
+    return filter(s, row, NULL, n, prefix, n_prefix, NULL, 0, out);
+}
+
+es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                          const int32_t *path, size_t n_path, es_dist *out) {
+    return filter(s, row, NULL, n, prefix, n_prefix, path, n_path, out);
+}
+
+/* Whether ids[n] ascend and are tokens of the vocabulary. */
+static bool are_tokens(const es_sampler *s, const int32_t *ids, size_t n) {
+    if (n == 0 || ids[0] < 0 || (size_t)ids[n - 1] >= s->n_vocab) return false;
+    bool ascend = true; /* no way out of the loop, so that it runs in vectors */
+    for (size_t i = 1; i < n; i++) ascend &= ids[i] > ids[i - 1];
+    return ascend;
+}
+
+es_status es_filter_of(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
+                       size_t n_prefix, es_dist *out) {
+    if (!are_tokens(s, ids, n)) return ES_BAD_LENGTH;
+    const es_status status = filter(s, row, ids, n, prefix, n_prefix, NULL, 0, out);
+    if (status != ES_OK) return status;
+    for (size_t i = 0; i < out->n; i++) out->ids[i] = ids[out->dense ? i : (size_t)out->ids[i]];
+    out->dense = false;
+    return ES_OK;
+}
+
 es_status es_likeliest(es_sampler *s, const float *row, size_t n, size_t k, int32_t *ids, double *probs,
                        size_t *found) {
     if (n == 0 || n > s->n_vocab || k == 0) return ES_BAD_LENGTH;
@@ -387,7 +425,7 @@ es_status es_likeliest(es_sampler *s, const float *row, size_t n, size_t k, int3
 es_status es_best(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix, size_t k,
                   int32_t *ids, float *logits, size_t *found) {
     if (n == 0 || n > s->n_vocab || k == 0) return ES_BAD_LENGTH;
-    if (s->n_bias || penalties_on(&s->params)) row = adjust(s, row, n, prefix, n_prefix, NULL, 0);
+    if (s->n_bias || penalties_on(&s->params)) row = adjust(s, row, NULL, n, prefix, n_prefix, NULL, 0);
     if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
     *found = top_k(s, row, n, k);
     for (size_t i = 0; i < *found; i++) {

@@ -32,10 +32,11 @@ class Sampler:
         presence_penalty: float,
         logit_bias: dict[int, float],
     ) -> Sampler: ...
-    def sample(self, row: _Floats, prefix: _Ints, coin: float, slot: int) -> int:
+    def sample(self, row: _Floats, prefix: _Ints, coin: float, slot: int, ids: _Ints | None = None, /) -> int:
         """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
 
-        `prefix` (int32) is what precedes the position; the penalties read it. `coin` is in [0, 1).
+        `prefix` (int32) is what precedes the position; the penalties read it. `coin` is in [0, 1). With `ids`
+        (int32, ascending) entry i of the row is that of token ids[i], and all others are impossible.
         """
 
     def set_probs(self, slot: int, probs: _Floats) -> None:
@@ -50,11 +51,11 @@ class Sampler:
     def draw(self, slot: int, coin: float) -> int:
         """Sample a token from `slot` as it stands, with `coin` in [0, 1)."""
 
-    def likeliest(self, row: _Floats, k: int) -> list[tuple[int, float]]:
+    def likeliest(self, row: _Floats, k: int, ids: _Ints | None = None, /) -> list[tuple[int, float]]:
         """Return the `k` (1 to 16) likeliest tokens of `row` (float32, at most n_vocab), best first.
 
         Beside each stands the probability that the row itself, unfiltered, gives it. Tokens at -inf are
-        left out.
+        left out. `ids` is as for `sample`.
         """
 
     def best(self, row: _Floats, prefix: _Ints, ids: _Ints, logits: _Floats) -> int:
@@ -176,6 +177,13 @@ class Interrupt:
 
 def coins(seed: int, first: int, n: int) -> list[float]:
     """Coins `first` .. `first + n - 1` of stream `seed`: numbers in [0, 1) (Philox 4x64-10)."""
+
+def multiply(matrix: npt.NDArray[np.uint8] | bytes, vectors: _Floats, out: _Floats) -> None:
+    """Write a matrix of ggml's type Q8_0 times each of `vectors` into `out`.
+
+    `vectors` is float32 (n, columns), columns a multiple of 32, `out` float32 (n, rows). Raises ValueError
+    when the shapes do not fit together.
+    """
 
 def simd() -> str:
     """Name of the row kernels this CPU runs."""

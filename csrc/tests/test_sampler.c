@@ -106,15 +106,31 @@ static es_params random_params(size_t kind) {
     return p;
 }
 
+/* Whether the slow filter gives `dist`; if not, a cut must be so near that rounding may decide it. */
+static bool agrees(const es_params *p, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                   const es_dist *dist) {
+    double *want = exact(n * sizeof *want), *nudged = exact(n * sizeof *nudged);
+    slow_filter(p, row, n, prefix, n_prefix, 0.0, want);
+    const bool same = agree(dist, want, n);
+    bool is_near = same;
+    for (int sign = -1; sign <= 1 && !same; sign += 2) {
+        slow_filter(p, row, n, prefix, n_prefix, 3e-6 * sign, nudged);
+        for (size_t i = 0; i < n; i++) is_near |= (nudged[i] > 0) != (want[i] > 0);
+    }
+    CHECK(is_near);
+    free(want);
+    free(nudged);
+    return same;
+}
+
 static void filters_agree_with_the_slow_ones(size_t n_runs, size_t longest) {
     size_t n_near = 0;
     for (size_t run = 0; run < n_runs; run++) {
         const es_params params = random_params(run % 32);
         const size_t n = 1 + random_below(&state, longest), n_vocab = n + random_below(&state, 3);
         const size_t n_prefix = random_below(&state, 100);
-        float *row = exact(n * sizeof *row);
-        int32_t *prefix = exact(n_prefix * sizeof *prefix);
-        double *want = exact(n * sizeof *want), *nudged = exact(n * sizeof *nudged);
+        float *row = exact(n * sizeof *row), *some = exact(n * sizeof *some);
+        int32_t *prefix = exact(n_prefix * sizeof *prefix), *ids = exact(n * sizeof *ids);
         fill_row(&state, run / 32 % N_ROW_KINDS, row, n);
         for (size_t i = 0; i < n_prefix; i++) prefix[i] = (int32_t)random_below(&state, 40) - 2;
 
@@ -122,23 +138,31 @@ static void filters_agree_with_the_slow_ones(size_t n_runs, size_t longest) {
         CHECK(s && es_filter(s, row, n, prefix, n_prefix, &s->slots[0]) == ES_OK);
         check_filtered(s, &s->slots[0]);
         check_scratch(s);
-        slow_filter(&params, row, n, prefix, n_prefix, 0.0, want);
-        if (!agree(&s->slots[0], want, n)) {
-            bool is_near = false;
-            for (int sign = -1; sign <= 1; sign += 2) {
-                slow_filter(&params, row, n, prefix, n_prefix, 3e-6 * sign, nudged);
-                for (size_t i = 0; i < n; i++) is_near |= (nudged[i] > 0) != (want[i] > 0);
+        n_near += !agrees(&params, row, n, prefix, n_prefix, &s->slots[0]);
+
+        /* A row of some of the tokens is a row in which the others are impossible. */
+        size_t n_some = 0;
+        const size_t sure = random_below(&state, n);
+        for (size_t i = 0; i < n; i++) {
+            if (i == sure) row[i] = 1.0f;
+            if (i != sure && random_bits(&state) % 3) {
+                row[i] = -INFINITY;
+            } else {
+                some[n_some] = row[i];
+                ids[n_some++] = (int32_t)i;
             }
-            CHECK(is_near);
-            n_near++;
         }
+        CHECK(es_filter_of(s, some, ids, n_some, prefix, n_prefix, &s->slots[0]) == ES_OK);
+        check_filtered(s, &s->slots[0]);
+        check_scratch(s);
+        n_near += !agrees(&params, row, n, prefix, n_prefix, &s->slots[0]);
         es_sampler_free(s);
         free(row);
+        free(some);
+        free(ids);
         free(prefix);
-        free(want);
-        free(nudged);
     }
-    CHECK(n_near <= n_runs / 50 + 1);
+    CHECK(n_near <= n_runs / 25 + 1);
 }
 
 /* Top-k and min-p cut between logits, not sums: nothing is rounded and ties go to smaller ids. */
@@ -166,6 +190,10 @@ static void refusals(void) {
         CHECK(s);
         CHECK(es_filter(s, row, 0, NULL, 0, s->target) == ES_BAD_LENGTH);
         CHECK(es_filter(s, row, N + 1, NULL, 0, s->target) == ES_BAD_LENGTH);
+        const int32_t wrong_ids[][2] = {{-1, 3}, {3, N}, {3, 3}, {4, 3}};
+        for (size_t w = 0; w < 4; w++)
+            CHECK(es_filter_of(s, row, wrong_ids[w], 2, NULL, 0, s->target) == ES_BAD_LENGTH);
+        CHECK(es_filter_of(s, row, wrong_ids[0], 0, NULL, 0, s->target) == ES_BAD_LENGTH);
         for (size_t i = 0; i < N; i += 13) {
             row[i] = NAN;
             CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NOT_FINITE);

@@ -182,12 +182,13 @@ def clear_command(
 
 def _clear_kept(kept: KeptData, *, everything: bool) -> None:
     """Delete a target's data, or what of it came from the user, and say so."""
-    from edgespec.forge.kept_data import delete_all, delete_own
+    from edgespec.forge.kept_data import delete_own
+    from edgespec.forge.workshop import remove_data
 
     if everything:
-        delete_all(kept)
-        size = format_size(kept.data_bytes + kept.checkpoint_bytes)
-        out.print(f"{kept.folder}: deleted, {kept.n_texts:,} texts and checkpoints, {size}", markup=False)
+        _, n_bytes = remove_data(kept.target or kept.sha256, kept.sha256)
+        what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
+        out.print(f"{kept.folder}: deleted, {what}", markup=False)
         return
     n = delete_own(kept)
     out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours", markup=False)
@@ -207,7 +208,7 @@ def _name_drafts() -> None:
         if draft.uses_own_texts:
             out.print(
                 f"{draft.name}: kept, a draft trained on your texts, of which it may still know; "
-                f"`edgespec draft remove {draft.name}` deletes it",
+                f"`edgespec draft remove {draft.name} --data` deletes it, and what is left of its training",
                 markup=False,
             )
 

@@ -73,7 +73,11 @@ def make_command(
         around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
         if making.when_idle:
             around = replace(around, pause=IdleWatch(on_message=message).pause)
-        made = make(request, around)
+        try:
+            made = make(request, around)
+        except KeyboardInterrupt:
+            message("what was written and trained is kept; the same command goes on")
+            raise
     if json:
         out.print_json(data=made_document(made))
     else:
@@ -152,7 +156,8 @@ def remove_command(
     for path in gone:
         out.print(f"{path}: deleted", markup=False)
     if data:
-        folder, n_bytes = remove_data(record)
+        names = (record.target_name, record.target_sha256) if record else None
+        folder, n_bytes = remove_data(*names) if names else (None, 0)
         _tell_of_data(folder, n_bytes)
 
 

@@ -61,11 +61,14 @@ class Data:
         typer.Option(
             metavar="N",
             help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
-            "counts.",
+            "counts, but not with --prompts and --from-history.",
             show_default="100k for each hour of training, at least 20k",
             rich_help_panel=_DATA,
         ),
     ] = None
+    answer_tokens: Annotated[
+        int, typer.Option(min=8, help="Most tokens of each of its answers.", rich_help_panel=_DATA)
+    ] = 400
     budget: Annotated[
         str,
         typer.Option(
@@ -99,6 +102,7 @@ class Data:
         tokens = self.data_tokens
         return DataRequest(
             tokens=default_tokens(training) if tokens is None else count(tokens, "data_tokens"),
+            n_predict=self.answer_tokens,
             budget=size(self.budget, "budget"),
             prompts=tuple(self.prompts or ()),
             from_history=self.from_history,

@@ -24,16 +24,16 @@ def print_made(made: Made) -> None:
     if made.before:
         rows.insert(0, (f"{made.before.contender.name} (there now)", made.before))
     print_table(_table(rows))
-    verdict = f"{made.best.label} is {abs(made.gain):.1%} {'faster' if made.gain >= 0 else 'slower'}"
-    than = made.before.contender.name if made.before else "plain decoding"
+    faster = "faster" if made.gain >= 0 else "slower"
+    verdict = f"{made.best.label} is {abs(made.gain):.1%} {faster} than {made.beaten}"
     if made.kept is None:
         out.print(
-            f"nothing is kept: {verdict} than {than}, and less than {LEAST_GAIN:.0%} is not told from noise; "
+            f"nothing is kept: {verdict}, and less than {LEAST_GAIN:.0%} is not told from noise; "
             "--force keeps it",
             markup=False,
         )
         return
-    out.print(f"{verdict} than {than}", markup=False)
+    out.print(verdict, markup=False)
     out.print(f"kept: {made.path}", markup=False)
     out.print(
         f"it drafts for {made.target_name} from now on; `edgespec draft remove {made.kept.name}` removes it",
@@ -49,6 +49,7 @@ def made_document(made: Made) -> dict[str, Any]:
         "before": made.before and _document(made.before),
         "candidates": [_candidate(*pair) for pair in made.candidates],
         "best": made.best.label,
+        "beaten": made.beaten,
         "gain": made.gain,
         "kept": made.kept and described(made.kept),
         "path": str(made.path) if made.path else None,

@@ -27,13 +27,14 @@ from edgespec.drafting.gains import Gains
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama.batch import Inputs
-from edgespec.llama.embeddings import Scatter
+from edgespec.llama.batch import EmbeddingsFn, Inputs
+from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.llama.head_file import Fusion, HeadFile
+from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.outputs import Features
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import n_common
+from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
 
 _MOST_STATES = 192
@@ -61,6 +62,20 @@ def check_head(head: HeadFile, target: GGUFHeader) -> None:
         f"{head.path}: a draft head made for {what}, not for {target.path.name}; make one for it with "
         "`edgespec draft make`"
     )
+
+
+def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
+    """Return what makes the rows that `draft` takes in place of tokens, as for a timed pass; None: nothing.
+
+    A head gets hidden states of zeros: what a pass costs does not depend on them.
+    """
+    if cut := read_cut(draft.header):
+        return Embeddings(cut)
+    head = read_head(draft.header)
+    if head is None:
+        return None
+    fusion, n_embd = Fusion(head, TargetEmbeddings(target.header)), head.n_embd
+    return lambda tokens: fusion(tokens, np.zeros((len(tokens), n_embd), np.float32))
 
 
 def states_worth(scheduler: Scheduler, n_unread: int, n_predict: int | None) -> int:
@@ -106,7 +121,7 @@ class HeadModel(DraftModel):
         """
         super().__init__(session, n_vocab=n_vocab)
         self.n_vocab = min(n_vocab, head.n_vocab)
-        self._scatter = Scatter(head.token_ids, self.n_vocab)
+        self._set_tokens(head.token_ids)
         self._fusion = fusion
         self.features = features
         self._n_true = 0  # of the timeline's tokens, those before it were read with the target's states
@@ -167,7 +182,7 @@ class HeadModel(DraftModel):
             self._own_at, self._own = start + len(pending) - 1, evaluated.features[-1:].copy()
         self._n_true = min(start + len(pending), self.features.end + 1)
         seconds = handled_s + evaluated.seconds
-        return replace(evaluated, rows=self._spread(evaluated.rows), seconds=seconds)
+        return replace(evaluated, rows=evaluated.rows[:, : self._n_row], seconds=seconds)
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
+from edgespec.drafting.head import draft_inputs
 from edgespec.drafting.timings import ENERGY_SIZES, Timeline, Timings, spread_of
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError
@@ -222,6 +223,7 @@ class _Measurement:
             n_ctx=n_past + N_MAX,
             n_threads=self._n_threads,
             n_logits_max=N_MAX,
+            embeddings=draft_inputs(self._models[0], model),
             interrupt=interrupt,
         )
         timeline = Timeline(self._stack.enter_context(session), n_past)

@@ -6,9 +6,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from edgespec.decoding.asks import Ask, DraftPass, Evaluated, finished
 from edgespec.errors import LogitsOf
-from edgespec.llama.embeddings import CutVocabulary, Scatter
+from edgespec.llama.embeddings import CutVocabulary
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.timelines import Timelines, n_common
 
@@ -34,11 +37,18 @@ class DraftModel:
         self._session = session
         self._n_inputs = cut.n_vocab if cut else session.model.n_vocab
         self.n_vocab = min(n_vocab, self._n_inputs)
-        """Length of a row of logits that `run` returns."""
-        self._scatter = Scatter(cut.token_ids, self.n_vocab) if cut else None
+        """Tokens of the target that it can know."""
+        self._set_tokens(cut.token_ids if cut else None)
         self._offset = 0  # the timeline's index of the first token in the cache
         self.blamed = LogitsOf(session.model.path)
         """Enter it around what is computed from its logits: an error then names this model."""
+
+    def _set_tokens(self, token_ids: npt.NDArray[np.int64] | None) -> None:
+        """Say which tokens the logits are of; None: of all."""
+        known = None if token_ids is None else token_ids[: int(np.searchsorted(token_ids, self.n_vocab))]
+        self.ids: npt.NDArray[np.int32] | None = None if known is None else known.astype(np.int32)
+        """Where rows of logits have some tokens only: those, ascending, as `_core.Sampler` takes them."""
+        self._n_row = self.n_vocab if known is None else len(known)
 
     @property
     def n_ctx(self) -> int:
@@ -96,7 +106,8 @@ class DraftModel:
     def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
         """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.
 
-        Shape (1 + len(guesses), n_vocab). The guesses stay in the cache until `trim`.
+        Shape (1 + len(guesses), n): those of `ids`, or of the first n tokens. The guesses stay in the cache
+        until `trim`.
         """
         return finished(self.ask(tokens, guesses)).rows
 
@@ -104,11 +115,15 @@ class DraftModel:
         """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`."""
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
         evaluated: Evaluated = yield DraftPass(self._session, self._known(pending), 1 + len(guesses))
-        return replace(evaluated, rows=self._spread(evaluated.rows))
+        return replace(evaluated, rows=evaluated.rows[:, : self._n_row])
 
-    def _spread(self, rows: Rows) -> Rows:
-        """Return the model's rows of logits over the target's vocabulary."""
-        return self._scatter(rows) if self._scatter else rows[:, : self.n_vocab]
+    def whole(self, row: Rows) -> Rows:
+        """Return a row of logits as one over all tokens, with -inf for those that it lacks."""
+        if self.ids is None:
+            return row
+        whole = np.full(self.n_vocab, -np.inf, np.float32)
+        whole[self.ids] = row
+        return whole
 
     def trim(self, n_tokens: int) -> None:
         """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""

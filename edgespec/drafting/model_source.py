@@ -98,12 +98,13 @@ class ModelSource:
         """Let the trunk go on with a token of this row of logits; return False if it does not."""
         sampler, drafted = position.sampler, proposal.drafted
         row: Rows | None = unmasked
+        ids = self._model.ids
         if self._constraint:
-            recent = position.recent(drafted)
-            row = self._constraint.mask(unmasked, drafted, sampler, recent, exact=False)
+            recent, ids = position.recent(drafted), None
+            row = self._constraint.mask(self._model.whole(unmasked), drafted, sampler, recent, exact=False)
         if row is None:
             return False  # the grammar allows nothing that the draft model likes
-        likeliest = sampler.likeliest(row, _LIKELIEST)
+        likeliest = sampler.likeliest(row, _LIKELIEST, ids)
         place = _Place(proposal.depth, proposal.path, bucket_of(likeliest[0][1]))
         as_sampled = self._predictor.sampled.chance(place.depth, place.bucket)
         as_argmax = self._predictor.argmax.chance(place.depth, place.bucket)
@@ -114,7 +115,7 @@ class ModelSource:
         n_siblings = self._n_siblings(place, proposal) if sampled else 0
         next_bucket, slot = proposal.bucket, proposal.n_slots
         coin = position.coins(1)[0] if sampled else 0.0
-        token = sampler.sample(row, position.recent(drafted), coin, slot)
+        token = sampler.sample(row, position.recent(drafted), coin, slot, ids)
         top = sampler.top(slot)
         if sampled:
             proposal.n_slots += 1

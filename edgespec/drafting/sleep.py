@@ -77,8 +77,9 @@ class Sleep:
         """Read what is unread but for the last token, and see which of the last it would have drafted."""
         first = len(tokens) - n_tested
         predictor = self._scheduler.learnt.predictor
-        for row, token in zip(self._model.run(tokens[:first], tokens[first:-1]), tokens[first:], strict=True):
-            ((likeliest, probability),) = sampler.likeliest(row, 1)
+        rows = self._model.run(tokens[:first], tokens[first:-1])
+        for row, token in zip(rows, tokens[first:], strict=True):
+            ((likeliest, probability),) = sampler.likeliest(row, 1, self._model.ids)
             predictor.argmax.learn(0, bucket_of(probability), likeliest == token)
             predictor.next.learn(0, 0, likeliest == token)
 

@@ -15,10 +15,11 @@ from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.cutting import check_source, cut, read_vocabulary
 from edgespec.forge.dataset import Dataset
-from edgespec.forge.families import Trained, require_jax
+from edgespec.forge.families import Job, Trained, check_trainable, require_jax, train_family
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids, Ranking, rank
 from edgespec.forge.training.target import Weights
+from edgespec.forge.trainings import earlier_cut, earlier_training, name_of, read_cut_ids, write_cut_ids
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.weights import Model
@@ -26,8 +27,7 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import Family
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import resolve
-from edgespec.platform.files import replacing
+from edgespec.models.resolve import locate, resolve
 
 FAMILIES: tuple[Family, ...] = ("head", "shallow", "whole")
 
@@ -93,7 +93,13 @@ def possible_families(target: str, source: str | None, *, trains: bool) -> tuple
     """Return the families that can be tried for `target`: without a small model only the head."""
     if not trains:
         return ("whole",)
-    return FAMILIES if source or load_registry().complete(target, None)[1] else ("head",)
+    return FAMILIES if source or _paired(target) else ("head",)
+
+
+def _paired(target: str) -> str | None:
+    """Return the draft of the registry's pair with this target."""
+    found = locate(target)
+    return load_registry().complete(found.stem if isinstance(found, Path) else found.name, None)[1]
 
 
 class Candidates:
@@ -115,12 +121,16 @@ class Candidates:
             check_source(self._source_header)
             self._check_vocabularies(self.source)
             headers.append(self._source_header)
+        for family in request.families if request.trains else ():
+            check_trainable(family, Weights(header), self._weights(family))
         # Models of one vocabulary may differ in their padding.
         self._vocabulary = read_vocabulary(min(headers, key=lambda one: one.n_vocab))
-        self._cut_of(rank(self._vocabulary, ()))  # refuses a number of tokens before anything is written
+        by_id = rank(self._vocabulary, ())
+        self._n_words = len(by_id.order)
+        self._cut_of(by_id)  # refuses a number of tokens before anything is written
 
     def _find_source(self) -> ModelFile:
-        name = self._request.source or load_registry().complete(self._target.name, None)[1]
+        name = self._request.source or _paired(str(self._target.path))
         if name is None:
             raise UsageError(
                 f"no small model is known for {self._target.name}, and whole and shallow drafts are made of "
@@ -152,21 +162,46 @@ class Candidates:
     def make(self, dataset: Dataset, folder: Path, run: Path, around: Surroundings) -> list[Candidate]:
         """Return the candidates, whose files are in `folder`; `run` keeps the checkpoints.
 
-        Raises EdgespecError, and KeyboardInterrupt when it is stopped: the checkpoints stay.
+        Folders beside `run` are of earlier runs, from whose weights training starts. Raises EdgespecError,
+        and KeyboardInterrupt when it is stopped: the checkpoints stay.
         """
+        request = self._request
         token_ids = self._token_ids(dataset, run, around)
         found: list[Candidate] = []
-        if "whole" in self._request.families:
+        for family in request.families if request.trains else ():
+            job = self._job(family, dataset, token_ids, run)
+            trained, files = train_family(job, folder, request.types, around)
+            parent = name_of(job.start) or (self.source.name if self.source and job.source else None)
+            for type_, path in files.items():
+                found.append(Candidate(f"{family}-{type_}", family, path, trained, parent))
+        if "whole" in request.families and len(token_ids) < self._n_words:
             found += self._cuts(token_ids, folder, around)
         return found
+
+    def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> Job:
+        request, n = self._request, len(self._request.families)
+        return Job(
+            family=family,
+            dataset=dataset,
+            target=Weights(self._header),
+            source=self._weights(family),
+            token_ids=token_ids,
+            hours=None if request.hours is None else request.hours / n,
+            tokens=None if request.tokens is None else max(1, request.tokens // n),
+            folder=run / family,
+            start=earlier_training(run, family, token_ids),
+        )
+
+    def _weights(self, family: Family) -> Weights | None:
+        """Return the small model that a family starts from, as good as it is here."""
+        return None if family == "head" else Weights(check_model_file(self._origin()))
 
     # ---- which tokens ----
 
     def _token_ids(self, dataset: Dataset, run: Path, around: Surroundings) -> Ids:
         """Return the tokens that the drafts of a run can say, ascending; chosen once for each run."""
-        file = run / "token_ids.npy"
-        if file.exists():
-            kept: Ids = np.load(file)
+        kept = read_cut_ids(run)
+        if kept is not None:
             return kept
         around.on_progress(Step("choosing tokens", 0.0))
         ranking = rank(
@@ -176,9 +211,10 @@ class Candidates:
             on_progress=lambda share: around.on_progress(Step("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(file) as stream:
-            np.save(stream, ids)
+        earlier = earlier_cut(run, len(ids)) if self._request.trains else None
+        if earlier is not None:  # a training can begin with the weights of one with the same tokens only
+            ids = earlier
+        write_cut_ids(run, ids)
         return ids
 
     def _cut_of(self, ranking: Ranking) -> Ids:
@@ -209,7 +245,7 @@ class Candidates:
         whole = self.source.path
         own = quantization_in(self.source.name) or quantization_in(whole.stem)
         if type_ != own:
-            whole = path.with_name(f"whole-{type_}.gguf")
+            whole = path.with_name(f"uncut-{type_}.gguf")
             quantize(self._origin(), whole, type_, pure=True)
         try:
             sha256 = sha256_of(self.source.path)

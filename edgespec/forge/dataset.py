@@ -6,17 +6,7 @@
         00003.npz.set-aside                         a damaged shard, kept so that the user can look into it
         .lock                                       held by the process that writes
 
-    a shard      tokens       int32    [sum of length]     all texts, one after another
-                 length       int32    [n_texts]           tokens of each, prompt and answer
-                 n_prompt     int32    [n_texts]           of them, the prompt's
-                 first        int32    [n_texts]           the first token whose hidden state is kept
-                 features     float16  [sum of (length - 1 - first), n_embd]
-                 temperature  float32  [n_texts]
-                 source       str      [n_texts]
-                 key          uint64   [n_texts]
-
-The last token of a text was never read, so it has no hidden state. Shards are uncompressed: the hidden states
-are mapped, not loaded, and a dataset may be larger than the memory.
+The hidden states are mapped, not loaded: a dataset may be larger than the memory. shards.py has the format.
 """
 
 from __future__ import annotations
@@ -25,8 +15,6 @@ import fcntl
 import hashlib
 import json
 import re
-import struct
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.forge.shards import Arrays, open_shard
 from edgespec.models.sources import check_disk, format_size
 from edgespec.platform.files import cache_root, replacing, write_atomically
 from edgespec.platform.kept_file import DamagedError, parse_json
@@ -53,7 +42,6 @@ TEXTS_PER_SHARD = 64
 
 _FORM, _VERSION = "edgespec-forge-dataset", 1
 _SHARD = re.compile(r"(\d{5})\.npz(\.set-aside)?")
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: the lengths of its name and of what follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +199,20 @@ class Dataset:
         found = [match for path in self.folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
         return sorted((match[0], match[2] is not None) for match in found)
 
-    def _open(self, path: Path) -> dict[str, npt.NDArray[np.generic]] | None:
+    def _open(self, path: Path) -> Arrays | None:
         """Return the arrays of a shard, mapped; None if it is damaged, or was set aside meanwhile."""
         try:
-            if path not in self._checked:
-                _check_sums(path)
-            arrays = _mapped(path)
-            _check_shape(arrays, self.target)
+            arrays = open_shard(
+                path,
+                n_embd=self.target.n_embd,
+                n_vocab=self.target.n_vocab,
+                checked=path in self._checked,
+            )
         except FileNotFoundError:
             return None
         except OSError as error:
             raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
-        except (DamagedError, zipfile.BadZipFile, ValueError, KeyError, EOFError, struct.error) as error:
+        except DamagedError as error:
             aside = path.with_name(f"{path.name}.set-aside")
             path.replace(aside)
             self._on_message(f"{path}: damaged ({error}); set aside as {aside.name}, the rest is used")
@@ -335,7 +325,7 @@ def _arrays(texts: Sequence[Text]) -> dict[str, Any]:
     }
 
 
-def _texts(shard: Mapping[str, npt.NDArray[np.generic]]) -> Iterator[Text]:
+def _texts(shard: Arrays) -> Iterator[Text]:
     """Yield the texts of a shard."""
     columns = [
         shard[name].tolist() for name in ("length", "n_prompt", "first", "temperature", "source", "key")
@@ -354,54 +344,3 @@ def _texts(shard: Mapping[str, npt.NDArray[np.generic]]) -> Iterator[Text]:
             key,
         )
         token, row = token + length, row + n
-
-
-def _check_sums(path: Path) -> None:
-    """Raise DamagedError unless all bytes are those that were written."""
-    with zipfile.ZipFile(path) as file:
-        if wrong := file.testzip():
-            raise DamagedError(f"{wrong}: wrong checksum")
-
-
-def _mapped(path: Path) -> dict[str, npt.NDArray[np.generic]]:
-    """Return the arrays of an uncompressed .npz as views on the file, which numpy itself would load."""
-    data = np.memmap(path, np.uint8, "r")
-    arrays = {}
-    with zipfile.ZipFile(path) as file, path.open("rb") as raw:
-        for info in file.infolist():
-            if info.compress_type != zipfile.ZIP_STORED:
-                raise DamagedError(f"{info.filename}: compressed")
-            raw.seek(info.header_offset)
-            start = raw.tell() + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size)))
-            raw.seek(start)
-            version = np.lib.format.read_magic(raw)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(raw)
-            n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            content = data[raw.tell() : start + info.file_size]
-            if len(content) != n_bytes:
-                raise DamagedError(f"{info.filename}: {len(content)} bytes, {n_bytes} expected")
-            arrays[info.filename.removesuffix(".npy")] = content.view(dtype).reshape(shape).view(np.ndarray)
-    return arrays
-
-
-def _check_shape(arrays: Mapping[str, npt.NDArray[np.generic]], target: Target) -> None:
-    """Raise DamagedError or KeyError unless the arrays are of a shard of this target."""
-    length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)
-    n_prompt, tokens, features = arrays["n_prompt"], arrays["tokens"], arrays["features"]
-    columns = [arrays[name].shape for name in ("n_prompt", "first", "temperature", "source", "key")]
-    if any(shape != length.shape for shape in columns) or tokens.shape != (length.sum(),):
-        raise DamagedError("its arrays do not belong together")
-    if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), target.n_embd):
-        raise DamagedError(f"hidden states of shape {features.shape} and type {features.dtype}")
-    if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt.astype(np.int64) <= length)):
-        raise DamagedError("lengths that cannot be")
-    if (
-        tokens.size
-        and not 0 <= int(tokens.astype(np.int64).min()) <= int(tokens.astype(np.int64).max()) < target.n_vocab
-    ):
-        raise DamagedError("token ids that the target does not have")

@@ -6,13 +6,10 @@ rest of a target's folder are checkpoints of trainings: weights, which hold no t
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
-import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.forge.dataset import BUILT_IN, forge_root
+from edgespec.forge.workshop import Workshop
 from edgespec.platform.files import replacing
 
 _SHARD = re.compile(r"\d{5}\.npz")
@@ -103,33 +101,33 @@ def _own_texts(shard: Path) -> npt.NDArray[np.bool_] | None:
 def delete_own(kept: KeptData) -> int:
     """Delete the texts that came from the user, and all damaged files; return how many texts are gone.
 
-    A shard is replaced by one without these texts. Raises EdgespecError if another process writes there, and
-    where the disk fails; each shard is then as it was, or without them.
+    A file of texts is replaced by one without them. Raises EdgespecError while a draft is made for this
+    target, and where the disk fails; each file is then as it was, or without them.
     """
     n_gone = 0
-    with _locked(kept.folder):
-        for shard in sorted(kept.folder.iterdir()):
-            if _ASIDE.fullmatch(shard.name):
-                shard.unlink()
-            if not _SHARD.fullmatch(shard.name):
-                continue
-            own = _own_texts(shard)
-            if own is None or own.all():
-                shard.unlink()
-                n_gone += 0 if own is None else len(own)
-            elif own.any():
-                with np.load(shard) as stored:
-                    rest: Any = _without(dict(stored), own)
-                with replacing(shard) as file:
-                    np.savez(file, **rest)
-                n_gone += int(own.sum())
+    with Workshop(kept.target or kept.sha256, kept.sha256).opened():
+        try:
+            for file in sorted(kept.folder.iterdir()):
+                if _SHARD.fullmatch(file.name):
+                    n_gone += _delete_own(file)
+                elif _ASIDE.fullmatch(file.name):
+                    file.unlink()
+        except OSError as error:
+            raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from error
     return n_gone
 
 
-def delete_all(kept: KeptData) -> None:
-    """Delete a target's texts and checkpoints. Raises EdgespecError as `delete_own`."""
-    with _locked(kept.folder):
-        shutil.rmtree(kept.folder)
+def _delete_own(shard: Path) -> int:
+    own = _own_texts(shard)
+    if own is None or own.all():
+        shard.unlink()
+        return 0 if own is None else len(own)
+    if own.any():
+        with np.load(shard) as stored:
+            rest: Any = _without(dict(stored), own)
+        with replacing(shard) as file:
+            np.savez(file, **rest)
+    return int(own.sum())
 
 
 def _without(shard: _Arrays, gone: npt.NDArray[np.bool_]) -> _Arrays:
@@ -138,20 +136,3 @@ def _without(shard: _Arrays, gone: npt.NDArray[np.bool_]) -> _Arrays:
     rows = shard["length"] - 1 - shard["first"]
     of_text = {"tokens": np.repeat(kept, shard["length"]), "features": np.repeat(kept, rows)}
     return {name: array[of_text.get(name, kept)] for name, array in shard.items()}
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a dataset's writer."""
-    try:
-        with (folder / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise EdgespecError(
-                    f"{folder}: another process writes there, so nothing of it was deleted; end `edgespec "
-                    "draft make` first, then say it again"
-                ) from None
-            yield
-    except OSError as error:
-        raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from error

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.energy import EnergyMeter
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge import run_state
 from edgespec.forge.candidates import Candidate, Candidates, TrainingRequest
 from edgespec.forge.dataset import READ, Dataset, Target
@@ -32,6 +32,7 @@ from edgespec.forge.judging import Contender, Judged, Judging
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.run_state import RunState
 from edgespec.forge.texts import DataRequest, questions_for, write_texts
+from edgespec.forge.trainings import name_training, tidy
 from edgespec.forge.trial import JudgingSettings
 from edgespec.forge.workshop import Workshop
 from edgespec.llama.embeddings import check_target
@@ -75,8 +76,10 @@ class Made:
     """What was there: a draft, or none; None: it could not be judged."""
     candidates: tuple[tuple[Candidate, Judged], ...]
     best: Candidate
+    beaten: str
+    """What the best is compared with: what was there, or plain decoding where that was faster."""
     gain: float
-    """How much better that is than what was there: 0.1 is 10 %."""
+    """How much better it is than that: 0.1 is 10 %."""
     kept: MadeDraft | None
     """The record of the best, if it was kept."""
     path: Path | None
@@ -134,11 +137,16 @@ class _Making:
         around, folder = self._around, self._dataset.folder
         self._workshop.check_space(self._candidates.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = run_state.key_of((self._request, self._sha256))
-        self._state = run_state.resumed(folder, key, around.on_message)
+        request = self._request
+        key = run_state.key_of((self._sha256, request.data, request.training))
+        self._state = run_state.resumed(folder, key, around.on_message, force=request.force)
+        if not self._state.until:
+            self._state = replace(self._state, until=request.data.until(self._dataset))
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
+        self._state = self._state.with_sources(self._tokens_by_source())
+        run_state.save(folder, self._state)
         with self._part(meter):
             candidates = self._candidates.make(self._dataset, room, self._run_folder, around)
         with self._part(meter):
@@ -167,7 +175,12 @@ class _Making:
     def _write(self) -> None:
         self._around.on_progress(Step("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
-            write_texts(model, self._dataset, self._request.data, self._threads, self._around)
+            if not model.can_rewind:
+                problem = "cannot take tokens back (recurrent or hybrid): no draft can be used with it"
+                raise UsageError(problem, field="target", value=self._target.name)
+            write_texts(
+                model, self._dataset, self._request.data, self._state.until, self._threads, self._around
+            )
 
     def _judge(self, candidates: Sequence[Candidate]) -> dict[str, Judged]:
         """Return what was measured, by the candidate's label; of what was there by its own name."""
@@ -180,6 +193,7 @@ class _Making:
             self._dataset.folder / "judging",
             on_progress=around.on_progress,
             on_message=around.on_message,
+            pause=around.pause,
         )
         new = [Contender(one.label, one.path) for one in candidates]
         return {one.contender.name: one for one in judging.judge([self._before, *new])}
@@ -193,18 +207,21 @@ class _Making:
         if not found:
             raise EdgespecError("none of the candidates could be judged; the lines above say why")
         best, its = max(found, key=lambda pair: pair[1].gains.mean)
-        gain = its.gains.mean / max(1.0, before.gains.mean if before else 1.0) - 1.0
-        texts = self._tokens_by_source()
+        base, beaten = 1.0, "plain decoding"
+        if before and before.gains.mean > base:
+            base, beaten = before.gains.mean, before.contender.name
+        gain = its.gains.mean / base - 1.0
+        if before:  # first: the new draft may get its name
+            keep_judged(before)
+        texts = self._state.sources
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._workshop.keep(best.path, kept)
-        if before:
-            keep_judged(before)
-        return Made(self._target.name, texts, before, tuple(found), best, gain, kept, path)
+        return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _tokens_by_source(self) -> dict[str, int]:
-        """Return how many tokens of each source candidates were made from."""
+        """Return how many tokens of each source candidates are made from."""
         counts: Counter[str] = Counter()
         for text in self._dataset.texts(held_out=False):
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
@@ -242,6 +259,6 @@ class _Making:
         self._state = replace(self._state, ended=True, kept=kept)
         run_state.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        for run in (folder / "training").glob("*"):
-            if run != self._run_folder:
-                shutil.rmtree(run, ignore_errors=True)
+        if made.kept:
+            name_training(self._run_folder, made.kept.family, made.kept.name)
+        tidy(self._run_folder, goes_on=made.kept is None)

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgespec.forge.dataset import BUILT_IN, key_of
 from edgespec.forge.python_functions import PythonFunctions
 
@@ -23,6 +25,7 @@ _FILE = Path(__file__).with_name("prompts.toml")
 _SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
 _TRIES = 200  # draws of one kind that may come again before it counts as used up
 _MOST_DEPTH = 8  # of words within words
+_FOLLOWED = 0.25  # of prompts that can be, those that are followed by another
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,8 @@ class Given:
     @property
     def key(self) -> int:
         """What tells it from others that begin differently, or end differently."""
-        head, rest = (
-            repr(part).encode() for part in (self.tokens[: self.n_prompt], self.tokens[self.n_prompt :])
-        )
-        return key_of(head, rest)
+        ids = np.array(self.tokens, "<i4")
+        return key_of(ids[: self.n_prompt].tobytes(), ids[self.n_prompt :].tobytes())
 
 
 class Grammar:
@@ -120,7 +121,7 @@ class _Kind:
         """Return one that did not come yet; None: there are no more."""
         for _ in range(_TRIES):
             text, follow_up = self.draw(rng)
-            if text not in self.seen:
+            if text and text not in self.seen:
                 self.seen.add(text)
                 return text, follow_up
         return None
@@ -164,9 +165,6 @@ def _drawer(grammar: Grammar, kind: Mapping[str, object]) -> Callable[[random.Ra
         return text, grammar.fill(rng.choice(follow_ups), rng) if asked else ""
 
     return draw
-
-
-_FOLLOWED = 0.25  # of prompts that can be, those that are followed by another
 
 
 def _texts(found: object) -> list[str]:

@@ -54,13 +54,14 @@ def functions_of(path: Path) -> Iterator[Function]:
         tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError):
         return
+    all_lines = source.split("\n")
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.end_lineno is None:
             continue
         if not _LEAST_LINES <= node.end_lineno - node.lineno <= _MOST_LINES:
             continue
-        code = textwrap.dedent(ast.get_source_segment(source, node, padded=True) or "")
-        if not code or len(code) > _MOST_CODE or code[:3] != "def":
+        code = textwrap.dedent("\n".join(all_lines[node.lineno - 1 : node.end_lineno]))
+        if len(code) > _MOST_CODE or not code.startswith("def "):
             continue
         lines = code.splitlines()
         signature = "\n".join(lines[: node.body[0].lineno - node.lineno]) or lines[0]

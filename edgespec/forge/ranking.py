@@ -76,11 +76,11 @@ class Ranking:
         if size < self.n_required:
             problem = f"at least {self.n_required} tokens stay: control tokens, single bytes and such"
             raise UsageError(problem, field="keep", value=size)
-        size = -(-size // ROUNDING) * ROUNDING
-        if size >= len(self.order):
+        rounded = -(-size // ROUNDING) * ROUNDING
+        if rounded >= len(self.order):
             problem = f"the model has only {len(self.order):,} tokens, so nothing would be cut"
             raise UsageError(problem, field="keep", value=size)
-        return np.sort(self.order[:size])
+        return np.sort(self.order[:rounded])
 
     def sizes(self) -> list[int]:
         """Return those of SIZES that can be cut."""

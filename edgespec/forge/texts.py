@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
+from edgespec.forge.own_texts import asked_of, check_file
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.trial import Question
@@ -22,6 +24,8 @@ BUDGET = 2_000_000_000
 TOKENS_PER_HOUR = 100_000
 """Tokens that are written for an hour of training: a third of an hour, where a laptop writes 80 a second."""
 
+_N_HELD_OUT = 4  # texts to judge by while a draft is trained, however few are written
+
 LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
 """Tokens that are written in any case; and where nobody asked for more."""
 
@@ -31,7 +35,7 @@ class DataRequest:
     """What the target is to write."""
 
     tokens: int
-    """Of answers, those of earlier runs included."""
+    """That the target is to have written, those of earlier runs included; of the user's own: to write now."""
     n_predict: int = WritingSettings().n_predict
     """Most tokens of an answer."""
     budget: int = BUDGET
@@ -48,9 +52,12 @@ class DataRequest:
         if self.budget < 1:
             raise UsageError("must be more than nothing", field="budget", value=self.budget)
         for path in self.prompts:
-            if not path.is_file():
-                problem = "a directory" if path.is_dir() else "no such file"
-                raise UsageError(f"{problem}; give a text, or prompts (.jsonl)", field="prompts", value=path)
+            check_file(path)
+
+    def until(self, dataset: Dataset) -> int:
+        """Return how many tokens the dataset is to have, at the beginning of a run."""
+        own = bool(self.prompts) or self.from_history
+        return self.tokens + (dataset.size().n_answer_tokens if own else 0)
 
 
 def default_tokens(training: TrainingRequest) -> int:
@@ -62,20 +69,21 @@ def default_tokens(training: TrainingRequest) -> int:
 
 
 def write_texts(
-    model: Model, dataset: Dataset, request: DataRequest, n_threads: int, around: Surroundings
+    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, around: Surroundings
 ) -> None:
-    """Let `model` write until the dataset has as many tokens as asked for, or its budget is used up.
+    """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
-    Raises EdgespecError as `Writing` and `Dataset.writer`, KeyboardInterrupt when it is stopped; what was
-    written by then is kept.
+    Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped;
+    what was written by then is kept.
     """
 
     def show(now: Progress) -> None:
-        left = request.tokens * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
-        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * request.tokens:,.0f} tokens"
+        left = until * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
+        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
         around.on_progress(Step("writing", now.share, detail, left))
         around.pause()
 
+    prompts = _prompts(model, request)
     writing = Writing(
         model,
         WritingSettings(n_predict=request.n_predict),
@@ -84,14 +92,20 @@ def write_texts(
         on_message=around.on_message,
     )
     with writing, dataset.writer(request.budget) as writer:
-        written = writing.fill(writer, _prompts(request), until=request.tokens, on_progress=show)
+        written = writing.fill(writer, prompts, until=until, on_progress=show)
         if written.full:
             around.on_message(writer.full())
 
 
-def _prompts(request: DataRequest) -> Iterator[Prompt | Given]:
-    """Yield what is asked: first what the user named."""
-    yield from built_in()
+def _prompts(model: Model, request: DataRequest) -> Iterator[Prompt | Given]:
+    """Return what is asked: some held-out prompts, so that each dataset has some, then all."""
+    own = asked_of(model, request.prompts, from_history=request.from_history)
+    return chain(islice(_held_out(), _N_HELD_OUT), own)
+
+
+def _held_out() -> Iterator[Prompt]:
+    """Yield the built-in prompts that nothing is trained on."""
+    return (prompt for prompt in built_in() if is_held_out(prompt.key))
 
 
 def questions_for(dataset: Dataset, n: int) -> tuple[Question, ...]:
@@ -101,9 +115,6 @@ def questions_for(dataset: Dataset, n: int) -> tuple[Question, ...]:
         Question(f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt])))
         for text in evenly(own, n // 2)
     ]
-    for prompt in built_in():
-        if len(found) >= n:
-            break
-        if is_held_out(prompt.key):
-            found.append(Question(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
+    for prompt in islice(_held_out(), n - len(found)):
+        found.append(Question(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
     return tuple(found)

@@ -117,15 +117,15 @@ def remove_draft(name: str) -> tuple[MadeDraft | None, list[Path]]:
     return record, gone
 
 
-def remove_data(record: MadeDraft | None) -> tuple[Path | None, int]:
-    """Remove what the target of a draft wrote, and what is left of training on it.
+def remove_data(target_name: str, target_sha256: str) -> tuple[Path | None, int]:
+    """Remove all texts that are kept for a target, and what is left of trainings on them.
 
     Returns the folder and its bytes; (None, 0) if it is not here. Raises EdgespecError while it is in use.
     """
-    folder = forge_root() / record.target_sha256[:16] if record else None
-    if record is None or folder is None or not folder.is_dir():
+    folder = forge_root() / target_sha256[:16]
+    if not folder.is_dir():
         return None, 0
-    with Workshop(record.target_name, record.target_sha256).opened():  # refuses while a draft is being made
+    with Workshop(target_name, target_sha256).opened():  # refuses while a draft is being made
         n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         shutil.rmtree(folder)
     return folder, n_bytes

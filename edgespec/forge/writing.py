@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from edgespec._core import Interrupt, Sampler
 from edgespec.errors import EdgespecError, LogitsOf
-from edgespec.forge.dataset import READ, Text, Writer, is_held_out
+from edgespec.forge.dataset import Writer, is_held_out
 from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.running_text import RunningText
 from edgespec.llama.cache import Cache, CacheSize, Piece
-from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.outputs import Rows
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of
 from edgespec.models.sources import format_size
@@ -34,7 +35,10 @@ GREEDY_SHARE = 0.4
 TEMPERATURES = (0.6, 0.8, 1.0)
 """Of the others, as many at each."""
 
-_TOP_P = 0.95
+LONGEST_PROMPT = 624
+"""Most tokens of a prompt by default: with the longest answer, 1024."""
+
+_TOP_P, _TOP_K = 0.95, 100  # of 152,000 logits, the top 100 are found ten times as fast as all are sorted
 _NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties, so they read none
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring seeds become numbers far apart
 
@@ -47,8 +51,8 @@ class WritingSettings:
     """Texts at once; fewer where the memory has no room for the cache of so many."""
     n_predict: int = 400
     """Most tokens of an answer."""
-    longest: int = 1024
-    """Tokens of a prompt and its answer; longer prompts are left out."""
+    longest_prompt: int = LONGEST_PROMPT
+    """Most tokens of a prompt; longer ones are left out."""
     window: int = 192
     """Of a prompt, the last tokens whose hidden states are kept."""
     n_pass: int = 112
@@ -78,54 +82,7 @@ class Written:
     """Prompts that were too long."""
     seconds: float
     full: bool
-    """Whether it ended because the budget was used up."""
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A text that is being written or read."""
-
-    prompt: Prompt | Given
-    key: int
-    tokens: list[int]
-    n_prompt: int
-    n_end: int
-    """Tokens at which it ends, at the latest."""
-    sequence: int
-    first: int
-    features: npt.NDArray[np.float16]
-    temperature: float
-    coins: Coins
-    n_read: int = 0
-
-    @property
-    def reads_only(self) -> bool:
-        return math.isnan(self.temperature)
-
-    @property
-    def n_unread(self) -> int:
-        """Tokens that are there to be read: of a text that is only read, its last is not needed."""
-        return len(self.tokens) - self.n_read - self.reads_only
-
-    def keep(self, features: Features) -> None:
-        """Keep the hidden states of the tokens that were just read."""
-        skipped = max(0, self.first - self.n_read)
-        start, end = self.n_read + skipped - self.first, self.n_read + len(features) - self.first
-        if end > start:
-            self.features[start:end] = features[skipped:]
-        self.n_read += len(features)
-
-    def text(self) -> Text:
-        n = len(self.tokens)
-        return Text(
-            tokens=np.array(self.tokens, np.int32),
-            n_prompt=self.n_prompt,
-            first=self.first,
-            features=self.features[: n - 1 - self.first],
-            temperature=self.temperature,
-            source=READ if self.reads_only else self.prompt.source,
-            key=self.key,
-        )
+    """Whether it ended because the budget was used up; `Writer.full` is the line that says so."""
 
 
 @dataclass(slots=True)
@@ -138,16 +95,20 @@ class _Run:
     n_before: int
     """Tokens that were there when it began."""
     until: int
-    running: list[_Running] = field(default_factory=list)
+    running: list[RunningText] = field(default_factory=list)
     follow_ups: list[Prompt] = field(default_factory=list)
     """Prompts that go on from answers."""
     n_texts: int = 0
-    n_tokens: int = 0
     n_finished: int = 0
     """Tokens of finished texts."""
     n_skipped: int = 0
     full: bool = False
     begun_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens written or read, of texts under way too."""
+        return self.n_finished + sum(one.n_done for one in self.running)
 
     @property
     def seconds(self) -> float:
@@ -172,12 +133,12 @@ class Writing(Closing):
     ) -> None:
         """Make the cache. `on_message` takes lines that the user should know.
 
-        Raises EdgespecError for a model that has no hidden states to give, and where the memory has no room.
+        Raises EdgespecError where the memory has no room for it.
         """
         self.model = model
         self.settings = settings or WritingSettings()
-        self._longest = min(self.settings.longest, model.n_ctx_train)
-        _check_model(model)
+        self._longest = min(self.settings.longest_prompt + self.settings.n_predict, model.n_ctx_train)
+        self._n_predict = min(self.settings.n_predict, self._longest // 2)
         self._n_texts = _texts_that_fit(model, self.settings, self._longest, on_message)
         size = CacheSize(
             n_ctx=self._n_texts * self._longest,
@@ -201,7 +162,7 @@ class Writing(Closing):
 
         Prompts that the dataset has a text of are left out, so a run that was ended goes on where it was. On
         Ctrl-C the finished texts are kept. `on_progress` is called after each pass. Raises EdgespecError as
-        `Cache.eval`, and OSError where the disk fails.
+        `Cache.eval` (a model may have no hidden states to give), and OSError where the disk fails.
         """
         texts = list(writer.dataset.texts())
         run = _Run(
@@ -247,14 +208,18 @@ class Writing(Closing):
         tokens = list(prompt.tokens) if isinstance(prompt, Given) else prompt_tokens(self.model, prompt)
         n_prompt = prompt.n_prompt if isinstance(prompt, Given) else len(tokens)
         reads_only = given and len(tokens) > n_prompt
-        n_end = len(tokens) if reads_only else n_prompt + settings.n_predict
+        n_end = len(tokens) if reads_only else n_prompt + self._n_predict
         if n_prompt == 0 or n_end > self._longest:
             run.n_skipped += 1
             return
         first = max(0, n_prompt - settings.window)
+        features: npt.NDArray[np.float16] = np.empty((n_end - 1 - first, self.model.n_embd), np.float16)
+        if not run.writer.has_room(features.nbytes):
+            run.full = True
+            return
         temperature = math.nan if reads_only else temperature_of(prompt.key, settings.seed)
         run.running.append(
-            _Running(
+            RunningText(
                 prompt=prompt,
                 key=prompt.key,
                 tokens=tokens,
@@ -262,7 +227,7 @@ class Writing(Closing):
                 n_end=n_end,
                 sequence=self._cache.take(),
                 first=first,
-                features=np.empty((n_end - 1 - first, self.model.n_embd), np.float16),
+                features=features,
                 temperature=temperature,
                 coins=Coins(_mixed(prompt.key, settings.seed)),
             )
@@ -273,7 +238,7 @@ class Writing(Closing):
     def _step(self, run: _Run) -> None:
         """Make one pass, and end the texts that are finished."""
         n_free = self.settings.n_pass
-        taken: list[_Running] = []
+        taken: list[RunningText] = []
         pieces: list[Piece] = []
         # Those that are written first, one token each: prompts take what is left of the pass.
         for one in sorted(run.running, key=lambda one: one.n_unread):
@@ -289,29 +254,24 @@ class Writing(Closing):
             one.keep(features)
             if len(row):
                 one.tokens.append(self._sample(one, row))
-                run.n_tokens += 1
-            elif one.reads_only:
-                run.n_tokens += len(features)
             if len(row) or one.n_unread == 0:
                 self._end_if_finished(run, one)
 
-    def _sample(self, one: _Running, rows: Rows) -> int:
+    def _sample(self, one: RunningText, rows: Rows) -> int:
         sampler = self._samplers.get(one.temperature)
         if sampler is None:
-            params = SamplingParams(temperature=one.temperature, top_k=0, top_p=_TOP_P, min_p=0.0)
+            params = SamplingParams(temperature=one.temperature, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0)
             sampler = self._samplers[one.temperature] = params.sampler(self.model.n_vocab, 0)
         coin = 0.0 if one.temperature == 0.0 else one.coins.take(1)[0]
         with self._errors:
             return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
 
-    def _end_if_finished(self, run: _Run, one: _Running) -> None:
+    def _end_if_finished(self, run: _Run, one: RunningText) -> None:
         if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
             return
         run.running.remove(one)
         self._cache.release(one.sequence)
-        if run.full:
-            return
-        if not run.writer.append(one.text()):
+        if not run.writer.append(one.finished()):
             run.full = True
             return
         run.n_texts += 1
@@ -325,7 +285,10 @@ def prompt_tokens(model: Model, prompt: Prompt) -> list[int]:
     """Return the tokens of a prompt, through the model's chat template where it has one."""
     if model.chat_template is None:
         return model.tokenize(prompt.turns[-1], add_special=True, parse_special=False)
-    return model.tokenize_chat([{"role": "user", "content": turn} for turn in prompt.turns])
+    roles = ("user", "assistant")
+    return model.tokenize_chat(
+        [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(prompt.turns)]
+    )
 
 
 def temperature_of(key: int, seed: int = 0) -> float:
@@ -341,13 +304,6 @@ def temperature_of(key: int, seed: int = 0) -> float:
 def _mixed(key: int, seed: int) -> int:
     """Return a number of 64 bits that is another one for each seed."""
     return (key * _MIX + seed * (_MIX >> 1)) % 2**64
-
-
-def _check_model(model: Model) -> None:
-    """Raise EdgespecError for a model that does not write, or several texts not at once."""
-    header = model.header
-    if header.pooling_type != 0 or not header.is_causal:
-        raise EdgespecError(f"{model.path}: an embedding model: it writes no text to train a draft on")
 
 
 def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_message: MessageFn) -> int:

@@ -105,24 +105,3 @@ class Embeddings:
         raw = self._rows[np.asarray(tokens, np.int64)]
         rows = to_floats(raw, self._kind, self._width)
         return rows if self._scale == 1 else rows * self._scale
-
-
-class Scatter:
-    """Spreads a cut draft's logits over the target's vocabulary, with -inf for tokens that were cut.
-
-    The buffer is reused: only the kept ids are ever written.
-    """
-
-    def __init__(self, token_ids: npt.NDArray[np.int64], n_vocab: int) -> None:
-        """Spread rows over `n_vocab` tokens; row element i belongs to token_ids[i] if that is below."""
-        self._ids = token_ids[: int(np.searchsorted(token_ids, n_vocab))]
-        self._rows = np.full((1, n_vocab), -np.inf, np.float32)
-
-    def __call__(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return `rows` over the target's vocabulary; valid until the next call."""
-        if len(rows) > len(self._rows):
-            self._rows = np.full((len(rows), self._rows.shape[1]), -np.inf, np.float32)
-        spread = self._rows[: len(rows)]
-        for row, kept in zip(spread, rows, strict=True):
-            row[self._ids] = kept[: len(self._ids)]
-        return spread

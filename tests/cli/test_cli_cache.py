@@ -1,6 +1,5 @@
 """`edgespec cache`, called as a user does, with the vocabulary of a tiny model."""
 
-import fcntl
 import json
 import os
 import pty
@@ -17,6 +16,7 @@ from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History, history_root
 from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, Text, forge_root
+from edgespec.forge.workshop import Workshop
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
@@ -198,8 +198,8 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
         f"{forge.folder}: deleted, 2 of 3 texts: those of yours",
         f"{forge.folder}: its checkpoints may still know of these texts; `edgespec cache clear --forge` "
         "deletes them",
-        "mine: kept, a draft trained on your texts, of which it may still know; `edgespec draft remove mine` "
-        "deletes it",
+        "mine: kept, a draft trained on your texts, of which it may still know; `edgespec draft remove mine "
+        "--data` deletes it, and what is left of its training",
     ]
     assert [text.source for text in forge.texts()] == [BUILT_IN]
     nothing, mine = edgespec("clear")[0].splitlines()
@@ -217,11 +217,10 @@ def test_clear_all_that_drafts_are_made_from(edgespec, forge):
 
 def test_clear_beside_a_process_that_makes_a_draft(edgespec, history, forge):
     history.append([1])
-    with (forge.folder / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with Workshop("my-target", forge.target.sha256).opened():
         text, line = edgespec("clear", "--yes", code=1)
     assert text == f"{history.path}: deleted, 1 documents\n"
-    assert "another process writes there, so nothing of it was deleted" in line
+    assert "another process makes drafts for my-target" in line
     assert line.count("\n") == 1
     assert forge.size().n_texts == 3
 

@@ -259,6 +259,7 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     assert ways.settings(prompts) == Settings(parse_ways("auto"))
     training, judging = draft_options.Training(), draft_options.Judging()
     assert training.types == ",".join(candidates.TYPES)
+    assert draft_options.Data().answer_tokens == texts.DataRequest(tokens=1).n_predict
     assert draft_options.size(draft_options.Data().budget, "budget") == texts.BUDGET
     assert judging.settings(6, None, "auto") == JudgingSettings()
 

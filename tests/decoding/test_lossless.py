@@ -151,6 +151,43 @@ def test_enumeration(options, rule, length_rule):
             np.testing.assert_allclose(got, want, atol=tolerance)
 
 
+class CutDraft(ToyModel):
+    """A draft, or a head, that lacks a token which the target says."""
+
+    IDS = np.array([0, 2], np.int32)
+
+    def logits(self, prefix):
+        row = np.full(V, -np.inf, np.float32)
+        row[self.IDS] = super().logits(prefix)[self.IDS]
+        return row
+
+
+class CCut(C):
+    """Slots are filled from rows of the tokens that the draft has."""
+
+    def outcomes(self, tokens, rule):
+        n = len(tokens)
+        sampler = self.params.sampler(V, max(n, 1))
+        for i in range(n):
+            row = self.draft.logits(tokens[:i])[CutDraft.IDS]
+            sampler.sample(row, np.asarray(tokens[:i], np.int32), 0.0, i, CutDraft.IDS)
+        rows = np.stack([self.target.logits(tokens[:i]) for i in range(n + 1)])
+        yield from c_outcomes(sampler, rows, tokens, np.arange(n, dtype=np.int32), rule)
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_a_draft_that_lacks_what_the_target_says(options, rule):
+    params = SamplingParams(**options)
+    for seed, gamma in [(1, 1), (2, 2), (3, 3)]:
+        target, draft = ToyModel(seed), CutDraft(seed + 100)
+        want = alone(target, params, gamma + 1)
+        for engine, tolerance in ((Twin, 1e-12), (CCut, 1e-6)):
+            proposals = drafts(draft, params, while_confident(gamma))
+            got = emitted(engine(target, draft, params), rule, proposals, gamma + 1)
+            np.testing.assert_allclose(got, want, atol=tolerance)
+
+
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_deterministic_proposals_are_exact(rule):
     """A point mass as q: argmax drafts, n-grams and suffixes."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -96,6 +98,67 @@ def test_filters_agree_with_the_twin(row, params, prefix):
     if not np.allclose(got, want, atol=1e-6):
         assume(not cut_is_near(row, params, prefix))
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows(), params_strategy, st.lists(st.integers(0, 30), max_size=100), st.integers(0, 2**32 - 1))
+def test_a_row_of_some_tokens_is_one_in_which_the_others_are_impossible(row, params, prefix, seed):
+    """What a draft with a cut vocabulary gives: its logits, and beside them the tokens that they are of."""
+    rng = np.random.default_rng(seed)
+    ids = np.flatnonzero(rng.random(len(row)) < 0.4).astype(np.int32)
+    if not len(ids) or not np.isfinite(row[ids]).any():
+        ids = np.append(ids[ids < row.argmax()], row.argmax()).astype(np.int32)
+    whole = np.full(len(row), -np.inf, np.float32)
+    whole[ids] = row[ids]
+    params = dataclasses.replace(params, logit_bias={int(rng.integers(len(row))): 1.5})
+    prefix = [t for t in prefix if t < len(row)]
+    sampler = params.sampler(len(row), 1)
+    coin = float(rng.random())
+    token = sampler.sample(row[ids], np.asarray(prefix, np.int32), coin, 0, ids)
+    got = np.empty(len(row), np.float32)
+    sampler.probs(0, got)
+    want = filtered_probs(whole, params, prefix)
+    if not np.allclose(got, want, atol=1e-6):
+        assume(not cut_is_near(whole, params, prefix))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert got[token] > 0
+    same = sampler.likeliest(whole, 4)
+    found = sampler.likeliest(row[ids], 4, ids)
+    assert [token for token, _ in found] == [token for token, _ in same]
+    np.testing.assert_allclose([p for _, p in found], [p for _, p in same], rtol=1e-5)
+
+
+def test_ids_that_do_not_fit_a_row():
+    sampler = SamplingParams().sampler(8, 1)
+    row = np.zeros(3, np.float32)
+    for ids in ([1, 2], [0, 1, 2, 3], [1, 1, 2], [2, 1, 3], [-1, 1, 2], [1, 2, 8]):
+        with pytest.raises(ValueError, match="length or index"):
+            sampler.sample(row, NO_TOKENS, 0.5, 0, np.asarray(ids, np.int32))
+    for ids in ([1, 2], [0, 1, 2, 3]):
+        with pytest.raises(ValueError, match="length or index"):
+            sampler.likeliest(row, 1, np.asarray(ids, np.int32))
+    with pytest.raises(TypeError, match="ids"):
+        sampler.sample(row, NO_TOKENS, 0.5, 0, np.zeros(3, np.int64))
+
+
+def test_a_matrix_of_8_bits_times_vectors():
+    rng = np.random.default_rng(2)
+    for n_rows, n_columns, n in ((1, 32, 1), (7, 96, 3), (64, 256, 2), (3, 64, 0)):
+        matrix = rng.normal(0, 1, (n_rows, n_columns)).astype(np.float32)
+        raw = gguf.quants.quantize(matrix, gguf.GGMLQuantizationType.Q8_0)
+        vectors = rng.normal(0, 1, (n, n_columns)).astype(np.float32)
+        out = np.empty((n, n_rows), np.float32)
+        _core.multiply(raw, vectors, out)
+        whole = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
+        np.testing.assert_allclose(out, vectors @ whole.T, atol=1e-4)
+        for a, b, c in (
+            (raw[:-1], vectors, out),
+            (raw, vectors[:, :-1].copy(), out),
+            (raw, vectors, out.T.copy()),
+        ):
+            if a.size != raw.size or b.shape != vectors.shape or (c.shape != out.shape and n):
+                with pytest.raises(ValueError, match="do not fit together"):
+                    _core.multiply(a, b, c)
 
 
 @settings(max_examples=200, deadline=None)

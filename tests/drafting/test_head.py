@@ -12,6 +12,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.drafting.head import HeadModel
+from edgespec.drafting.measure import measure
+from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.llama.backend import quantize
@@ -165,15 +167,15 @@ def test_ctrl_c_in_any_pass(engine, plain, monkeypatch):
 
 
 def random_end(rng):
-    return [rng.randrange(250) for _ in range(rng.choice([1, 30, 120]))]
+    return [rng.randrange(250) for _ in range(rng.choice([1, 120, 200]))]
 
 
 def random_options(rng, seed):
-    gamma, drafter = rng.choice([(None, "auto"), (None, "model"), (3, "model"), (None, "none")])
+    gamma, drafter = rng.choice([(None, "auto"), (None, "model"), (3, "model"), (2, "auto"), (None, "none")])
     return Options(
         params=rng.choice([GREEDY, WARM]),
         seed=seed,
-        n_predict=rng.choice([7, 30, 60]),
+        n_predict=rng.choice([7, 40, 60]),
         drafter=drafter,
         gamma=gamma,
     )
@@ -200,7 +202,8 @@ def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
                 prompt, options = waiting.pop(0)
                 running.append((prompt, options, engine.stream(prompt, options)))
             engine.step()
-            n_paused += sum(text.is_paused for text in engine._texts.batcher.texts)
+            if engine._texts.batcher:
+                n_paused += sum(text.is_paused for text in engine._texts.batcher.texts)
             for one in list(running):
                 prompt, options, stream = one
                 stream.made()
@@ -209,7 +212,7 @@ def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
                     n_drafted += stream.result.sources.get("model", (0, 0))[0]
                     alone = {"params": options.params, "seed": options.seed, "n_predict": options.n_predict}
                     assert stream.result.token_ids == plain(prompt, **alone)
-    assert n_drafted > 50
+    assert n_drafted > 20, "two in five draft whatever a pass takes"
     assert bool(n_paused) == (n_cells < 4096)
 
 
@@ -241,8 +244,8 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
         inputs = fusion(text[kept.first + 1 : n], states[kept.first : n - 1])
         piece = session.piece(text[kept.first + 1 : n], n_logits=len(inputs), inputs=inputs)
         together = cache.eval([piece])[0]
-        assert np.allclose(np.array(rows)[:, head.token_ids], together[: len(rows)], atol=1e-4)
-        assert np.isneginf(np.delete(rows[0], head.token_ids)).all()
+        assert np.array_equal(drafting.ids, head.token_ids)
+        assert np.allclose(np.array(rows), together[: len(rows)], atol=1e-4)
 
 
 def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head_path):
@@ -271,7 +274,7 @@ def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head
         assert drafting.n_past == len(prompt), "all but the first token: no state of the target has come"
         session.rewind(len(prompt) - 1)
         by_hand = cache.eval([session.piece([17], inputs=fusion([17], own))])[0]
-        assert np.allclose(rows[0][head.token_ids], by_hand[0], atol=1e-4)
+        assert np.allclose(rows[0], by_hand[0], atol=1e-4)
         features.put(len(prompt) - 1, [prompt[-1]], states[-1:])
         drafting.trim(len(prompt) + 1)
         assert drafting.n_past == len(prompt) - 1, "what was read with its own state is read again"
@@ -342,3 +345,50 @@ def test_damaged_heads(tmp_path, target_path, head_path):
     ):
         path = write_random_head(tmp_path / "damaged.gguf", target_path, metadata={key: value})
         assert said in refusal(target_path, path), key
+
+
+def test_what_goes_in_is_the_fusion_matrix_times_both(target_path, head_path, tmp_path):
+    """Of each type of matrix, one token at a time and many at once."""
+    embeddings = TargetEmbeddings(check_model_file(target_path))
+    reader = gguf.GGUFReader(target_path)
+    table = {tensor.name: tensor for tensor in reader.tensors}["token_embd.weight"]
+    whole = gguf.quants.dequantize(table.data, table.tensor_type)
+    tokens = [3, 200, 3, 17]
+    assert np.array_equal(embeddings(tokens), whole[tokens])
+    states = np.random.default_rng(5).normal(0, 1, (40, 256)).astype(np.float32)
+    kinds = gguf.GGMLQuantizationType
+    for kind in (kinds.F32, kinds.F16, kinds.Q8_0):
+        path = write_random_head(tmp_path / f"{kind.name}.gguf", target_path, fusion_type=kind)
+        head = read_head(check_model_file(path))
+        raw = np.fromfile(path, np.uint8, offset=head.fusion_offset).reshape(256, -1)
+        matrix = gguf.quants.dequantize(raw.view(np.float32) if kind == kinds.F32 else raw, kind)
+        fusion = Fusion(head, embeddings)
+        many = [*range(40)]
+        for ids, given in ((tokens, states[:4]), (many, states)):
+            want = np.concatenate([whole[ids], given], axis=1) @ matrix.reshape(256, 512).T
+            assert np.allclose(fusion(ids, given), want, atol=0.05)
+        if kind == kinds.Q8_0:
+            assert np.allclose(
+                fusion(tokens, states[:4]),
+                (np.concatenate([whole[tokens], states[:4]], axis=1)) @ matrix.T,
+                atol=1e-3,
+            )
+        with pytest.raises(ValueError, match="hidden states of shape"):
+            fusion(tokens, states[:3])
+
+
+def test_a_profile_of_it_holds_what_goes_in(target_path, head_path, monkeypatch):
+    """A timed pass makes its inputs as a pass of a draft does."""
+    n_fused = 0
+    fused = Fusion.__call__
+
+    def counted(self, tokens, states):
+        nonlocal n_fused
+        n_fused += 1
+        return fused(self, tokens, states)
+
+    monkeypatch.setattr(Fusion, "__call__", counted)
+    with Model(target_path) as target, Model(head_path) as head:
+        costs = measure(target, head, n_threads=1, budget_s=0.5, meter=EnergyMeter(None, reason="not here"))
+    assert costs.draft is not None
+    assert n_fused > costs.sweeps * len(costs.sizes)

@@ -56,8 +56,15 @@ class World:
 
 
 def fake_model(cost: Cost, *, read: float = 1e-3, n_ctx: int = 32768, can_rewind: bool = True) -> Any:
+    header = SimpleNamespace(path=Path("fake"), is_head=False, gguf=SimpleNamespace(fields={}))
     return SimpleNamespace(
-        name="fake", n_vocab=100, n_ctx_train=n_ctx, can_rewind=can_rewind, header=None, cost=cost, read=read
+        name="fake",
+        n_vocab=100,
+        n_ctx_train=n_ctx,
+        can_rewind=can_rewind,
+        header=header,
+        cost=cost,
+        read=read,
     )
 
 

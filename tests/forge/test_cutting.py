@@ -14,7 +14,7 @@ from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.cutting import check_source, cut, read_vocabulary
 from edgespec.llama.backend import quantize
-from edgespec.llama.embeddings import Embeddings, Scatter, read_cut
+from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -217,15 +217,6 @@ def test_a_file_that_cannot_be_written(quantized, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder.gguf"], "no half of a file"
 
 
-def test_scatter():
-    spread = Scatter(np.array([1, 3, 8]), 6)
-    rows = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
-    inf = np.inf
-    assert spread(rows[:1]).tolist() == [[-inf, 1, -inf, 2, -inf, -inf]]
-    assert spread(rows).tolist() == [[-inf, 1, -inf, 2, -inf, -inf], [-inf, 4, -inf, 5, -inf, -inf]]
-    assert spread(rows[1:]).tolist() == [[-inf, 4, -inf, 5, -inf, -inf]]
-
-
 def test_a_draft_model_speaks_the_full_vocabulary(quantized, tmp_path):
     source, ids = quantized(), some_ids()
     made = make_cut(source, tmp_path / "cut.gguf", ids)
@@ -239,9 +230,16 @@ def test_a_draft_model_speaks_the_full_vocabulary(quantized, tmp_path):
             draft.begin()
             draft.read(tokens)
         theirs, mine = a.run(tokens, [3, 270]), b.run(tokens, [3, 270])
-        assert mine.shape == theirs.shape == (3, N_VOCAB)
-        assert np.array_equal(mine[:, ids], theirs[:, ids])
-        assert np.isneginf(np.delete(mine, ids, axis=1)).all()
+        assert np.array_equal(b.ids, ids) and a.ids is None
+        assert np.array_equal(mine, theirs[:, ids])
+        whole = b.whole(mine[0])
+        assert np.array_equal(whole[ids], mine[0])
+        assert np.isneginf(np.delete(whole, ids)).all()
+        assert np.array_equal(a.whole(theirs[0]), theirs[0])
+    with Model(made.path) as small, Session(small, n_ctx=64, n_threads=1, embeddings=Embeddings(made)) as one:
+        few = DraftModel(one, n_vocab=int(ids[20]), cut=made)
+        assert np.array_equal(few.ids, ids[:20]), "the others are none of the target's"
+        assert few.run(tokens).shape == (1, 20)
 
 
 def test_it_is_of_the_full_vocabulary(quantized, tmp_path, tiny_target):

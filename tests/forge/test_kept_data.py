@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 from itertools import count
 
@@ -11,8 +10,9 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.forge import dataset as room
-from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, Target, Text, forge_root
-from edgespec.forge.kept_data import delete_all, delete_own, find_kept
+from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, Target, Text
+from edgespec.forge.kept_data import delete_own, find_kept
+from edgespec.forge.workshop import Workshop
 
 TARGET = Target("ab" * 32, "my-target", n_embd=8, n_vocab=100)
 
@@ -20,6 +20,7 @@ TARGET = Target("ab" * 32, "my-target", n_embd=8, n_vocab=100)
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
     monkeypatch.setattr(room, "TEXTS_PER_SHARD", 2)
 
 
@@ -122,32 +123,27 @@ def test_a_folder_without_its_description():
     assert delete_own(kept) == 1
 
 
-def test_all_of_one_target():
+def test_targets_by_name():
     stored(BUILT_IN)
-    other = Target("cd" * 32, "a-target", 8, 100)
-    stored(BUILT_IN, target=other)
+    stored(BUILT_IN, target=Target("cd" * 32, "a-target", 8, 100))
     assert [one.target for one in find_kept()] == ["a-target", "my-target"]
-    delete_all(find_kept()[0])
-    assert [one.target for one in find_kept()] == ["my-target"]
-    assert not (forge_root() / other.sha256[:16]).exists()
 
 
-def test_beside_a_process_that_writes():
-    dataset, _ = stored(READ)
+def test_beside_a_process_that_makes_a_draft():
+    stored(READ)
     (kept,) = find_kept()
-    with (dataset.folder / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for delete in (delete_own, delete_all):
-            with pytest.raises(EdgespecError, match="another process writes there") as raised:
-                delete(kept)
-            assert "\n" not in str(raised.value)
+    with (
+        Workshop("my-target", TARGET.sha256).opened(),
+        pytest.raises(EdgespecError, match="another process makes drafts for my-target") as raised,
+    ):
+        delete_own(kept)
+    assert "\n" not in str(raised.value)
     assert find_kept()[0].n_own == 1
 
 
 def test_a_disk_that_fails(monkeypatch):
     dataset, texts = stored(BUILT_IN, READ)
     (kept,) = find_kept()
-    (dataset.folder / ".lock").chmod(0o600)
 
     def fails(*_, **__):
         raise OSError(28, "No space left on device")

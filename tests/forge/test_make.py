@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge import families
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import forge_root
-from edgespec.forge.make import LEAST_GAIN, Request, make
+from edgespec.forge.make import LEAST_GAIN, make
 from edgespec.forge.progress import Surroundings
 from edgespec.forge.texts import DataRequest, default_tokens
-from edgespec.forge.trial import JudgingSettings, Trial
 from edgespec.forge.workshop import remove_data, remove_draft
+from edgespec.llama.backend import llama
 from edgespec.llama.embeddings import read_cut
 from edgespec.llama.gguf_header import read_header
 from edgespec.models.choosing import choose_models
@@ -31,49 +31,6 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
-
-
-@pytest.fixture
-def source(tmp_path):
-    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
-
-
-@pytest.fixture
-def request_(tiny_path, source):
-    """The least that can be asked for."""
-    return Request(
-        target=str(tiny_path),
-        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
-        training=TrainingRequest(
-            families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
-        ),
-        judging=JudgingSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
-    )
-
-
-@pytest.fixture
-def speeds(monkeypatch):
-    """Runs of trials are made up: by the draft's file, how much faster than plain decoding it is."""
-    gains = {}
-
-    def runs(self):
-        name = self.draft.rpartition("/")[2] if self.draft else "none"
-        gain = next((gain for part, gain in gains.items() if part in name), 1.0)
-
-        def run(way, round_, seconds):
-            return Run(
-                "p", "c", way, round_, 5, 10, seconds, 0.1, 0.1,
-                draft_s=0.2, verify_s=1.0, n_emitted=10, histogram=((4, 2, 5),),
-            )  # fmt: skip
-
-        if self.round is None:
-            yield from (run(PLAIN, 0, 1.0), run("model", 0, 1.0))
-            return
-        for round_ in (self.round, self.round + self.settings.rounds):
-            yield from (run(PLAIN, round_, 1.0), run("auto", round_, 1.0 / gain))
-
-    monkeypatch.setattr(Trial, "runs", runs)
-    return gains
 
 
 def left(folder):
@@ -210,6 +167,18 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
     assert [path.name for path in (folder / "training").iterdir()] == ["2"]
 
 
+def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
+    said, seen = [], []
+    around = Surroundings(on_message=said.append, on_progress=seen.append)
+    assert make(request_).kept is None
+    made = make(replace(request_, force=True, name="mine"), around)
+    assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
+    assert not {"writing", "choosing tokens"} & {step.stage for step in seen}
+    assert made.kept.name == "mine"
+    make(replace(request_, force=True), around)
+    assert len(said) == 1, "that one was kept: a new run"
+
+
 def test_names(request_, speeds, tmp_path, tiny_path):
     speeds["cut-q8_0"] = 1.5
     request = replace(request_, name="mine", force=True)
@@ -217,8 +186,11 @@ def test_names(request_, speeds, tmp_path, tiny_path):
     assert (first.kept.name, first.path) == ("mine", tmp_path / "models" / "mine.gguf")
     with pytest.raises(UsageError, match="name mine: a draft of that name exists already"):
         make(replace(request, force=False))
-    again = make(request)
+    speeds["mine"], speeds["cut-q8_0"] = 1.2, 1.3
+    again = make(replace(request, training=replace(request.training, types=("f16",))))
+    assert again.before.gains.mean == pytest.approx(1.2)
     assert again.kept.name == "mine"
+    assert read_record(first.path) == again.kept, "not what was measured of the one before"
     assert user_models_file().read_text().count("[models.") == 1
     for name, problem in (
         ("qwen2.5-coder-0.5b-q4_0", "a model of that name exists already"),
@@ -238,9 +210,9 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
     assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
     folder = forge_root() / record.target_sha256[:16]
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert remove_data(record) == (folder, n_bytes)
+    assert remove_data(record.target_name, record.target_sha256) == (folder, n_bytes)
     assert not folder.exists()
-    assert remove_data(record) == (None, 0)
+    assert remove_data(record.target_name, record.target_sha256) == (None, 0)
     with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
         remove_draft("mine")
 
@@ -282,6 +254,20 @@ def test_what_cannot_be_made(request_, source, tmp_path, monkeypatch):
     with pytest.raises(EdgespecError, match="no disk space for"):
         make(request_)
     assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("family", ["head", "shallow", "whole"])
+def test_too_little_memory_to_train(request_, family, monkeypatch):
+    monkeypatch.setattr(families, "available_bytes", lambda: 100 << 20)
+    training = replace(request_.training, families=(family,), hours=None, tokens=1000)
+    with pytest.raises(EdgespecError, match=f"not enough memory to train the family {family}: about 1.07 GB"):
+        make(replace(request_, training=training))
+
+
+def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
+    monkeypatch.setattr(llama, "llama_model_is_recurrent", lambda _model: True)
+    with pytest.raises(UsageError, match="target target: cannot take tokens back"):
+        make(request_)
 
 
 def test_a_cut_draft_is_no_target(request_, speeds):
@@ -330,6 +316,7 @@ def test_data_that_cannot_be(tmp_path):
 
 def test_how_much_is_written_for_a_training():
     assert default_tokens(TrainingRequest(families=("whole",), hours=0.0)) == 20_000
+    assert default_tokens(TrainingRequest(families=("whole",), tokens=0)) == 20_000
     assert default_tokens(TrainingRequest(hours=2.0)) == 200_000
     assert default_tokens(TrainingRequest(hours=0.01)) == 20_000
     assert default_tokens(TrainingRequest(hours=100.0)) == 1_000_000

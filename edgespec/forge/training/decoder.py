@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jax import Array
 
 from edgespec.errors import UsageError
+from edgespec.forge.training import arithmetic
 from edgespec.forge.training.arithmetic import project, rms_norm, rope
 from edgespec.forge.training.target import Shape, Weights
 
@@ -77,11 +78,7 @@ class Decoder:
         q = self._heads(layer, "attn_q", h, shape.n_head) * shape.head_dim**-0.5
         k, v = (self._heads(layer, name, h, shape.n_head_kv) for name in ("attn_k", "attn_v"))
         q, k = (rope(each, *turns, interleaved=self.interleaved) for each in (q, k))
-        q = q.reshape(*q.shape[:2], shape.n_head_kv, -1, shape.head_dim)
-        scores = jnp.einsum("nagqd,nmgd->ngqam", q, k)
-        shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _NEVER), -1)
-        found = jnp.einsum("ngqam,nmgd->nagqd", shares, v)
-        x = x + _product(layer, "attn_output", found.reshape(*x.shape[:2], -1))
+        x = x + _product(layer, "attn_output", _attend(q, k, v, seen))
         h = rms_norm(x, layer["ffn_norm.weight"], shape.epsilon)
         h = jax.nn.silu(_product(layer, "ffn_gate", h)) * _product(layer, "ffn_up", h)
         return x + _product(layer, "ffn_down", h)
@@ -91,6 +88,28 @@ class Decoder:
         x = _product(layer, name, h).reshape(*h.shape[:2], n_heads, self.shape.head_dim)
         norm = layer.get(f"{name}_norm.weight")
         return x if norm is None else rms_norm(x, norm, self.shape.epsilon)
+
+
+def _attend(q: Array, k: Array, v: Array, seen: Array) -> Array:
+    """Return what queries (n, m, n_head, width) find in keys and values (n, m, n_head_kv, width).
+
+    Heads that share keys are rows of one matrix: three products where an einsum makes many small ones.
+    """
+    n, m, n_head, width = q.shape
+    n_kv = k.shape[2]
+    q = q.reshape(n, m, n_kv, -1, width).transpose(0, 2, 3, 1, 4).reshape(n * n_kv, -1, width)
+    k, v = (each.transpose(0, 2, 1, 3).reshape(n * n_kv, m, width) for each in (k, v))
+    scores = _batched(q, k, 2).reshape(n, n_kv, -1, m, m)
+    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _NEVER), -1)
+    found = _batched(shares.reshape(n * n_kv, -1, m), v, 1)
+    return found.reshape(n, n_head, m, width).transpose(0, 2, 1, 3).reshape(n, m, -1)
+
+
+def _batched(x: Array, y: Array, y_dim: int) -> Array:
+    """Return the products, in float32, of the matrices of x and y over dimension 2 of x, `y_dim` of y."""
+    dimensions = (((2,), (y_dim,)), ((0,), (0,)))
+    x, y = x.astype(arithmetic.FACTOR), y.astype(arithmetic.FACTOR)
+    return jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
 
 
 def multiply(x: Array, matrix: Array | Changed) -> Array:

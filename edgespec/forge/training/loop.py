@@ -7,14 +7,10 @@ with the batch that it would have trained on next.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Protocol
 
 import jax
@@ -26,6 +22,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.training import checkpoint
 from edgespec.forge.training.acceptance import Acceptance, Evaluation
 from edgespec.forge.training.batches import Packing, Place, Rows, Written, batches
+from edgespec.forge.training.ending import Asked, ending
 from edgespec.forge.training.family import Batch, Family, Params
 from edgespec.platform.messages import MessageFn, silent
 
@@ -119,9 +116,10 @@ def train(
 ) -> Trained:
     """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
 
-    `start`: the folder of an earlier training, whose best parameters this one begins with. SIGINT and SIGTERM
-    end it after the step under way, with a checkpoint and a KeyboardInterrupt. Raises UsageError and
-    EdgespecError in one line.
+    `start`: the folder of an earlier training, whose best parameters this one begins with. `on_progress` is
+    called after each step and may wait (idle.py): that time is not the training's. SIGINT and SIGTERM end the
+    wait, and the training after the step under way, with a checkpoint and a KeyboardInterrupt. Raises
+    UsageError and EdgespecError in one line.
     """
     if settings.hours is None and settings.tokens is None:
         raise UsageError("say how long to train: hours or tokens")
@@ -193,7 +191,8 @@ class _Training:
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
         self._state = _State(n_texts=len(texts))
         self._shown: list[dict[str, Any]] = []
-        self._speed = (0, 0.0)
+        self._asked = Asked()
+        self._began = 0.0
 
     def _traced_step(
         self,
@@ -216,11 +215,11 @@ class _Training:
     def run(self, start: Path | None) -> Trained:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
-        began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
+        self._began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
         key = jax.random.key(settings.seed)
         feed = batches(self._packing, self._family.embed, settings.rows.n, settings.seed, state.place)
-        self._tell("compiling")
-        with _asked_to_end() as asked:
+        with ending(self._asked):
+            self._tell("compiling")
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
                 rate = settings.rate * min(1.0, (state.n_steps + 1) / settings.warm_up) * _cosine(share)
@@ -233,19 +232,19 @@ class _Training:
                     raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
                 state.place, state.n_steps = place, state.n_steps + 1
                 state.n_tokens += int(batch.weights.sum())
-                state.elapsed_s = time.monotonic() - began
+                state.elapsed_s = time.monotonic() - self._began
                 self._tell("training")
-                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked:
+                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not self._asked:
                     self._judge(params)
-                    state.elapsed_s = time.monotonic() - began
-                if asked or time.monotonic() - kept >= settings.checkpoint_s:
+                    state.elapsed_s = time.monotonic() - self._began
+                if self._asked or time.monotonic() - kept >= settings.checkpoint_s:
                     checkpoint.save(self._folder, (params, moments), state.facts())
                     kept = time.monotonic()
-                if asked:
+                if self._asked:
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
                 self._judge(params)
-            state.elapsed_s = time.monotonic() - began
+            state.elapsed_s = time.monotonic() - self._began
             checkpoint.save(self._folder, (params, moments), state.facts())
         return self._trained(params)
 
@@ -302,19 +301,21 @@ class _Training:
         shown = self._shown
         names = shown[0] if shown else {}
         share = min(1.0, self._share())
-        self._on_progress(
-            Progress(
-                what=what,
-                n_steps=state.n_steps,
-                n_tokens=state.n_tokens,
-                tokens_per_s=state.n_tokens / state.elapsed_s if state.elapsed_s else 0.0,
-                elapsed_s=state.elapsed_s,
-                share=share,
-                left_s=state.elapsed_s * (1 / share - 1) if share else math.inf,
-                shown={name: float(np.mean([one[name] for one in shown])) for name in names},
-                acceptance=state.history[-1][2] if state.history else None,
-            )
+        now = Progress(
+            what=what,
+            n_steps=state.n_steps,
+            n_tokens=state.n_tokens,
+            tokens_per_s=state.n_tokens / state.elapsed_s if state.elapsed_s else 0.0,
+            elapsed_s=state.elapsed_s,
+            share=share,
+            left_s=state.elapsed_s * (1 / share - 1) if share else math.inf,
+            shown={name: float(np.mean([one[name] for one in shown])) for name in names},
+            acceptance=state.history[-1][2] if state.history else None,
         )
+        told = time.monotonic()
+        with self._asked.may_wait():
+            self._on_progress(now)
+        self._began += time.monotonic() - told
 
 
 def best_params(folder: Path, like: Params) -> Params:
@@ -330,25 +331,3 @@ def best_params(folder: Path, like: Params) -> Params:
 
 def _cosine(share: float) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-
-
-@contextmanager
-def _asked_to_end() -> Iterator[list[int]]:
-    """Yield a list that signals to end are put into, instead of ending at once; a second one ends at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    previous: dict[int, Any] = {}
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-        signal.signal(number, previous[number])
-
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        previous[ending] = signal.signal(ending, note)
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """The families "shallow" and "whole": a small model of the target's family, taught by distillation.
 
     whole      all layers of the small model, with a cut output vocabulary
-    shallow    its first layers and its last two
+    shallow    fewer of its layers: those left out that are missed least (choose_layers)
 
 The student reads tokens alone, as any model does, so that its file is an ordinary one (cutting.py). It learns
 the target's distribution over the kept tokens, softmax(W_out[cut] f), where the target itself wrote
@@ -10,6 +10,7 @@ the target's distribution over the kept tokens, softmax(W_out[cut] f), where the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,20 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array
 
+from edgespec.errors import UsageError
 from edgespec.forge.cutting import Changes, cut
 from edgespec.forge.training.arithmetic import FACTOR, rms_norm, score
+from edgespec.forge.training.batches import Packing, Rows, Written
 from edgespec.forge.training.decoder import Changed, Layer, multiply, read_decoder
 from edgespec.forge.training.family import Batch, Params
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT, OUTPUT_NORM, Weights
 from edgespec.models.pull import hash_file
 
-LAST = 2
-"""Layers at the end that a shallow student keeps: they write, and the others do not learn that quickly."""
-
-
-def first_and_last(n_layer: int, n_kept: int) -> tuple[int, ...]:
-    """Return the layers of a shallow student: the first ones, and the LAST ones."""
-    return (*range(n_kept - LAST), *range(n_layer - LAST, n_layer))
+_FEW = Rows(n=2, columns=384, answers=320)  # what the choice of layers reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,7 @@ class Student:
         }
         for tensor in self._names():
             if not self._is_trained(tensor) or self._is_narrow(tensor):
-                value = jnp.asarray(self._initial(tensor))
-                self.frozen[tensor] = value.astype(FACTOR) if value.ndim > 1 else value
+                self.frozen[tensor] = _as_factor(self._initial(tensor))
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
         """Return the source's own input embeddings of tokens, shape (*tokens.shape, n_embd)."""
@@ -97,6 +93,10 @@ class Student:
             params[f"{tensor}.down"] = jax.random.normal(part, (k, rank)) * k**-0.5
             params[f"{tensor}.up"] = jnp.zeros((rank, n))
         return params
+
+    def layer_of(self, layer: int) -> dict[str, Array]:
+        """Return the tensors of a layer of the source, as a frozen one has them."""
+        return {part: _as_factor(self._read(f"blk.{layer}.{part}")) for part in self._decoder.parts}
 
     # ---- what JAX traces ----
 
@@ -165,10 +165,12 @@ class Student:
         """Return a tensor as the source has it; a matrix transposed, (k, n)."""
         if tensor == OUTPUT:
             return self._source.rows(self._source.output, self.token_ids).T
-        name = tensor
-        if tensor.startswith("blk."):
-            _, i, part = tensor.split(".", 2)
-            name = f"blk.{self._layers[int(i)]}.{part}"
+        if not tensor.startswith("blk."):
+            return self._read(tensor)
+        _, i, part = tensor.split(".", 2)
+        return self._read(f"blk.{self._layers[int(i)]}.{part}")
+
+    def _read(self, name: str) -> npt.NDArray[np.float32]:
         return self._source.rows(name).T if self._source.info(name).is_matrix else self._source.vector(name)
 
     # ---- the file ----
@@ -200,6 +202,52 @@ def _tensor(params: Params, frozen: Params, name: str) -> Array | Changed:
     return params[name] if name in params else frozen[name]
 
 
+def _as_factor(values: npt.NDArray[np.float32]) -> Array:
+    """Return a frozen tensor: a matrix as it enters products."""
+    return jnp.asarray(values).astype(FACTOR if values.ndim > 1 else jnp.float32)
+
+
 def _at_answers(x: Array, answers: Array) -> Array:
     """Return the answers' columns of x, (n, m, width): shape (n, a, width)."""
     return jnp.take_along_axis(x, answers[:, :, None], 1)
+
+
+def choose_layers(
+    source: Weights,
+    target: Weights,
+    token_ids: npt.NDArray[np.int64],
+    texts: Sequence[Written],
+    n_kept: int,
+    *,
+    on_progress: Callable[[float], None] = lambda _share: None,
+) -> tuple[int, ...]:
+    """Return the layers of `source` that a shallow student of `n_kept` layers has, ascending.
+
+    Neighbours are left out (arXiv 2403.17887), there where what is left is nearest to the target before it is
+    trained: of 24 layers of Qwen2.5-Coder-0.5B the target agrees with 55 % without layers 7 to 14, and with
+    10 % without 14 to 21. Reads some hundred tokens of `texts` for each place. Raises UsageError for an
+    `n_kept` that leaves nothing or everything.
+    """
+    n_layer = source.header.n_layer
+    if not 2 <= n_kept < n_layer:
+        raise UsageError(
+            f"a shallow student has 2 to {n_layer - 1} of the model's {n_layer} layers", value=n_kept
+        )
+    few = Student(
+        "shallow", source, target, token_ids, StudentSettings(tuple(range(n_kept)), 0, output=False)
+    )
+    packing = Packing(texts, _FEW)
+    batch = packing.batch(packing.epoch(0, 0)[: _FEW.n], few.embed)
+    params, frozen = few.init(jax.random.key(0)), dict(few.frozen)
+    blocks = {layer: few.layer_of(layer) for layer in range(n_layer)}
+
+    loss = jax.jit(few.loss)
+    found: dict[tuple[int, ...], float] = {}
+    n_places = n_kept - 1  # the first and the last layer always stay
+    for gap in range(1, n_places + 1):
+        on_progress((gap - 1) / n_places)
+        layers = (*range(gap), *range(gap + n_layer - n_kept, n_layer))
+        for i, layer in enumerate(layers):
+            frozen |= {f"blk.{i}.{part}": tensor for part, tensor in blocks[layer].items()}
+        found[layers] = float(loss(params, frozen, batch, jax.random.key(0))[0])
+    return min(found, key=lambda layers: found[layers])

@@ -1,0 +1,176 @@
+"""Prompts and texts that are the user's own: the history on disk, and files that the user names.
+
+    the history     a prompt      a document up to its last answer: the target answers anew
+                    a text        the whole document: the target only reads it
+    a text file     a prompt      the beginning of a passage: the target goes on
+                    a text        the whole passage
+    a .jsonl file   prompts       a suite's (suites.py)
+
+A prompt and the text of the same beginning have keys that begin alike: both are held out, or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.drafting.history import History
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ
+from edgespec.forge.prompts import Given, Prompt, built_in
+from edgespec.forge.writing import LONGEST_PROMPT
+from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.weights import Model
+from edgespec.suites import load_suite, read_contents
+
+PASSAGE = 512
+"""Tokens of a passage of a file."""
+
+CONTEXT = 64
+"""Tokens at the beginning of a passage, which only say what it is about."""
+
+LEAST = 2_000
+"""Tokens of a history that is worth training on."""
+
+_SUITES = (".jsonl", ".jsonl.gz")
+
+
+def asked_of(
+    model: Model, files: Sequence[Path] = (), *, from_history: bool = False, seed: int = 0
+) -> Iterator[Prompt | Given]:
+    """Return what `model` is asked, and what it reads: the user's own and built-in prompts in turns.
+
+    Once the user's own have come to their end, the rest is built-in. Raises UsageError for a file that is
+    none, and EdgespecError for a history that is too small; while it is read, UsageError for a file that is
+    no text.
+    """
+    for path in files:
+        check_file(path)
+    history = HistoryTexts(model) if from_history else None
+    prompts = [file_prompts(path, model) for path in files]
+    texts = [file_texts(path, model) for path in files]
+    if history:
+        prompts.append(history.prompts())
+        texts.append(history.texts())
+    return in_turns(in_turns(*prompts), in_turns(*texts), built_in(seed))
+
+
+def in_turns(*sources: Iterable[Prompt | Given]) -> Iterator[Prompt | Given]:
+    """Yield one of each source in turns, until all have ended."""
+    left = [iter(source) for source in sources]
+    while left:
+        for source in list(left):
+            found = next(source, None)
+            if found is None:
+                left.remove(source)
+            else:
+                yield found
+
+
+class HistoryTexts:
+    """What the history has of a model's tokenizer."""
+
+    def __init__(self, model: Model, history: History | None = None) -> None:
+        """Read it. Raises EdgespecError for one that is too small."""
+        history = history or History(tokenizer_fingerprint(model))
+        kept = history.load(n_vocab=model.n_vocab)
+        ends = np.flatnonzero(kept < 0)
+        documents = [part[part >= 0].tolist() for part in np.split(kept, ends)]
+        self.documents: list[list[int]] = [tokens for tokens in documents if len(tokens) > 1]
+        self.n_tokens = sum(map(len, self.documents))
+        if self.n_tokens < LEAST:
+            raise EdgespecError(
+                f"the history has {self.n_tokens:,} tokens of the kind that {model.name} writes; "
+                f"at least {LEAST:,} are needed: use the model for a while, or leave the history out"
+            )
+        self._opening, self._mark = _template_tokens(model)
+
+    def prompts(self) -> Iterator[Given]:
+        """Yield the beginnings that the target may go on from, newest first."""
+        for tokens in reversed(self.documents):
+            n_prompt = self._n_prompt(tokens)
+            # A later turn of a conversation is kept without the turns before: there is nothing to answer.
+            if tokens[:1] == self._opening[:1] or not self._opening:
+                yield Given(FROM_HISTORY, tuple(tokens[:n_prompt]), n_prompt)
+
+    def texts(self, longest: int = LONGEST_PROMPT) -> Iterator[Given]:
+        """Yield the documents, newest first, in passages of at most `longest` tokens."""
+        for tokens in reversed(self.documents):
+            yield from _passages(tokens, self._n_prompt(tokens), longest)
+
+    def _n_prompt(self, tokens: Sequence[int]) -> int:
+        """Return where a document's last answer begins; of one without a mark, where its first part ends."""
+        n = len(self._mark)
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if n and tokens[end - n : end] == self._mark:
+                return end
+        return max(1, min(CONTEXT, len(tokens) // 2))
+
+
+def check_file(path: Path) -> None:
+    """Raise UsageError unless `path` is a file."""
+    if not path.is_file():
+        problem = "a directory" if path.is_dir() else "no such file"
+        raise UsageError(
+            f"{problem}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path
+        )
+
+
+def file_prompts(path: Path, model: Model) -> Iterator[Prompt | Given]:
+    """Yield the prompts of a suite, or beginnings of a text's passages. Raises UsageError."""
+    if path.name.endswith(_SUITES):
+        for prompt in load_suite(str(path)).prompts:
+            yield Prompt(FROM_FILE, (prompt.text,))
+        return
+    for given in file_texts(path, model):
+        yield Given(FROM_FILE, given.tokens[: given.n_prompt], given.n_prompt)
+
+
+def file_texts(path: Path, model: Model) -> Iterator[Given]:
+    """Yield the passages of a text; nothing of a suite, which has no answers. Raises UsageError."""
+    check_file(path)
+    if path.name.endswith(_SUITES):
+        return
+    try:
+        text = read_contents(path)[1].decode()
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8 text (byte {error.start}); give a text"
+        raise UsageError(problem, field="prompts", value=path) from None
+    if not text.strip():
+        raise UsageError("an empty text; give one like those the target writes", field="prompts", value=path)
+    tokens = model.tokenize(text, add_special=False, parse_special=False)
+    yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
+
+
+def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[Given]:
+    """Yield texts of at most `longest` tokens; later ones begin with the last CONTEXT of those before."""
+    start = 0 if n_prompt < longest else n_prompt - longest // 2  # of a long prompt, the end
+    while True:
+        part = tuple(tokens[start : start + longest])
+        if len(part) > n_prompt - start:
+            yield Given(READ, part, n_prompt - start)
+        if start + longest >= len(tokens):
+            return
+        start += longest - CONTEXT
+        n_prompt = start + CONTEXT
+
+
+def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
+    """Return the tokens with which a conversation begins, and those between a request and its answer.
+
+    Both are empty for a model without a chat template.
+    """
+    if model.chat_template is None:
+        return [], []
+    one, other = (
+        model.tokenize_chat([{"role": "user", "content": content}]) for content in ("Why?", "Tell me.")
+    )
+    return _common(one, other), _common(one[::-1], other[::-1])[::-1]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    """Return what two sequences both begin with."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return list(a[:n])

@@ -1,0 +1,128 @@
+"""The built-in prompts: many, mixed, the same for a seed, and none of a benchmark's."""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.forge import prompts as prompts_module
+from edgespec.forge.dataset import HELD_OUT_SHARE, is_held_out
+from edgespec.forge.prompts import Given, Grammar, Prompt, built_in
+from edgespec.forge.python_functions import functions_of, library
+from edgespec.suites import DEFAULT, HUMAN_EVAL, load_suite
+
+N = 20_000
+WORDS = 8  # as many in a row are no coincidence
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Prompt]:
+    return list(islice(built_in(0), N))
+
+
+def test_there_are_enough_and_none_comes_twice(drawn: list[Prompt]) -> None:
+    assert len(drawn) == N
+    assert len({prompt.key for prompt in drawn}) == N
+    assert all(len(prompt.turns) == 1 and prompt.turns[0].strip() for prompt in drawn)
+
+
+def test_the_same_for_a_seed_and_others_for_another(drawn: list[Prompt]) -> None:
+    assert list(islice(built_in(0), 300)) == drawn[:300]
+    others = {prompt.turns for prompt in islice(built_in(1), 300)}
+    assert len(others & {prompt.turns for prompt in drawn[:300]}) < 30
+
+
+def test_each_beginning_is_a_fair_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = tomllib.loads(prompts_module._FILE.read_text(encoding="utf-8"))
+    for i, kind in enumerate(document["kinds"]):
+        kind["templates"] = [f"kind {i} number {{1..99999}}"]
+    document["python"]["described"] = document["python"]["code"] = ["python {1..99999} <NAME>"]
+    monkeypatch.setattr(prompts_module, "_document", lambda: document)
+    kinds = [re.match(r"kind \d+|python", p.turns[0])[0] for p in islice(built_in(3), 400)]  # type: ignore[index]
+    shares = [*(kind["share"] for kind in document["kinds"]), document["python"]["share"]]
+    for n in (50, 150, 400):
+        found = Counter(kinds[:n])
+        names = [*(f"kind {i}" for i in range(len(document["kinds"]))), "python"]
+        for name, share in zip(names, shares, strict=True):
+            assert abs(found[name] - n * share / sum(shares)) <= 2, (name, n)
+
+
+def test_every_list_of_words_is_there_and_used() -> None:
+    document = tomllib.loads(prompts_module._FILE.read_text(encoding="utf-8"))
+    templates = [
+        text for kind in document["kinds"] for text in kind["templates"] + kind.get("follow_ups", [])
+    ]
+    templates += document["python"]["described"] + document["python"]["code"]
+    used, left = set(), list(templates)
+    while left:
+        for name in {slot[1] for slot in prompts_module._SLOT.finditer(left.pop()) if slot[1]} - used:
+            used.add(name)
+            left += document["words"][name]
+    assert used == set(document["words"])
+    grammar = Grammar(document["words"])
+    for text in templates:
+        assert not prompts_module._SLOT.search(grammar.fill(text, random.Random(0)))
+
+
+def test_labels_bind_words() -> None:
+    grammar = Grammar({"name": ["Ada", "Bob"]})
+    for seed in range(20):
+        a, again, b = grammar.fill("{name.a} {name.a} {name.b}", random.Random(seed)).split()
+        assert a == again != b
+
+
+def test_held_out_prompts_are_about_the_share_of_all(drawn: list[Prompt]) -> None:
+    n = sum(is_held_out(prompt.key) for prompt in drawn)
+    assert abs(n / N - HELD_OUT_SHARE) < 0.01
+
+
+def test_a_conversation_is_held_out_with_its_first_prompt(drawn: list[Prompt]) -> None:
+    followed = [prompt for prompt in drawn if prompt.follow_up]
+    assert len(followed) > N / 50
+    for prompt in followed[:500]:
+        after = prompt.followed("an answer")
+        assert after.key != prompt.key
+        assert after.key == prompt.followed("another answer").key
+        assert is_held_out(after.key) == is_held_out(prompt.key)
+
+
+def test_a_text_is_held_out_with_its_beginning() -> None:
+    for i in range(200):
+        tokens = (i, i + 1, i + 2, 7, 8)
+        whole, beginning = Given("read", tokens, 3), Given("prompt:file", tokens[:3], 3)
+        assert whole.key != beginning.key
+        assert is_held_out(whole.key) == is_held_out(beginning.key)
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    found = {tuple(words[i : i + WORDS]) for i in range(len(words) - WORDS + 1)}
+    return {run for run in found if not all(word.isdigit() for word in run)}  # 1, 2, 3 .. is nobody's
+
+
+@pytest.mark.parametrize("suite", [DEFAULT, HUMAN_EVAL])
+def test_no_prompt_is_a_benchmarks(drawn: list[Prompt], suite: str) -> None:
+    try:
+        prompts = load_suite(suite).prompts
+    except UsageError as error:
+        pytest.skip(str(error))
+    judged = set().union(*(runs(prompt.text) for prompt in prompts))
+    for prompt in drawn:
+        shared = runs("\n".join((*prompt.turns, prompt.follow_up))) & judged
+        assert not shared, (prompt.turns[0], shared)
+
+
+def test_functions_of_the_library_are_whole() -> None:
+    path = next(path for path in library() if path.name == "textwrap.py")
+    functions = {function.name: function for function in functions_of(path)}
+    dedent = functions["dedent"] if "dedent" in functions else functions["wrap"]
+    assert dedent.code.startswith(dedent.signature)
+    assert dedent.signature.startswith("def ") and dedent.signature.endswith(":")
+    assert dedent.doc and "\n" not in dedent.doc
+    compile(dedent.code, "dedent", "exec")

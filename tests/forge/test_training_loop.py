@@ -68,7 +68,7 @@ def test_a_training_learns(whole):
     trained, folder, told = whole
     assert trained.ended == "tokens"
     assert trained.n_tokens >= 3000
-    assert min(trained.acceptance.by_position) > 0.5
+    assert min(trained.acceptance.by_position) > 0.3  # of 140 tokens
     assert trained.acceptance == trained.history[-1][2]
     losses = [now.shown["loss"] for now in told if now.what == "training" and now.shown]
     assert losses[-1] < 0.7 * losses[0]

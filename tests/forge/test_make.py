@@ -306,7 +306,7 @@ def test_trainings_that_cannot_be(changes, problem):
 def test_data_that_cannot_be(tmp_path):
     for changes, problem in (
         ({"tokens": 0}, "data_tokens 0: must be 1 or more"),
-        ({"budget": 0}, "budget 0: must be more"),
+        ({"budget": 10}, "budget 10: at least"),
         ({"prompts": (tmp_path,)}, "a directory"),
         ({"prompts": (tmp_path / "none.txt",)}, "no such file"),
     ):

@@ -13,8 +13,9 @@ from edgespec.forge.training.batches import Packing, Place, batches
 from edgespec.forge.training.head import Walk
 from edgespec.forge.training.losses import choose_tokens
 from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
+from edgespec.llama.head_file import TargetEmbeddings, read_head
 from edgespec.llama.weights import Model
 from tiny_training import IDS, N_EMBD, ROWS, TinyTexts, tiny_head, write_target
 
@@ -41,7 +42,9 @@ class LlamaHead:
         header = check_model_file(path)
         file = read_head(header)
         assert file.token_ids.tolist() == IDS.tolist()
-        self.fusion = Fusion(file, TargetEmbeddings(read_header(target)))
+        raw = np.frombuffer(path.read_bytes()[file.fusion_offset :], np.uint8).reshape(N_EMBD, -1)
+        self.fusion = to_floats(raw.copy(), file.fusion_type, 2 * N_EMBD)
+        self.embeddings = TargetEmbeddings(read_header(target))
         self.model = Model(path, kernels=False, header=header)
         size = CacheSize(n_ctx=256, n_batch=64, n_logits_max=64)
         self.cache = Cache(self.model, size, n_threads=1, takes_inputs=True)
@@ -49,7 +52,8 @@ class LlamaHead:
 
     def __call__(self, tokens, features):
         """Append columns; return their features, (n, n_embd), and logits, (n, kept ids)."""
-        piece = Piece(self.sequence, tokens, len(tokens), inputs=self.fusion(tokens, features))
+        inputs = np.concatenate([self.embeddings(tokens), features], axis=1) @ self.fusion.T
+        piece = Piece(self.sequence, tokens, len(tokens), inputs=inputs)
         rows = self.cache.eval([piece], with_features=True)[0]
         return self.cache.features[0].copy(), rows.copy()
 

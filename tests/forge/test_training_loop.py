@@ -13,11 +13,14 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.training.loop import BEST, TrainingSettings, train
+from edgespec.forge.training.optimizer import MUON
 from tiny_training import ROWS, TinyTexts, tiny_head, write_target
 
+FAST = replace(MUON, rate=3e-2)  # for a hundred steps
 SETTINGS = TrainingSettings(
-    tokens=3000, rate=3e-3, warm_up=5, rows=ROWS, n_positions=3, checkpoint_s=0.0, evaluate_s=1e9
+    tokens=3000, recipe=FAST, rows=ROWS, n_positions=3, checkpoint_s=0.0, evaluate_s=1e9
 )
+STILL = replace(MUON, rate=0.0, vector_rate=0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +74,7 @@ def test_a_training_learns(whole):
     assert min(trained.acceptance.by_position) > 0.3  # of 140 tokens
     assert trained.acceptance == trained.history[-1][2]
     losses = [now.shown["loss"] for now in told if now.what == "training" and now.shown]
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     assert (folder / BEST).exists()
     assert told[-1].share == 1.0
 
@@ -131,14 +134,14 @@ def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tm
 
 
 def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):
-    settings = replace(SETTINGS, rate=0.0, evaluate_s=0.0, patience=2)
+    settings = replace(SETTINGS, recipe=STILL, evaluate_s=0.0, patience=2)
     trained = train(tiny_head(target), dataset, settings, tmp_path)
     assert trained.ended == "no better"
     assert len(trained.history) == 3
 
 
 def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, whole, tmp_path):
-    settings = replace(SETTINGS, tokens=1, rate=0.0)
+    settings = replace(SETTINGS, tokens=1, recipe=STILL)
     trained = train(tiny_head(target), dataset, settings, tmp_path, start=whole[1])
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
     with pytest.raises(EdgespecError, match=r"best\.npz: cannot start from it"):

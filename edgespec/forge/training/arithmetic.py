@@ -20,7 +20,7 @@ FACTOR: Any = jnp.bfloat16 if {"avx512_bf16", "amx_bf16"} & read_cpu().flags els
 """What factors of products are rounded to."""
 
 
-def _dot(x: Array, y: Array, x_dim: int, y_dim: int) -> Array:
+def dot(x: Array, y: Array, x_dim: int, y_dim: int) -> Array:
     """Return the product of two matrices over dimension `x_dim` of x and `y_dim` of y, in float32."""
     dimensions = (((x_dim,), (y_dim,)), ((), ()))
     return jax.lax.dot_general(
@@ -42,7 +42,7 @@ def _transposed(x: Array) -> Array:
 
 
 def _product(x: Array, weight: Array) -> Array:
-    return _dot(_rows(x), weight, 1, 0).reshape(*x.shape[:-1], weight.shape[1])
+    return dot(_rows(x), weight, 1, 0).reshape(*x.shape[:-1], weight.shape[1])
 
 
 def _project_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -52,7 +52,7 @@ def _project_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array
 def _project_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, weight = kept
     slopes = _rows(slope)
-    return _dot(slopes, weight, 1, 1).reshape(x.shape), _dot(_transposed(_rows(x)), slopes, 1, 0)
+    return dot(slopes, weight, 1, 1).reshape(x.shape), dot(_transposed(_rows(x)), slopes, 1, 0)
 
 
 _project: Any = jax.custom_vjp(_product)
@@ -65,7 +65,7 @@ def project(x: Array, weight: Array) -> Array:
 
 
 def _row_products(x: Array, rows: Array) -> Array:
-    return _dot(x, rows, 1, 1)
+    return dot(x, rows, 1, 1)
 
 
 def _score_forward(x: Array, rows: Array) -> tuple[Array, Array]:
@@ -73,7 +73,7 @@ def _score_forward(x: Array, rows: Array) -> tuple[Array, Array]:
 
 
 def _score_backward(rows: Array, slope: Array) -> tuple[Array, None]:
-    return _dot(slope, rows, 1, 0), None
+    return dot(slope, rows, 1, 0), None
 
 
 _score: Any = jax.custom_vjp(_row_products)

@@ -11,8 +11,9 @@ A draft learns the columns listed in `answers`, of which the next token is the t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +47,35 @@ class Batch(NamedTuple):
     """float32 (n, a): 1 for an answer, 0 for padding."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a family of drafts is trained, whatever the data and the time."""
+
+    matrices: Literal["muon", "adam"]
+    rate: float
+    """Of matrices, after the warm-up. Muon: the length of a step in each direction."""
+    vector_rate: float
+    """Of vectors (norms, biases) and numbers."""
+    warm_up: int
+    """Steps until the rates are reached."""
+    n_rows: int
+    """Rows of a batch (batches.Rows)."""
+    clip: float = 0.5
+    """Longest gradient."""
+    decay: float = 0.01
+    """Weight decay of matrices (arXiv 1711.05101)."""
+
+
 class Family(Protocol):
     """A kind of draft: its parameters, what they are trained for, and the file that it becomes."""
 
     @property
     def name(self) -> str:
         """Return the name of the family, as in `--families`."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return how it is trained."""
 
     @property
     def frozen(self) -> Params:

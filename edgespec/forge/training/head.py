@@ -34,6 +34,7 @@ from edgespec.forge.training.batches import Written
 from edgespec.forge.training.family import Batch, Params
 from edgespec.forge.training.head_file import HeadOf, write_head
 from edgespec.forge.training.losses import choose_tokens, smooth_l1
+from edgespec.forge.training.optimizer import MUON
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
 from edgespec.forge.training.warm_start import fit_fusion
 
@@ -71,6 +72,7 @@ class Head:
     """A head for one target and one cut vocabulary."""
 
     name = "head"
+    recipe = MUON
 
     def __init__(
         self,

@@ -23,7 +23,8 @@ from edgespec.forge.training import checkpoint
 from edgespec.forge.training.acceptance import Acceptance, Evaluation
 from edgespec.forge.training.batches import Packing, Place, Rows, Written, batches
 from edgespec.forge.training.ending import Asked, ending
-from edgespec.forge.training.family import Batch, Family, Params
+from edgespec.forge.training.family import Batch, Family, Params, Recipe
+from edgespec.forge.training.optimizer import optimizer
 from edgespec.platform.messages import MessageFn, silent
 
 BEST = "best.npz"
@@ -44,17 +45,10 @@ class TrainingSettings:
     hours: float | None = None
     tokens: int | None = None
     """Answers trained on, each as often as it was."""
-    rate: float = 1.5e-4
-    """Learning rate after the warm-up; it falls to a twentieth of it along a cosine."""
-    vector_rate: float = 5.0
-    """Of vectors (norms) and numbers, times that of matrices: they are larger, and learn alone."""
-    warm_up: int = 60
-    """Steps until the rate is reached."""
-    decay: float = 0.01
-    """Weight decay of matrices (AdamW, arXiv 1711.05101)."""
-    clip: float = 0.5
-    """Longest gradient."""
-    rows: Rows = field(default_factory=Rows)
+    recipe: Recipe | None = None
+    """None: the family's own."""
+    rows: Rows | None = None
+    """None: as many as the recipe has, of the usual size."""
     seed: int = 0
     checkpoint_s: float = 180.0
     evaluate_s: float = 300.0
@@ -172,22 +166,18 @@ class _Training:
         self._on_progress, self._on_message = on_progress, on_message
         texts = list(dataset.texts(held_out=False))
         held_out = [text for text in dataset.texts(held_out=True) if text.temperature == 0.0]
-        self._packing = Packing(texts, settings.rows)
+        self._recipe = settings.recipe or family.recipe
+        self._rows = settings.rows or Rows(self._recipe.n_rows)
+        self._packing = Packing(texts, self._rows)
         if not self._packing.n_answers or not held_out:
             raise EdgespecError(
                 f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
                 "let the target write more"
             )
         self._evaluate = Evaluation(
-            family, held_out, settings.rows, n_positions=settings.n_positions, n_most=settings.n_held_out
+            family, held_out, self._rows, n_positions=settings.n_positions, n_most=settings.n_held_out
         )
-        self._optimizer = optax.chain(
-            optax.clip_by_global_norm(settings.clip),
-            optax.scale_by_adam(b1=0.9, b2=0.95),
-            optax.add_decayed_weights(
-                settings.decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)
-            ),
-        )
+        self._optimizer = optimizer(self._recipe)
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
         self._state = _State(n_texts=len(texts))
         self._shown: list[dict[str, Any]] = []
@@ -201,15 +191,12 @@ class _Training:
         frozen: Params,
         batch: Batch,
         key: jax.Array,
-        rate: jax.Array,
+        length: jax.Array,
     ) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
         slopes = jax.value_and_grad(self._family.loss, has_aux=True)
         (loss, shown), slope = slopes(params, frozen, batch, key)
         updates, moments = self._optimizer.update(slope, moments, params)
-        vector_rate = rate * self._settings.vector_rate
-        params = jax.tree.map(
-            lambda x, step: x - (rate if x.ndim > 1 else vector_rate) * step, params, updates
-        )
+        params = jax.tree.map(lambda x, step: x + length * step, params, updates)
         return params, moments, {"loss": loss, **shown}
 
     def run(self, start: Path | None) -> Trained:
@@ -217,15 +204,15 @@ class _Training:
         settings, state = self._settings, self._state
         self._began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
         key = jax.random.key(settings.seed)
-        feed = batches(self._packing, self._family.embed, settings.rows.n, settings.seed, state.place)
+        feed = batches(self._packing, self._family.embed, self._rows.n, settings.seed, state.place)
         with ending(self._asked):
             self._tell("compiling")
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
-                rate = settings.rate * min(1.0, (state.n_steps + 1) / settings.warm_up) * _cosine(share)
+                length = min(1.0, (state.n_steps + 1) / self._recipe.warm_up) * _cosine(share)
                 own = jax.random.fold_in(key, state.n_steps)
                 params, moments, shown = self._step(
-                    params, moments, self._family.frozen, batch, own, jnp.float32(rate)
+                    params, moments, self._family.frozen, batch, own, jnp.float32(length)
                 )
                 self._shown.append(jax.tree.map(float, shown))
                 if not math.isfinite(self._shown[-1]["loss"]):
@@ -330,4 +317,5 @@ def best_params(folder: Path, like: Params) -> Params:
 
 
 def _cosine(share: float) -> float:
+    """Return how long steps are at that share of the way."""
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))

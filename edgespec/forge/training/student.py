@@ -26,6 +26,7 @@ from edgespec.forge.training.arithmetic import FACTOR, rms_norm, score
 from edgespec.forge.training.batches import Packing, Rows, Written
 from edgespec.forge.training.decoder import Changed, Layer, multiply, read_decoder
 from edgespec.forge.training.family import Batch, Params
+from edgespec.forge.training.optimizer import ADAM
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT, OUTPUT_NORM, Weights
 from edgespec.models.pull import hash_file
 
@@ -48,6 +49,8 @@ class StudentSettings:
 
 class Student:
     """A student of one target, with a cut vocabulary."""
+
+    recipe = ADAM
 
     def __init__(
         self,

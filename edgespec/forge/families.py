@@ -23,13 +23,16 @@ from edgespec.platform.memory import available_bytes
 
 if TYPE_CHECKING:
     from edgespec.forge.training import family as protocol
-    from edgespec.forge.training.loop import Progress
+    from edgespec.forge.training.loop import Progress, TrainingSettings
 
 SHALLOW_SHARE = 2 / 3
 """Of the source's layers, those that a shallow draft has."""
 
 WHOLE_RANK = 16
 """Rank of the change to each matrix that a whole draft learns: more takes more memory than laptops have."""
+
+RATES = {"shallow": 5e-5, "whole": 5e-4}
+"""Learning rates of students: at twice that of shallow, what the source knew was lost faster than taught."""
 
 _LAYERS = "layers.json"  # in the folder of a training: those of the source that a shallow draft has
 _TEXTS_FOR_LAYERS = 16  # that they are chosen by
@@ -96,7 +99,7 @@ def train_family(
 
     Raises EdgespecError in one line, and KeyboardInterrupt when it is stopped, with a checkpoint.
     """
-    from edgespec.forge.training.loop import TrainingSettings, train
+    from edgespec.forge.training.loop import train
 
     stage = f"training {job.family}"
     around.on_progress(Step(stage, 0.0, "preparing"))
@@ -110,7 +113,7 @@ def train_family(
     trained = train(
         family,
         job.dataset,
-        TrainingSettings(hours=job.hours, tokens=job.tokens),
+        _settings(job),
         job.folder,
         start=job.start,
         on_progress=show,
@@ -124,6 +127,15 @@ def train_family(
     curve = tuple((n, seconds / 3600, one.by_position) for n, seconds, one in trained.history)
     found = Trained(trained.n_tokens, trained.elapsed_s / 3600, trained.acceptance.by_position, curve)
     return found, files
+
+
+def _settings(job: Job) -> TrainingSettings:
+    from edgespec.forge.training.batches import Rows
+    from edgespec.forge.training.loop import TrainingSettings
+
+    if job.family == "head":
+        return TrainingSettings(hours=job.hours, tokens=job.tokens)
+    return TrainingSettings(hours=job.hours, tokens=job.tokens, rate=RATES[job.family], rows=Rows(n=2))
 
 
 def _family(job: Job) -> protocol.Family:
@@ -149,18 +161,27 @@ def _layers(job: Job) -> tuple[int, ...] | None:
     assert job.source is not None  # noqa: S101 - as above
     if job.family == "whole":
         return None
-    for folder in filter(None, (job.folder, job.start)):
-        file = folder / _LAYERS
-        if file.is_file():
-            try:
-                return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
-            except msgspec.DecodeError:
-                raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
-    texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
-    layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
+    kept = _kept_layers(job.folder)
+    if kept is not None:
+        return kept
+    layers = _kept_layers(job.start) if job.start else None
+    if layers is None:
+        texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
+        layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
     job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(job.folder / _LAYERS, msgspec.json.encode(layers))
     return layers
+
+
+def _kept_layers(folder: Path) -> tuple[int, ...] | None:
+    """Return the layers chosen for the training in `folder`; None if none were yet."""
+    file = folder / _LAYERS
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
 
 
 def _n_layers(job: Job) -> int:

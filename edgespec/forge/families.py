@@ -149,18 +149,27 @@ def _layers(job: Job) -> tuple[int, ...] | None:
     assert job.source is not None  # noqa: S101 - as above
     if job.family == "whole":
         return None
-    for folder in filter(None, (job.folder, job.start)):
-        file = folder / _LAYERS
-        if file.is_file():
-            try:
-                return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
-            except msgspec.DecodeError:
-                raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
-    texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
-    layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
+    kept = _kept_layers(job.folder)
+    if kept is not None:
+        return kept
+    layers = _kept_layers(job.start) if job.start else None
+    if layers is None:
+        texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
+        layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
     job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(job.folder / _LAYERS, msgspec.json.encode(layers))
     return layers
+
+
+def _kept_layers(folder: Path) -> tuple[int, ...] | None:
+    """Return the layers chosen for the training in `folder`; None if none were yet."""
+    file = folder / _LAYERS
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
 
 
 def _n_layers(job: Job) -> int:

@@ -25,10 +25,13 @@ from edgespec.forge.cutting import Changes, cut
 from edgespec.forge.training.arithmetic import FACTOR, rms_norm, score
 from edgespec.forge.training.batches import Packing, Rows, Written
 from edgespec.forge.training.decoder import Changed, Layer, multiply, read_decoder
-from edgespec.forge.training.family import Batch, Params
-from edgespec.forge.training.optimizer import ADAM
+from edgespec.forge.training.family import Batch, Params, Recipe
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT, OUTPUT_NORM, Weights
 from edgespec.models.pull import hash_file
+
+# At twice the rate of whole matrices, what the source knew was lost faster than it was taught.
+_WHOLE_MATRICES = Recipe("adam", rate=5e-5, vector_rate=5e-5, warm_up=60, n_rows=2)
+_LOW_RANK = Recipe("adam", rate=5e-4, vector_rate=5e-4, warm_up=60, n_rows=2)
 
 _FEW = Rows(n=2, columns=384, answers=320)  # what the choice of layers reads
 
@@ -50,8 +53,6 @@ class StudentSettings:
 class Student:
     """A student of one target, with a cut vocabulary."""
 
-    recipe = ADAM
-
     def __init__(
         self,
         name: str,
@@ -66,6 +67,7 @@ class Student:
         """
         self.name, self.token_ids = name, token_ids
         self._source, self._settings = source, settings or StudentSettings()
+        self.recipe = _LOW_RANK if self._settings.rank else _WHOLE_MATRICES
         self._layers = self._settings.layers or tuple(range(source.header.n_layer))
         self._decoder = read_decoder(source)
         row = np.full(source.info(EMBEDDINGS).rows, -1, np.int32)

@@ -244,7 +244,7 @@ def test_it_learns_what_the_target_says(source, target, settings):
     batch = jax.tree.map(jnp.asarray, batch_of(one, target))
     params, key = one.init(jax.random.key(0)), jax.random.key(1)
     slopes = jax.jit(jax.value_and_grad(one.loss, has_aux=True))
-    optimizer = optax.adam(3e-3)
+    optimizer = optax.adam(1e-2)
     moments, first = optimizer.init(params), None
     for _ in range(60):
         (_, shown), slope = slopes(params, one.frozen, batch, key)

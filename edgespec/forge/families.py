@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids
@@ -30,6 +30,8 @@ SHALLOW_SHARE = 2 / 3
 
 WHOLE_RANK = 16
 """Rank of the change to each matrix that a whole draft learns: more takes more memory than laptops have."""
+
+_FEWEST_LAYERS = 3  # of a source that a shallow draft is made of: two stay at least
 
 _LAYERS = "layers.json"  # in the folder of a training: those of the source that a shallow draft has
 _TEXTS_FOR_LAYERS = 16  # that they are chosen by
@@ -87,6 +89,9 @@ def check_trainable(family: Family, target: Weights, source: Weights | None) -> 
         from edgespec.forge.training.decoder import read_decoder
 
         read_decoder(source)
+        if family == "shallow" and source.header.n_layer < _FEWEST_LAYERS:
+            problem = f"{source.header.path.name} has too few layers to leave some out: choose others"
+            raise UsageError(problem, field="families", value=family)
 
 
 def train_family(

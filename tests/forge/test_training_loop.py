@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.training.head import Head, HeadSettings
 from edgespec.forge.training.loop import BEST, TrainingSettings, train
 from edgespec.forge.training.optimizer import MUON
-from tiny_training import ROWS, TinyTexts, tiny_head, write_target
+from edgespec.forge.training.target import Weights
+from edgespec.llama.gguf_header import read_header
+from tiny_training import IDS, ROWS, TinyTexts, tiny_head, write_target
 
 FAST = replace(MUON, rate=3e-2)  # for a hundred steps
 SETTINGS = TrainingSettings(
@@ -146,6 +149,9 @@ def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, w
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
     with pytest.raises(EdgespecError, match=r"best\.npz: cannot start from it"):
         train(tiny_head(target), dataset, settings, tmp_path / "b", start=tmp_path / "none")
+    wider = Head(Weights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
+    with pytest.raises(EdgespecError, match=r"latest\.npz: of a training with other settings"):
+        train(wider, dataset, settings, tmp_path)
 
 
 def test_what_cannot_be_trained_is_said(target, dataset, tmp_path):

@@ -23,6 +23,8 @@ from edgespec.platform.messages import MessageFn, silent
 
 LATEST, BEFORE = "latest.npz", "before.npz"
 
+_OTHER = "{}: of a training with other settings; name another folder, or remove this one"
+
 Tree = Any
 """Arrays in any nesting that JAX knows."""
 
@@ -76,15 +78,21 @@ def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
 
 
 def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
-    """Return what `write_arrays` wrote, in the nesting of `like`. Raises OSError and DamagedError."""
+    """Return what `write_arrays` wrote, in the nesting of `like`.
+
+    Raises OSError, DamagedError, and EdgespecError for arrays of other names or shapes than those of `like`.
+    """
     leaves = []
     try:
         with np.load(path, allow_pickle=False) as stored:
             facts = json.loads(stored["facts"].tobytes())
-            for name, leaf in _named(like):
+            expected = _named(like)
+            if {"facts", *(f"a{name}" for name, _ in expected)} != set(stored.files):
+                raise EdgespecError(_OTHER.format(path))
+            for name, leaf in expected:
                 array = stored[f"a{name}"]
                 if array.shape != np.shape(leaf):
-                    raise DamagedError(f"{name} has the shape {array.shape}, not {np.shape(leaf)}")
+                    raise EdgespecError(_OTHER.format(path))
                 leaves.append(array)
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
         raise DamagedError(" ".join(str(error).split()) or type(error).__name__) from None

@@ -154,10 +154,9 @@ class Head:
         noise, choice = jax.random.split(key)
         walk = Walk(self, params, batch, noise)
         features = walk.at_answers(batch.features.astype(jnp.float32))
-        flat = features.reshape(-1, self.shape.n_embd)
         compared = choose_tokens(
-            flat,
-            batch.weights.reshape(-1),
+            features,
+            batch.weights,
             frozen["output"],
             (settings.n_likeliest, settings.n_others),
             choice,

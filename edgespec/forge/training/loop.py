@@ -308,7 +308,7 @@ class _Training:
 def best_params(folder: Path, like: Params) -> Params:
     """Return the best parameters of the training in `folder`, of the shapes of `like`.
 
-    Raises EdgespecError if there are none, or if they are of a draft of another shape.
+    Raises EdgespecError if there are none, or those of a draft of another shape.
     """
     try:
         return checkpoint.read_arrays(folder / BEST, like)[0]

@@ -32,16 +32,19 @@ class Compared:
 def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array) -> Compared:
     """Choose the n[0] tokens that the target likes best, over all answers, and n[1] of the others at random.
 
-    `features` are the target's, (answers, n_embd), `weights` those of the answers, `output` the matrix of all
-    kept tokens, (kept, n_embd). With more than there are, all are compared.
+    `features` are the target's, (rows, a, n_embd), `weights` those of the answers, (rows, a), `output` the
+    matrix of all kept tokens, (kept, n_embd). With more than there are, all are compared.
 
     The gradient for tokens that are unlikely is tiny but for their sum, so that a sample does; it saves most
     of the work with the output matrix.
     """
-    n_kept, logits = len(output), score(features, output)
+    n_kept = len(output)
     if sum(n) >= n_kept:
-        return Compared(output, jnp.zeros(n_kept), jax.nn.log_softmax(logits, -1))
-    mass = (jax.nn.softmax(logits, -1) * weights[:, None]).sum(0)
+        log_probs = jax.nn.log_softmax(score(features.reshape(-1, features.shape[-1]), output), -1)
+        return Compared(output, jnp.zeros(n_kept), log_probs)
+    mass = jax.lax.map(  # by rows: all logits at once would take most of the memory
+        lambda row: (jax.nn.softmax(score(row[0], output), -1) * row[1][:, None]).sum(0), (features, weights)
+    ).sum(0)
     _, likeliest = jax.lax.top_k(mass, n[0])
     # At random among the others: those with the greatest of independent random numbers.
     chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
@@ -50,7 +53,8 @@ def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, 
     stands_for = jnp.concatenate([jnp.zeros(n[0]), jnp.full(n[1], each)])
     # Columns of the logits are slower to gather than rows of the matrix and a second product.
     rows = output[jnp.concatenate([likeliest, others])]
-    return Compared(rows, stands_for, jax.nn.log_softmax(score(features, rows) + stands_for, -1))
+    logits = score(features.reshape(-1, features.shape[-1]), rows)
+    return Compared(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))
 
 
 def smooth_l1(x: Array, y: Array) -> Array:

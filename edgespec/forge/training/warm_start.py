@@ -6,7 +6,7 @@ third of all places: what half an hour of training from random numbers comes to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from edgespec.forge.training.batches import EmbedFn, Written
 
 Floats = npt.NDArray[np.float32]
 
+_BLOCK = 4096  # columns
 _RIDGE = 1e-2
 """Of the mean variance: keeps directions that the sample hardly has from being guessed."""
 
@@ -27,25 +28,35 @@ def fit_fusion(
     The prediction for column c is `embed(token c) @ We + feature(c - 1) @ Wf`. Up to `n_most` columns are
     read; None if there are fewer than a matrix has rows. `norm`: the weights of the target's last norm.
     """
+    width, n = len(norm), 0
+    squares, products = np.zeros((2 * width, 2 * width)), np.zeros((2 * width, width))
+    scale = np.where(np.abs(norm) < 0.1 * np.abs(norm).mean(), np.inf, norm)  # scaled away: says nothing
+    for x, y in _blocks(texts, embed):
+        squares += x.T @ x
+        products += x.T @ (y / scale)
+        n += len(x)
+        if n >= n_most:
+            break
+    if n < 2 * width:
+        return None
+    variances = np.diag(squares)
+    # Embeddings are a hundred times smaller than features: each part has its own measure.
+    ridge = _RIDGE * np.repeat([variances[:width].mean(), variances[width:].mean()], width)
+    found = np.linalg.solve(squares + np.diag(ridge), products).astype(np.float32)
+    return found[:width], found[width:]
+
+
+def _blocks(texts: Iterable[Written], embed: EmbedFn) -> Iterator[tuple[Floats, Floats]]:
+    """Yield inputs, (columns, 2 * n_embd), and the features to predict, some thousand columns at a time."""
     inputs, outputs, n = [], [], 0
-    scale = np.where(
-        np.abs(norm) < 0.1 * np.abs(norm).mean(), np.inf, norm
-    )  # what is scaled away says nothing
     for text in texts:
         features = text.features.astype(np.float32)
         embeddings = embed(text.tokens[text.first + 1 : -1]).astype(np.float32)
         inputs.append(np.concatenate([embeddings, features[:-1]], axis=1))
-        outputs.append(features[1:] / scale)
+        outputs.append(features[1:])
         n += len(embeddings)
-        if n >= n_most:
-            break
-    width = len(norm)
-    if n < 2 * width:
-        return None
-    x, y = np.concatenate(inputs), np.concatenate(outputs)
-    squares = (x.T @ x).astype(np.float64)
-    variances = np.diag(squares)
-    # Embeddings are a hundred times smaller than features: each part has its own measure.
-    ridge = _RIDGE * np.repeat([variances[:width].mean(), variances[width:].mean()], width)
-    found = np.linalg.solve(squares + np.diag(ridge), x.T @ y).astype(np.float32)
-    return found[:width], found[width:]
+        if n >= _BLOCK:
+            yield np.concatenate(inputs), np.concatenate(outputs)
+            inputs, outputs, n = [], [], 0
+    if inputs:
+        yield np.concatenate(inputs), np.concatenate(outputs)

@@ -255,8 +255,13 @@ class Batcher:
         cache = self._cache
         parts: list[tuple[Text, TargetPass]] = []
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
+        reading = [text for text in waiting if text.reads]
+        n_spared = 0
         if any(isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting):
-            n_left = min(n_left, n_rows)  # then all tokens of the pass have rows
+            # Then all tokens of the pass have rows; some are spared for those who read.
+            n_left = min(n_left, n_rows)
+            n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
+            n_left -= n_spared
         self._late = []
         for text in writing:
             part = text.part(text.n_rest)
@@ -269,7 +274,7 @@ class Batcher:
                 n_leaves -= leaves
             else:
                 self._late.append(text)
-        reading = [text for text in waiting if text.reads]
+        n_left = max(0, n_left + n_spared)
         budget = min(n_left, READ_BESIDE) if writing else n_left
         for text, n in deal(budget, [(text, text.n_rest) for text in reading]):
             part = text.part(n)

@@ -168,7 +168,9 @@ class Texts:
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
             if isinstance(running.draft, HeadModel) and running.scheduler:
                 features = running.draft.features
-                features.n_prompt = states_worth(running.scheduler, len(tokens) - n_known, n_predict)
+                features.n_prompt = states_worth(
+                    running.scheduler, target.model, len(tokens) - n_known, n_predict
+                )
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 
     def _drafter(

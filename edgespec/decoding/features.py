@@ -11,7 +11,8 @@ from edgespec.llama.timelines import n_common
 
 KEPT = 512
 """Most recent hidden states that are kept: a head was trained on texts hardly longer, and what it has not
-read of a longer one is left out. 3 MB for a target of 1,536 elements."""
+read of a longer one is left out. 4 MB for a target of 1,536 elements."""
+_ROOM = 128  # for more, so that they are moved rarely
 
 
 class TargetFeatures:
@@ -22,7 +23,7 @@ class TargetFeatures:
 
     def __init__(self, n_embd: int) -> None:
         """Keep rows of `n_embd` elements."""
-        self._rows = np.empty((2 * KEPT, n_embd), np.float32)
+        self._rows = np.empty((KEPT + _ROOM, n_embd), np.float32)
         self.first = 0
         self._tokens: list[int] = []
 
@@ -45,11 +46,11 @@ class TargetFeatures:
         if not self._tokens:
             self.first = at
         del self._tokens[at - self.first :]
-        n_surplus = len(self._tokens) + len(tokens) - KEPT
-        if n_surplus > KEPT:  # rarely, since the others are moved
-            del self._tokens[:n_surplus]
-            self._rows[: len(self._tokens)] = self._rows[n_surplus : n_surplus + len(self._tokens)].copy()
-            self.first += n_surplus
+        if len(self._tokens) + len(tokens) > len(self._rows):  # rarely, since the others are moved
+            n_first = len(self._tokens) + len(tokens) - KEPT
+            del self._tokens[:n_first]
+            self._rows[: len(self._tokens)] = self._rows[n_first : n_first + len(self._tokens)].copy()
+            self.first += n_first
         n = len(self._tokens)
         self._rows[n : n + len(tokens)] = features
         self._tokens += tokens

@@ -22,8 +22,8 @@ import numpy as np
 
 from edgespec.decoding.asks import Ask, DraftPass, Evaluated
 from edgespec.decoding.features import TargetFeatures
-from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.gains import Gains
+from edgespec.drafting.lengths import CAUTION
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -78,29 +78,34 @@ def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
     return lambda tokens: fusion(tokens, np.zeros((len(tokens), n_embd), np.float32))
 
 
-def states_worth(scheduler: Scheduler, n_unread: int, n_predict: int | None) -> int:
+def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
     """Return of how many of a prompt's last tokens the target's hidden states are worth what they cost.
 
     `n_unread` tokens of it are to be read, at most `n_predict` follow. The library computes the logits of
     each token whose state is wanted, in passes of their own: of the default target a sixth of what reading
-    costs. For a short prompt that is all of it, so it is left out where a short answer is expected; the head
-    then begins with the answer.
+    costs. For a short prompt that is all of it, and it is spent before anything of the answer is there. So it
+    is left out where a short answer is possible enough; the head then begins with the answer.
     """
-    learnt, policy, lengths = scheduler.learnt, scheduler.policy, scheduler.lengths
+    learnt, policy = scheduler.learnt, scheduler.policy
     if policy.gamma is not None or not policy.suffix:
         return min(_MOST_STATES, n_unread)  # the head was asked for
     if learnt.draft is None:
         return 0
     costs, most = learnt.target.at(n_unread), math.inf if n_predict is None else n_predict
-    plain = 1.0 / costs[1]
-    best = Gains(learnt, costs, learnt.draft.at(0), plain).best_model_rate()
-    saved = _STATES_SHARE * (1.0 / plain - 1.0 / max(plain, best))
-    logits_s = max(0.0, costs[N_MAX] / N_MAX - learnt.target.read(512, 0) / 512)
+    best = Gains(learnt, costs, learnt.draft.at(0), 1.0 / costs[1]).best_model_rate()
+    saved = _STATES_SHARE * max(0.0, costs[1] - 1.0 / best)
+    n_output = target.n_vocab * target.n_embd
+    logits_s = learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
     spent = learnt.target.read(n_unread, 0)
     for n in (_MOST_STATES, _FEWER_STATES):
         n_wanted = min(n, n_unread)
-        price = n_wanted * logits_s + (n_wanted // 64) * _PASS_SHARE * costs[1]
-        if lengths.pays(price, saved, n=1, most=most, spent=spent, pace=costs[1]):
+        price = n_wanted * logits_s + (n_wanted // _FEWER_STATES) * _PASS_SHARE * costs[1]
+        gained = 0.0  # as a share of what the whole answer costs, as its reader feels it
+        for length, chance in scheduler.lengths.after(1):
+            n_tokens = min(length, most)
+            gain = n_tokens * saved - price
+            gained += chance * (gain if gain > 0.0 else CAUTION * gain) / (spent + n_tokens * costs[1])
+        if gained > 0.0:
             return n_wanted
     return 0
 
@@ -111,6 +116,8 @@ class HeadModel(DraftModel):
     It begins where the target's hidden states are known, which is late in a long prompt, and begins anew
     after a gap in them: that costs acceptance, never exactness.
     """
+
+    waits = False
 
     def __init__(
         self, session: Session, head: HeadFile, fusion: Fusion, features: TargetFeatures, *, n_vocab: int

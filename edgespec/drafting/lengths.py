@@ -21,6 +21,9 @@ from typing import Any
 ANSWER_TOKENS = 128.0
 """How long an answer is expected to be before the first was seen."""
 
+CAUTION = 3.0
+"""Weight of a loss over that of a gain: never slower comes before faster."""
+
 MEAN_WEIGHT = 0.1
 """Weight of an answer in the mean over all prompts."""
 
@@ -34,7 +37,6 @@ _RARER = 0.5  # above, the probability of a half octave over that of the one bef
 _SPREAD = 1.0  # octaves by which answers differ from their mean, one standard deviation
 _ANY_COUNTS = 2.0  # answers that "any length" counts for beside the mean over all prompts
 _LOOK_EVERY = 4.0  # tokens after which the question is asked again
-_CAUTION = 3.0  # weight of a loss over that of a gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Lengths:
             gained += chance * saved * min(ahead, _LOOK_EVERY) / (spent + pace * ahead)
         left = self.longer(n)
         ends = 1.0 - self.longer(n + _LOOK_EVERY) / left if left > 0.0 else 0.0
-        return expected > price and gained > _CAUTION * ends * price / (spent + pace * _LOOK_EVERY)
+        return expected > price and gained > CAUTION * ends * price / (spent + pace * _LOOK_EVERY)
 
 
 @lru_cache(maxsize=256)

@@ -25,6 +25,8 @@ class DraftModel:
     acceptance, never exactness.
     """
 
+    waits = True
+    """Whether reading a prompt costs enough to wait until the first steps show that it pays."""
     timelines: Timelines | None = None
     """Where its session is from: what was read before need not be read again in a timeline that begins like
     it."""

@@ -33,7 +33,8 @@ class Sleep:
         self._n_prompt = len(tokens) - 1
         # Whether the draft model is worth waking shows in the first steps; asked for, it is woken at once.
         policy = self._scheduler.policy
-        self._steps_to_wake = _WAKE_AFTER if policy.suffix and policy.gamma is None else 0
+        waits = self._model.waits and policy.suffix and policy.gamma is None
+        self._steps_to_wake = _WAKE_AFTER if waits else 0
         self._model.begin(tokens)
 
     def wake(self, tokens: Sequence[int], sampler: _core.Sampler | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.progress import Step, Surroundings
 from edgespec.forge.ranking import Ids
@@ -30,6 +30,8 @@ SHALLOW_SHARE = 2 / 3
 
 WHOLE_RANK = 16
 """Rank of the change to each matrix that a whole draft learns: more takes more memory than laptops have."""
+
+_FEWEST_LAYERS = 3  # of a source that a shallow draft is made of: two stay at least
 
 _LAYERS = "layers.json"  # in the folder of a training: those of the source that a shallow draft has
 _TEXTS_FOR_LAYERS = 16  # that they are chosen by
@@ -87,6 +89,9 @@ def check_trainable(family: Family, target: Weights, source: Weights | None) -> 
         from edgespec.forge.training.decoder import read_decoder
 
         read_decoder(source)
+        if family == "shallow" and source.header.n_layer < _FEWEST_LAYERS:
+            problem = f"{source.header.path.name} has too few layers to leave some out: choose others"
+            raise UsageError(problem, field="families", value=family)
 
 
 def train_family(
@@ -149,18 +154,27 @@ def _layers(job: Job) -> tuple[int, ...] | None:
     assert job.source is not None  # noqa: S101 - as above
     if job.family == "whole":
         return None
-    for folder in filter(None, (job.folder, job.start)):
-        file = folder / _LAYERS
-        if file.is_file():
-            try:
-                return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
-            except msgspec.DecodeError:
-                raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
-    texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
-    layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
+    kept = _kept_layers(job.folder)
+    if kept is not None:
+        return kept
+    layers = _kept_layers(job.start) if job.start else None
+    if layers is None:
+        texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
+        layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
     job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(job.folder / _LAYERS, msgspec.json.encode(layers))
     return layers
+
+
+def _kept_layers(folder: Path) -> tuple[int, ...] | None:
+    """Return the layers chosen for the training in `folder`; None if none were yet."""
+    file = folder / _LAYERS
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
 
 
 def _n_layers(job: Job) -> int:

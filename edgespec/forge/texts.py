@@ -16,6 +16,7 @@ from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.trial import Question
 from edgespec.forge.writing import Progress, Writing, WritingSettings
 from edgespec.llama.weights import Model
+from edgespec.models.sources import format_size
 from edgespec.suites import evenly
 
 BUDGET = 2_000_000_000
@@ -23,6 +24,11 @@ BUDGET = 2_000_000_000
 
 TOKENS_PER_HOUR = 100_000
 """Tokens that are written for an hour of training: a third of an hour, where a laptop writes 80 a second."""
+
+LEAST_BUDGET = 16_000_000
+"""Bytes that hold a few texts of a small target."""
+
+_N_TOLD = 100  # tokens after which the time that is left is told: the first passes read prompts only
 
 _N_HELD_OUT = 4  # texts to judge by while a draft is trained, however few are written
 
@@ -49,8 +55,9 @@ class DataRequest:
         """Raise UsageError for what cannot be."""
         if self.tokens < 1:
             raise UsageError("must be 1 or more", field="data_tokens", value=self.tokens)
-        if self.budget < 1:
-            raise UsageError("must be more than nothing", field="budget", value=self.budget)
+        if self.budget < LEAST_BUDGET:
+            problem = f"at least {format_size(LEAST_BUDGET)}: a text takes about a megabyte"
+            raise UsageError(problem, field="budget", value=self.budget)
         for path in self.prompts:
             check_file(path)
 
@@ -78,7 +85,7 @@ def write_texts(
     """
 
     def show(now: Progress) -> None:
-        left = until * (1.0 - now.share) / now.tokens_per_s if now.tokens_per_s else None
+        left = until * (1.0 - now.share) / now.tokens_per_s if now.n_tokens >= _N_TOLD else None
         detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
         around.on_progress(Step("writing", now.share, detail, left))
         around.pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +37,8 @@ class Outputs:
         self._context, self._model, self._n_logits_max = context, model, n_logits_max
         self._rows_address = 0
         self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
+        self._features_address = 0
+        self._features: Features = np.empty((0, model.n_embd), np.float32)
 
     def ask(self, *, with_features: bool) -> None:
         """Say for the passes that follow whether hidden states are kept."""
@@ -49,11 +52,7 @@ class Outputs:
             return self._rows[:0]
         address = _get_logits(self._context)
         if address != self._rows_address:  # the buffer moves only when it grows
-            # The view has the largest shape, but only the rows just asked for are ever read.
-            shape = (self._n_logits_max, self._model.n_vocab)
-            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
-            self._rows = np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
-            self._rows_address = address
+            self._rows, self._rows_address = self._view(address, self._model.n_vocab), address
         return self._rows[:n_logits]
 
     def features(self, lengths: Sequence[int]) -> list[Features]:
@@ -64,7 +63,13 @@ class Outputs:
         address = _get_embeddings(self._context)
         if not address:
             raise EdgespecError(f"{self._model.path}: llama.cpp gives no hidden states of this model")
-        n_tokens, n_embd = sum(lengths), self._model.n_embd
-        buffer = (ctypes.c_float * (n_tokens * n_embd)).from_address(address)
-        features = np.frombuffer(memoryview(buffer), np.float32).reshape(n_tokens, n_embd)
-        return np.split(features, np.cumsum(lengths)[:-1])
+        if address != self._features_address:
+            self._features, self._features_address = self._view(address, self._model.n_embd), address
+        ends = accumulate(lengths)
+        return [self._features[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+    def _view(self, address: int, width: int) -> npt.NDArray[np.float32]:
+        """Return rows at `address`. They are as many as a pass can have; only those it had are ever read."""
+        shape = (self._n_logits_max, width)
+        buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+        return np.frombuffer(memoryview(buffer), np.float32).reshape(shape)

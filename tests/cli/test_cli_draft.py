@@ -26,7 +26,7 @@ def edgespec(environment):
 
 @pytest.fixture
 def source(tmp_path):
-    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
+    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=3, n_embd=64, n_ff=64)
 
 
 FEWEST = "--keep 272 --types q8_0 --data-tokens 100 --answer-tokens 24 --rounds 1 -n 8 --threads 1"

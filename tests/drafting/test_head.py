@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -11,8 +12,12 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.drafting.head import HeadModel
+from edgespec.drafting.head import HeadModel, states_worth
+from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.measure import measure
+from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import Policy, Scheduler
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
@@ -25,6 +30,7 @@ from edgespec.llama.weights import Model
 from edgespec.options import Options, Waking
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
+from toy_schedulers import curves
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, top_k=20)
@@ -216,6 +222,24 @@ def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
     assert bool(n_paused) == (n_cells < 4096)
 
 
+def test_who_reads_is_not_starved_by_those_who_draft_much(target_path, head_path, plain):
+    """All tokens of a pass then have rows of logits, of which there are few."""
+    with Engine(target_path, head_path, n_ctx=1024, profile=False, parallel=4, n_cells=4096) as engine:
+        for i in range(3):
+            engine.stream([i + 1, 5, 9], params=GREEDY, n_predict=900, drafter="model", gamma=30)
+        for _ in range(3):
+            engine.step()
+        prompt = PROMPTS["longer than a window"]
+        stream = engine.stream(prompt, params=GREEDY, n_predict=3, drafter="model")
+        n_steps = 0
+        while not stream.finished:
+            engine.step()
+            stream.made()
+            n_steps += 1
+        assert stream.result.token_ids == plain(prompt, params=GREEDY, n_predict=3)
+        assert n_steps < 40
+
+
 # ---- what it reads ----
 
 
@@ -303,6 +327,27 @@ def test_states_that_are_kept():
     features.begin([])
     features.put(7, [1], np.ones((1, 1), np.float32))
     assert (features.first, features.end) == (7, 8)
+
+
+def test_states_of_a_prompt_are_asked_for_where_they_pay():
+    """Known long answers: as many as there are; known short ones: none; else it depends on the prompt."""
+    target = SimpleNamespace(n_vocab=152_000, n_embd=1536, n_params=1_543_000_000)
+    lengths = AnswerLengths(128.0)
+    for _ in range(8):
+        lengths.learn("yes or no?", 4)
+        lengths.learn("write much", 400)
+
+    def worth(prompt, n_unread, policy=Policy(staged=False, after_store=False), n_predict=None):  # noqa: B008
+        scheduler = Scheduler(Learnt(*curves(), Predictor()), policy, lengths.of(prompt))
+        return states_worth(scheduler, target, n_unread, n_predict)
+
+    for n_unread in (64, 100, 1000):
+        assert worth("write much", n_unread) == min(192, n_unread)
+        assert worth("yes or no?", n_unread, n_predict=8) == 0
+        assert worth("write much", n_unread, n_predict=2) == 0
+        for policy in (Policy(suffix=False), Policy(gamma=3)):
+            assert worth("yes or no?", n_unread, policy) == min(192, n_unread), "the head was asked for"
+    assert worth("something else", 60) == 0 < worth("something else", 2000)
 
 
 # ---- what is refused ----

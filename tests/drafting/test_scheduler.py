@@ -313,6 +313,20 @@ def test_copying_leaves_the_draft_model_alone():
     assert scheduler.next(1.0, 0, 1, [0.9] * 8, 7) is not None
 
 
+def test_a_head_that_cannot_follow_the_store_is_run_before_it():
+    """What it would add after the store's tokens counts for nothing, so the store must offer more."""
+    taken = {}
+    for after_store in (True, False):
+        draft = OnlineCurve(curve_of([0.0, *[0.0005] * N_MAX]))
+        learnt = Learnt(OnlineCurve(curve_of(OURS)), draft, Predictor())
+        scheduler = started(Scheduler(learnt, Policy(staged=False, after_store=after_store)))
+        choices = [scheduler.next(1.0, 0, 1, [chance / 100] * 3, 7) for chance in range(100)]
+        taken[after_store] = [isinstance(choice, TakeSuffix) for choice in choices]
+    assert sum(taken[False]) < sum(taken[True])
+    assert not any(head and not model for head, model in zip(taken[False], taken[True], strict=True))
+    assert taken[False][99], "a store that is sure is taken in any case"
+
+
 @pytest.mark.parametrize(
     "policy", [Policy(suffix=False, gamma=4), Policy(model=False, gamma=4), Policy(gamma=4)]
 )

@@ -14,7 +14,7 @@ from tiny_gguf import write_tiny_gguf
 
 @pytest.fixture
 def source(tmp_path):
-    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=1, n_embd=64, n_ff=64)
+    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=3, n_embd=64, n_ff=64)
 
 
 @pytest.fixture

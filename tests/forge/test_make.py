@@ -264,6 +264,13 @@ def test_too_little_memory_to_train(request_, family, monkeypatch):
         make(replace(request_, training=training))
 
 
+def test_a_source_of_two_layers_has_none_to_leave_out(request_, tmp_path):
+    flat = write_tiny_gguf(tmp_path / "flat.gguf", seed=5, n_layer=2, n_embd=64, n_ff=64)
+    training = replace(request_.training, source=str(flat), families=("shallow",), hours=None, tokens=1000)
+    with pytest.raises(UsageError, match="has too few layers to leave some out"):
+        make(replace(request_, training=training))
+
+
 def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
     monkeypatch.setattr(llama, "llama_model_is_recurrent", lambda _model: True)
     with pytest.raises(UsageError, match="target target: cannot take tokens back"):
@@ -306,7 +313,7 @@ def test_trainings_that_cannot_be(changes, problem):
 def test_data_that_cannot_be(tmp_path):
     for changes, problem in (
         ({"tokens": 0}, "data_tokens 0: must be 1 or more"),
-        ({"budget": 0}, "budget 0: must be more"),
+        ({"budget": 10}, "budget 10: at least"),
         ({"prompts": (tmp_path,)}, "a directory"),
         ({"prompts": (tmp_path / "none.txt",)}, "no such file"),
     ):

@@ -121,7 +121,7 @@ def changed(params, seed=1):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(0, 1, x.shape) / np.sqrt(x.shape[0]), params)
 
 
-@pytest.mark.parametrize("settings", [{}, {"layers": (0, 2, 3)}, {"rank": 4, "n_trained": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"layers": (0, 2, 3)}, {"rank": 4}], ids=str)
 @pytest.mark.parametrize("architecture", SOURCES)
 def test_llama_cpp_computes_the_same_of_the_file(source, target, tmp_path, architecture, settings):
     one = make(source(architecture), target, **settings)
@@ -213,11 +213,8 @@ def test_the_layers_that_are_left_out_are_those_missed_least(tmp_path, target):
     for seed in range(3):
         tokens = np.random.default_rng(seed).choice(ids, 40).astype(np.int32)
         x, text = jnp.asarray(whole.embed(tokens[None]), jnp.float32), jnp.zeros((1, 40), jnp.int32)
-        layers = [whole._layer(params, whole.frozen, i) for i in range(6)]
-        hidden = arithmetic.rms_norm(
-            whole._decoder.hidden(layers, x, text), params["output_norm.weight"], 1e-5
-        )
-        features = np.asarray(hidden[0, :-1]).astype(np.float16)
+        hidden = whole._decoder.hidden(params["layers"], x, text)[0, :-1]
+        features = np.asarray(arithmetic.rms_norm(hidden, params["norm"], 1e-5)).astype(np.float16)
         texts.append(Text(tokens, 5, 0, features, 0.0, "prompt:built-in", seed))
     assert choose_layers(source, source, ids, texts, 4) == (0, 1, 4, 5)
     assert set(choose_layers(source, source, ids, texts, 5)) in ({0, 1, 2, 4, 5}, {0, 1, 3, 4, 5})
@@ -238,15 +235,15 @@ def test_a_shallow_student_has_the_layers_it_was_given(source, target, tmp_path)
     assert not any(name.startswith("blk.3.") for name in made)
 
 
-@pytest.mark.parametrize("settings", [{}, {"rank": 8}, {"n_trained": 1, "output": False}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"rank": 8}, {"rank": 8, "output": False}], ids=str)
 def test_it_learns_what_the_target_says(source, target, settings):
     one = make(source("qwen2"), target, layers=(0, 3), **settings)
     batch = jax.tree.map(jnp.asarray, batch_of(one, target))
     params, key = one.init(jax.random.key(0)), jax.random.key(1)
     slopes = jax.jit(jax.value_and_grad(one.loss, has_aux=True))
-    optimizer = optax.adam(3e-3)
+    optimizer = optax.adam(1e-2)
     moments, first = optimizer.init(params), None
-    for _ in range(60):
+    for _ in range(100):
         (_, shown), slope = slopes(params, one.frozen, batch, key)
         first = first or shown
         updates, moments = optimizer.update(slope, moments)
@@ -254,8 +251,7 @@ def test_it_learns_what_the_target_says(source, target, settings):
     assert shown["divergence"] < 0.5 * first["divergence"]
     assert shown["overlap"] > first["overlap"]
     assert shown["agreement"] > first["agreement"] + 0.1
-    names = {name for name in params if name.startswith("blk.0.")}
-    assert bool(names) == ("n_trained" not in settings)
+    assert ("output" in params) == settings.get("output", True)
 
 
 def test_the_loss_is_the_divergence_over_the_kept_tokens(source, target):

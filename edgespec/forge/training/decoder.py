@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -28,6 +28,7 @@ _POSSIBLE = _NEEDED | {
     *("attn_q_norm.weight", "attn_k_norm.weight"),
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+_KEPT = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 _NEVER = -1e9  # a score that no softmax notices
 
 
@@ -42,7 +43,10 @@ class Changed(NamedTuple):
 
 
 Layer: TypeAlias = Mapping[str, Array | Changed]
-"""A layer's tensors: names as in the file without "blk.N."; matrices transposed, (k, n)."""
+"""A layer's tensors: names as in the file without "blk.N."; matrices transposed, (k, n).
+
+Of several layers: the same, each tensor with one more dimension in front.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Decoder:
     frequencies: npt.NDArray[np.float64]
     """RoPE's, radians a position, (head_dim / 2,)."""
 
-    def hidden(self, layers: Sequence[Layer], x: Array, text: Array) -> Array:
+    def hidden(self, layers: Layer, x: Array, text: Array) -> Array:
         """Return the hidden states, before the last norm, of embeddings `x`, (n, m, n_embd).
 
         Tokens see those before them of the same text: `text`, int (n, m).
@@ -65,12 +69,14 @@ class Decoder:
         angles = np.arange(m)[:, None] * self.frequencies
         turns = np.cos(angles).astype(np.float32)[None], np.sin(angles).astype(np.float32)[None]
         seen = (text[:, :, None] == text[:, None, :]) & np.tri(m, dtype=bool)
-        # Backwards, all but the large products is computed anew: a tenth of the memory, little time.
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        layer_of = jax.checkpoint(partial(self._layer, turns=turns), policy=policy)
-        for layer in layers:
-            x = layer_of(layer, x, seen)
-        return x
+
+        # The layers are a loop, so that one is compiled; of each, large products alone are kept for the way
+        # back. Attention is computed anew there: it takes little time and would take most of the memory.
+        @partial(jax.checkpoint, prevent_cse=False, policy=_KEPT)
+        def through(x: Array, layer: Layer) -> tuple[Array, None]:
+            return self._layer(layer, x, seen, turns=turns), None
+
+        return jax.lax.scan(through, x, dict(layers))[0]
 
     def _layer(self, layer: Layer, x: Array, seen: Array, *, turns: tuple[Array, Array]) -> Array:
         shape = self.shape

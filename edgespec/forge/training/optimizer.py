@@ -20,9 +20,7 @@ _ITERATIONS = 4  # of 5, the author's, a head learns no more
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, chosen by its author for speed
 _MOMENTUM = 0.95
 
-
 MUON = Recipe("muon", rate=7e-3, vector_rate=5e-4, warm_up=10, n_rows=6)
-ADAM = Recipe("adam", rate=1e-4, vector_rate=1e-4, warm_up=60, n_rows=2)
 
 
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:

@@ -24,11 +24,14 @@ from edgespec.errors import UsageError
 from edgespec.forge.cutting import Changes, cut
 from edgespec.forge.training.arithmetic import FACTOR, rms_norm, score
 from edgespec.forge.training.batches import Packing, Rows, Written
-from edgespec.forge.training.decoder import Changed, Layer, multiply, read_decoder
-from edgespec.forge.training.family import Batch, Params
-from edgespec.forge.training.optimizer import ADAM
-from edgespec.forge.training.target import EMBEDDINGS, OUTPUT, OUTPUT_NORM, Weights
+from edgespec.forge.training.decoder import Changed, multiply, read_decoder
+from edgespec.forge.training.family import Batch, Params, Recipe
+from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Weights
 from edgespec.models.pull import hash_file
+
+# At twice the rate of whole matrices, what the source knew was lost faster than it was taught.
+_WHOLE_MATRICES = Recipe("adam", rate=5e-5, vector_rate=5e-5, warm_up=60, n_rows=2)
+_LOW_RANK = Recipe("adam", rate=5e-4, vector_rate=5e-4, warm_up=60, n_rows=2)
 
 _FEW = Rows(n=2, columns=384, answers=320)  # what the choice of layers reads
 
@@ -39,8 +42,6 @@ class StudentSettings:
 
     layers: tuple[int, ...] | None = None
     """Layers of the source that stay, ascending; None: all."""
-    n_trained: int | None = None
-    """How many of them, counted from the end, are trained; None: all."""
     rank: int | None = None
     """Train only a change of this rank to each matrix (LoRA, arXiv 2106.09685); None: the matrices."""
     output: bool = True
@@ -49,8 +50,6 @@ class StudentSettings:
 
 class Student:
     """A student of one target, with a cut vocabulary."""
-
-    recipe = ADAM
 
     def __init__(
         self,
@@ -66,17 +65,21 @@ class Student:
         """
         self.name, self.token_ids = name, token_ids
         self._source, self._settings = source, settings or StudentSettings()
+        self.recipe = _LOW_RANK if self._settings.rank else _WHOLE_MATRICES
         self._layers = self._settings.layers or tuple(range(source.header.n_layer))
         self._decoder = read_decoder(source)
         row = np.full(source.info(EMBEDDINGS).rows, -1, np.int32)
         row[token_ids] = np.arange(len(token_ids))
         self.frozen: Params = {
-            "target": jnp.asarray(target.rows(target.output, token_ids)).astype(FACTOR),
+            "target": _as_factor(target.rows(target.output, token_ids)),
             "row": jnp.asarray(row),
+            "layers": {},
         }
-        for tensor in self._names():
-            if not self._is_trained(tensor) or self._is_narrow(tensor):
-                self.frozen[tensor] = _as_factor(self._initial(tensor))
+        if self._settings.rank is not None:
+            matrices = filter(self._is_narrow, self._decoder.parts)
+            self.frozen["layers"] = {part: _as_factor(self._layers_of(part)) for part in matrices}
+        if self._settings.rank is not None or not self._settings.output:
+            self.frozen["output"] = _as_factor(self._output())
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
         """Return the source's own input embeddings of tokens, shape (*tokens.shape, n_embd)."""
@@ -86,20 +89,17 @@ class Student:
 
     def init(self, key: Array) -> Params:
         """Return the parameters as the source has them; of a change of low rank one factor is random."""
-        params: Params = {}
-        for tensor in filter(self._is_trained, self._names()):
-            if not self._is_narrow(tensor):
-                params[tensor] = jnp.asarray(self._initial(tensor))
-                continue
-            (k, n), rank = self.frozen[tensor].shape, self._settings.rank or 0
-            key, part = jax.random.split(key)
-            params[f"{tensor}.down"] = jax.random.normal(part, (k, rank)) * k**-0.5
-            params[f"{tensor}.up"] = jnp.zeros((rank, n))
+        parts = [part for part in self._decoder.parts if not self._is_narrow(part)]
+        own = {part: jnp.asarray(self._layers_of(part)) for part in parts}
+        params: Params = {"layers": own, "norm": jnp.asarray(self._source.vector(OUTPUT_NORM))}
+        for part, frozen in self.frozen["layers"].items():
+            key, own_key = jax.random.split(key)
+            params["layers"][part] = self._change(frozen.shape, own_key)
+        if self._settings.output:
+            frozen = self.frozen.get("output")
+            whole = frozen is None
+            params["output"] = jnp.asarray(self._output()) if whole else self._change(frozen.shape, key)
         return params
-
-    def layer_of(self, layer: int) -> dict[str, Array]:
-        """Return the tensors of a layer of the source, as a frozen one has them."""
-        return {part: _as_factor(self._read(f"blk.{layer}.{part}")) for part in self._decoder.parts}
 
     # ---- what JAX traces ----
 
@@ -136,45 +136,37 @@ class Student:
 
     def logits(self, params: Params, frozen: Params, batch: Batch) -> Array:
         """Return the student's logits of what follows each answer, (rows * a, kept)."""
-        layers = [self._layer(params, frozen, i) for i in range(len(self._layers))]
+        layers = {
+            part: _matrix(params["layers"].get(part), frozen["layers"].get(part))
+            for part in self._decoder.parts
+        }
         x = self._decoder.hidden(layers, batch.embeddings.astype(jnp.float32), batch.text)
         x = _at_answers(x, batch.answers).reshape(-1, x.shape[-1])
-        x = rms_norm(x, _tensor(params, frozen, OUTPUT_NORM), self._decoder.shape.epsilon)
-        return multiply(x, _tensor(params, frozen, OUTPUT))
+        x = rms_norm(x, params["norm"], self._decoder.shape.epsilon)
+        return multiply(x, _matrix(params.get("output"), frozen.get("output")))
 
-    def _layer(self, params: Params, frozen: Params, i: int) -> Layer:
-        return {part: _tensor(params, frozen, f"blk.{i}.{part}") for part in self._decoder.parts}
+    # ---- the source's tensors; matrices transposed, (k, n) ----
 
-    # ---- the student's tensors: names as in its own file ----
+    def _is_narrow(self, part: str) -> bool:
+        """Whether a change of low rank is trained of a layer's tensor."""
+        return self._settings.rank is not None and self._source.info(f"blk.0.{part}").is_matrix
 
-    def _names(self) -> list[str]:
-        layers = range(len(self._layers))
-        blocks = [f"blk.{i}.{part}" for i in layers for part in self._decoder.parts]
-        return [*blocks, OUTPUT_NORM, OUTPUT]
+    def _layers_of(self, part: str) -> npt.NDArray[np.float32]:
+        """Return a tensor of all layers that stay, shape (n_layers, ...)."""
+        return np.stack([self._read(f"blk.{i}.{part}") for i in self._layers])
 
-    def _is_trained(self, tensor: str) -> bool:
-        if tensor == OUTPUT:
-            return self._settings.output
-        if tensor == OUTPUT_NORM or self._settings.n_trained is None:
-            return True
-        return int(tensor.split(".")[1]) >= len(self._layers) - self._settings.n_trained
-
-    def _is_narrow(self, tensor: str) -> bool:
-        """Whether a change of low rank to it is trained."""
-        is_vector = tensor == OUTPUT_NORM or tensor.endswith(("_norm.weight", ".bias"))
-        return self._is_trained(tensor) and self._settings.rank is not None and not is_vector
-
-    def _initial(self, tensor: str) -> npt.NDArray[np.float32]:
-        """Return a tensor as the source has it; a matrix transposed, (k, n)."""
-        if tensor == OUTPUT:
-            return self._source.rows(self._source.output, self.token_ids).T
-        if not tensor.startswith("blk."):
-            return self._read(tensor)
-        _, i, part = tensor.split(".", 2)
-        return self._read(f"blk.{self._layers[int(i)]}.{part}")
+    def _output(self) -> npt.NDArray[np.float32]:
+        return self._source.rows(self._source.output, self.token_ids).T
 
     def _read(self, name: str) -> npt.NDArray[np.float32]:
         return self._source.rows(name).T if self._source.info(name).is_matrix else self._source.vector(name)
+
+    def _change(self, shape: tuple[int, ...], key: Array) -> Params:
+        """Return two narrow factors of a change to matrices of a shape (..., k, n); their product is 0."""
+        *layers, k, n = shape
+        rank = self._settings.rank or 0
+        down = jax.random.normal(key, (*layers, k, rank)) * k**-0.5
+        return {"down": down, "up": jnp.zeros((*layers, rank, n))}
 
     # ---- the file ----
 
@@ -190,24 +182,37 @@ class Student:
         )
 
     def _exported(self, params: Params, name: str) -> npt.NDArray[np.float32] | None:
-        """Return a tensor that was trained, as the file has it; None for others."""
-        tensor = OUTPUT if name == self._source.output else name
-        if f"{tensor}.down" in params:
-            change = np.asarray(params[f"{tensor}.down"]) @ np.asarray(params[f"{tensor}.up"])
-            changed: npt.NDArray[np.float32] = self._initial(tensor) + change
+        """Return a tensor as the file has it, by its name there; None: it is the source's."""
+        if name == OUTPUT_NORM:
+            return np.asarray(params["norm"])
+        if name == self._source.output:
+            return self._trained(params.get("output"), self._output)
+        if not name.startswith("blk."):
+            return None
+        _, i, part = name.split(".", 2)
+        own = jax.tree.map(lambda layers: layers[int(i)], params["layers"][part])
+        return self._trained(own, lambda: self._read(f"blk.{self._layers[int(i)]}.{part}"))
+
+    @staticmethod
+    def _trained(
+        own: Params | None, source: Callable[[], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32] | None:
+        if isinstance(own, dict):
+            changed: npt.NDArray[np.float32] = source() + np.asarray(own["down"]) @ np.asarray(own["up"])
             return changed.T
-        return np.asarray(params[tensor], np.float32).T if tensor in params else None
+        return None if own is None else np.asarray(own, np.float32).T
 
 
-def _tensor(params: Params, frozen: Params, name: str) -> Array | Changed:
-    if f"{name}.down" in params:
-        return Changed(frozen[name], params[f"{name}.down"], params[f"{name}.up"])
-    return params[name] if name in params else frozen[name]
+def _matrix(own: Params | None, frozen: Array | None) -> Array | Changed:
+    """Return what is trained of a tensor, what is frozen of it, or both together."""
+    if own is None:
+        return frozen
+    return Changed(frozen, own["down"], own["up"]) if isinstance(own, dict) else own
 
 
-def _as_factor(values: npt.NDArray[np.float32]) -> Array:
-    """Return a frozen tensor: a matrix as it enters products."""
-    return jnp.asarray(values).astype(FACTOR if values.ndim > 1 else jnp.float32)
+def _as_factor(matrices: npt.NDArray[np.float32]) -> Array:
+    """Return frozen matrices as they enter products."""
+    return jnp.asarray(matrices).astype(FACTOR)
 
 
 def _at_answers(x: Array, answers: Array) -> Array:
@@ -236,21 +241,24 @@ def choose_layers(
         raise UsageError(
             f"a shallow student has 2 to {n_layer - 1} of the model's {n_layer} layers", value=n_kept
         )
-    few = Student(
-        "shallow", source, target, token_ids, StudentSettings(tuple(range(n_kept)), 0, output=False)
-    )
+    # A change of rank 1, which begins as none, leaves the matrices in 16 bits.
+    whole = Student("whole", source, target, token_ids, StudentSettings(rank=1, output=False))
     packing = Packing(texts, _FEW)
-    batch = packing.batch(packing.epoch(0, 0)[: _FEW.n], few.embed)
-    params, frozen = few.init(jax.random.key(0)), dict(few.frozen)
-    blocks = {layer: few.layer_of(layer) for layer in range(n_layer)}
+    batch = packing.batch(packing.epoch(0, 0)[: _FEW.n], whole.embed)
+    params = whole.init(jax.random.key(0))
 
-    loss = jax.jit(few.loss)
+    def divergence(layers: Array, *trees: Params) -> Array:
+        params, frozen = (
+            {**tree, "layers": jax.tree.map(lambda x: x[layers], tree["layers"])} for tree in trees
+        )
+        return whole.loss(params, frozen, batch, jax.random.key(0))[0]
+
+    divergence = jax.jit(divergence)
+
     found: dict[tuple[int, ...], float] = {}
     n_places = n_kept - 1  # the first and the last layer always stay
     for gap in range(1, n_places + 1):
         on_progress((gap - 1) / n_places)
         layers = (*range(gap), *range(gap + n_layer - n_kept, n_layer))
-        for i, layer in enumerate(layers):
-            frozen |= {f"blk.{i}.{part}": tensor for part, tensor in blocks[layer].items()}
-        found[layers] = float(loss(params, frozen, batch, jax.random.key(0))[0])
+        found[layers] = float(divergence(jnp.array(layers), params, whole.frozen))
     return min(found, key=lambda layers: found[layers])

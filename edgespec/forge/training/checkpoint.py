@@ -3,16 +3,17 @@
     latest.npz     the arrays by name, and "facts" as JSON
     before.npz     the one before it, for when that is damaged
 
-Files are written whole or not at all, and checked by the zip format's checksums when they are read.
+A file is written whole or not at all. It ends with the SHA-256 of the rest, which is no part of the zip.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import zipfile
 from collections.abc import Mapping
+from os import SEEK_END
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ from edgespec.platform.messages import MessageFn, silent
 
 LATEST, BEFORE = "latest.npz", "before.npz"
 
-_OTHER = "{}: of a training with other settings; name another folder, or remove this one"
+_DIGEST = hashlib.sha256().digest_size
 
 Tree = Any
 """Arrays in any nesting that JAX knows."""
@@ -38,11 +39,9 @@ def save(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
 
     Raises EdgespecError when they cannot be written; the checkpoints that are there stay.
     """
-    latest = folder / LATEST
-    new = folder / "new.npz"
+    latest, new = folder / LATEST, folder / "new.npz"
+    write_arrays(new, tree, facts)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_arrays(new, tree, facts)
         if latest.exists():
             latest.replace(folder / BEFORE)
         new.replace(latest)
@@ -71,10 +70,22 @@ def load(folder: Path, like: Tree, *, on_message: MessageFn = silent) -> tuple[T
 
 
 def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
-    """Write arrays and facts as one file, whole or not at all. Raises OSError."""
+    """Write arrays and facts as one file, whole or not at all, and its folder if that is missing.
+
+    Raises EdgespecError when it cannot be written.
+    """
     named: dict[str, Any] = {f"a{name}": np.asarray(leaf) for name, leaf in _named(tree)}
-    with replacing(path) as file:
-        np.savez(file, allow_pickle=False, facts=np.frombuffer(json.dumps(facts).encode(), np.uint8), **named)
+    named["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as file:
+            np.savez(file, allow_pickle=False, **named)
+            file.flush()
+            with Path(file.name).open("rb") as written:
+                digest = _digest(written, file.tell())
+            file.write(digest)
+    except OSError as error:
+        raise EdgespecError(f"cannot keep the training: {describe_os_error(error)}") from error
 
 
 def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
@@ -82,21 +93,33 @@ def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
 
     Raises OSError, DamagedError, and EdgespecError for arrays of other names or shapes than those of `like`.
     """
-    leaves = []
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            facts = json.loads(stored["facts"].tobytes())
-            expected = _named(like)
-            if {"facts", *(f"a{name}" for name, _ in expected)} != set(stored.files):
-                raise EdgespecError(_OTHER.format(path))
-            for name, leaf in expected:
-                array = stored[f"a{name}"]
-                if array.shape != np.shape(leaf):
-                    raise EdgespecError(_OTHER.format(path))
-                leaves.append(array)
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        raise DamagedError(" ".join(str(error).split()) or type(error).__name__) from None
+    expected = _named(like)
+    with path.open("rb") as file:
+        size = file.seek(-_DIGEST, SEEK_END) if path.stat().st_size > _DIGEST else 0
+        wanted = file.read()
+        file.seek(0)
+        if not size or _digest(file, size) != wanted:
+            raise DamagedError("its checksum is wrong")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    facts = json.loads(arrays["facts"].tobytes())
+    shapes = {name: array.shape for name, array in arrays.items() if name != "facts"}
+    if shapes != {f"a{name}": np.shape(leaf) for name, leaf in expected}:
+        raise EdgespecError(
+            f"{path}: of a training with other settings; name another folder, or remove this one"
+        )
+    leaves = [arrays[f"a{name}"] for name, _ in expected]
     return jax.tree.unflatten(jax.tree.structure(like), leaves), facts
+
+
+def _digest(file: BinaryIO, n: int) -> bytes:
+    """Return the SHA-256 of the next `n` bytes."""
+    digest = hashlib.sha256()
+    while n > 0 and (data := file.read(min(n, 1 << 20))):
+        digest.update(data)
+        n -= len(data)
+    return digest.digest()
 
 
 def _named(tree: Tree) -> list[tuple[str, Any]]:

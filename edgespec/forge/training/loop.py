@@ -263,7 +263,6 @@ class _Training:
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
         state.evaluated_s = state.elapsed_s
         if better:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             checkpoint.write_arrays(self._folder / BEST, params, asdict(acceptance))
         self._tell("training")
         self._shown.clear()

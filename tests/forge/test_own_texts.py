@@ -129,7 +129,10 @@ def test_what_is_no_text_is_one_line(tmp_path: Path, tiny_target: Model) -> None
             next(file_prompts(path, tiny_target))
 
 
-def test_what_is_asked_is_the_users_own_and_built_in_in_turns(tmp_path: Path, tiny_target: Model) -> None:
+def test_what_is_asked_is_the_users_own_and_built_in_in_turns(
+    tmp_path: Path, tiny_target: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # other tests' texts are a history too
     path = tmp_path / "book.txt"
     path.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(60)))
     found = list(islice(asked_of(tiny_target, [path]), 20))

@@ -21,7 +21,7 @@ from edgespec.llama.gguf_header import read_header
 from edgespec.models.choosing import choose_models
 from edgespec.models.made_drafts import read_record, record_file
 from edgespec.models.pull import hash_file
-from edgespec.models.registry import load_registry, user_models_file
+from edgespec.models.registry import load_registry, remove_local, user_models_file
 from tiny_gguf import write_tiny_gguf
 
 
@@ -213,6 +213,16 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
     assert remove_data(record.target_name, record.target_sha256) == (folder, n_bytes)
     assert not folder.exists()
     assert remove_data(record.target_name, record.target_sha256) == (None, 0)
+    with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
+        remove_draft("mine")
+
+
+def test_a_draft_whose_name_was_removed_is_still_found_by_its_file(request_, speeds):
+    speeds["cut-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    remove_local("mine")
+    assert remove_draft("mine") == (made.kept, [made.path, record_file(made.path)])
+    assert not made.path.exists()
     with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
         remove_draft("mine")
 

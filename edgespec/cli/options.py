@@ -149,6 +149,35 @@ class Compute:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedModels:
+    """How models are loaded that answer several requests at once."""
+
+    drafter: Annotated[
+        DrafterName, typer.Option(help="What drafts, as in `run`; a request may choose another.")
+    ] = "auto"
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx",
+            "-c",
+            min=1,
+            help="Most tokens of prompt and answer together.",
+            show_default="what the target was trained for, if its cache fits in memory",
+        ),
+    ] = None
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Most answers written at once, in shared passes.",
+            show_default="as many as pay and fit in memory, at most 16",
+        ),
+    ] = None
+    compute: Compute
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How a token is chosen."""
 

@@ -11,9 +11,8 @@ from rich.table import Table
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import Compute, ModelChoice, refuse_contradictions
-from edgespec.cli.progress import WorkDisplay, pull_named
+from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.registry import load_registry
 
 if TYPE_CHECKING:
     from edgespec.drafting.costs import Curve
@@ -43,8 +42,7 @@ def profile_command(
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
-    target, draft = load_registry().complete(*models.names())
-    pull_named(target, draft)
+    target, draft = models.pull("auto")
     with (
         SignalPipe() as signals,
         load_engine(

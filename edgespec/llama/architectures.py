@@ -179,8 +179,8 @@ def _weights(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Row
     normal: Rows = rng.standard_normal(shape[::-1], np.float32)
     if name.endswith("norm.weight"):
         return 1 + np.float32(0.1) * normal
-    if name.endswith("ssm_a"):  # how fast a state decays: negative
-        return np.float32(-0.5) - np.abs(normal)
+    if name.endswith("ssm_a"):  # how fast a state decays
+        return np.float32(-0.02) - np.float32(0.1) * np.abs(normal)
     if len(shape) == 1 or shape[0] == 1:  # biases, sinks, ssm_d
         return np.float32(0.3) * normal
     scale = _EMBEDDING if name == "token_embd.weight" else _MATRIX / math.sqrt(shape[0])

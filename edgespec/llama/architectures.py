@@ -49,10 +49,9 @@ from edgespec.llama.tiny_vocabulary import MERGES as TINY_MERGES
 
 __all__ = ["ARCHITECTURES", "Architecture", "make_tiny"]
 
-# What the text before changes in the logits, and what the last token alone says (see `_follow_successors`),
-# are about as large: so tests see a state that is wrong, and a draft is right often enough.
-_EMBEDDING, _MATRIX = 0.7, 1.0
-_PEAK = 2.0  # standard deviation of the logits
+# Standard deviations: of the embeddings in the first layer (smaller where they are the output matrix too, or
+# each token would be followed by itself), and of the logits.
+_EMBEDDING, _TIED, _PEAK = 0.7, 0.25, 2.0
 
 Rows = npt.NDArray[np.float32]
 
@@ -80,16 +79,16 @@ def make_tiny(name: str, path: Path, *, seed: int = 1, tokenizer: bool = True) -
     if name not in ARCHITECTURES:
         raise UsageError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
-    fields = [*_fields(architecture, f"tiny {name} {seed}"), *_tokenizer_fields(architecture, tokenizer)]
+    fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture, tokenizer)]
     shapes = _wanted_tensors(name, fields)
     weights = {
         tensor: _weights(tensor, shape, np.random.default_rng((seed, *tensor.encode())))
         for tensor, shape in shapes.items()
-        if not re.search(UNCOMMON, tensor) or (architecture.with_ and re.search(architecture.with_, tensor))
-        if not (architecture.without and re.search(architecture.without, tensor))
+        if not re.search(architecture.without, tensor)
+        and (re.search(architecture.with_, tensor) or not re.search(UNCOMMON, tensor))
     }
-    _follow_successors(weights, seed)
-    _write(path, fields, weights)
+    _make_predictable(weights, architecture, np.random.default_rng(seed))
+    _write(path, fields, _fused(weights) if architecture.fused else weights)
     return path
 
 
@@ -106,7 +105,7 @@ def _field(key: str, value: Value) -> bytes:
     if isinstance(value, str):
         return encode_text(key, value)
     if isinstance(value, tuple):
-        return encode_numbers(key, UINT32, np.array(value))
+        return encode_numbers(key, BOOL if isinstance(value[0], bool) else UINT32, np.array(value))
     kinds = {bool: BOOL, int: UINT32, float: FLOAT32}
     return encode_number(key, kinds[type(value)], value)
 
@@ -177,27 +176,59 @@ def _metadata(fields: list[bytes]) -> Iterator[ctypes.c_void_p]:
 def _weights(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Rows:
     """Return random weights of a size that keeps the numbers in a layer near 1."""
     normal: Rows = rng.standard_normal(shape[::-1], np.float32)
-    if name.endswith("norm.weight"):
+    if re.search(r"norm|_ln|scale", name) and not name.endswith("bias"):
         return 1 + np.float32(0.1) * normal
-    if name.endswith("ssm_a"):  # how fast a state decays
+    if "rope_" in name:  # what frequencies are divided by
+        return 1 + np.abs(normal)
+    if "lerp" in name:
+        return rng.random(shape[::-1], np.float32)
+    if name.endswith("ssm_a"):  # how fast a state decays: slowly
         return np.float32(-0.02) - np.float32(0.1) * np.abs(normal)
+    if "time_mix_w0" in name:  # the same
+        return np.float32(0.3) * normal - 3
     if len(shape) == 1 or shape[0] == 1:  # biases, sinks, ssm_d
         return np.float32(0.3) * normal
-    scale = _EMBEDDING if name == "token_embd.weight" else _MATRIX / math.sqrt(shape[0])
-    return np.float32(scale) * normal
+    return normal / np.float32(math.sqrt(shape[0]))
 
 
-def _follow_successors(weights: dict[str, Rows], seed: int) -> None:
-    """Make the model prefer for each word the successor that all tiny models prefer."""
-    embedding, output = weights["token_embd.weight"], weights.get("output.weight")
-    if output is None:
-        return
-    rng = np.random.default_rng(seed)
-    n_embd = embedding.shape[1]
-    noise = rng.standard_normal((N_WORDS, n_embd), np.float32)
-    rows = np.float32(0.1) * rng.standard_normal(output.shape, np.float32)
-    rows[successors()] = np.float32(0.7) * (embedding[:N_WORDS] / np.float32(_EMBEDDING) + noise)
-    weights["output.weight"] = rows * np.float32(_PEAK / math.sqrt(n_embd))
+def _make_predictable(weights: dict[str, Rows], architecture: Architecture, rng: np.random.Generator) -> None:
+    """Give the model logits of a sensible spread, in which each word prefers its own successor.
+
+    With embeddings of this size, what the text before changes in the logits and what the last word alone says
+    are about as large: a test sees a state that is wrong, and a draft is right often enough.
+    """
+    shape = weights["token_embd.weight"].shape
+    n_embd = shape[1]
+    embedding: Rows = rng.standard_normal(shape, np.float32)
+    embedding[N_WORDS:] *= np.float32(0.1)  # a text shall not end by chance
+    size = np.float32((_EMBEDDING if "output.weight" in weights else _TIED) / architecture.embedding_scale)
+    weights["token_embd.weight"] = embedding * size
+    if "output.weight" in weights:
+        rows = np.float32(0.1) * rng.standard_normal(shape, np.float32)
+        noise = rng.standard_normal((N_WORDS, n_embd), np.float32)
+        rows[successors()] = np.float32(0.7) * (embedding[:N_WORDS] + noise)
+        weights["output.weight"] = rows * np.float32(_PEAK / math.sqrt(n_embd))
+    else:
+        weights["output_norm.weight"] *= np.float32(_PEAK / (math.sqrt(n_embd) * size))
+    for name, values in weights.items():  # of an MTP head, which goes on from the embedding of the last word
+        if name.endswith("nextn.eh_proj.weight"):
+            values[:, :n_embd] += np.eye(n_embd, dtype=np.float32)
+        elif name.endswith("nextn.embed_tokens.weight"):
+            weights[name] = weights["token_embd.weight"]
+        elif name.endswith("nextn.shared_head_head.weight"):
+            weights[name] = weights["output.weight"]
+
+
+def _fused(weights: dict[str, Rows]) -> dict[str, Rows]:
+    """Return the weights with one matrix for queries, keys and values."""
+    fused = {}
+    for name, rows in weights.items():
+        if name.endswith("attn_q.weight"):
+            others = (weights[name.replace("attn_q", f"attn_{other}")] for other in "kv")
+            fused[name.replace("attn_q", "attn_qkv")] = np.concatenate([rows, *others])
+        elif not name.endswith(("attn_k.weight", "attn_v.weight")):
+            fused[name] = rows
+    return fused
 
 
 def _write(path: Path, fields: list[bytes], weights: dict[str, Rows]) -> None:

@@ -55,9 +55,23 @@ def test_the_layers_of_an_mtp_head_are_in_the_file(tmp_path):
     plain, mtp = (check_model_file(make_tiny(name, tmp_path / name)) for name in ("qwen35", "qwen35-mtp"))
     added = {tensor.name for tensor in mtp.gguf.tensors} - {tensor.name for tensor in plain.gguf.tensors}
     assert "blk.2.nextn.eh_proj.weight" in added
+    assert "blk.2.nextn.embed_tokens.weight" not in added
     assert all(name.startswith("blk.2.") for name in added)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(UsageError, match=r"unknown architecture 'llama9'; known: .*qwen35"):
         make_tiny("llama9", tmp_path / "tiny.gguf")
+
+
+def test_tensors_are_those_of_published_models(tmp_path):
+    def names(architecture):
+        path = make_tiny(architecture, tmp_path / f"{architecture}.gguf")
+        return {tensor.name for tensor in read_header(path).gguf.tensors}
+
+    llama, qwen2, gemma3, phi3 = map(names, ("llama", "qwen2", "gemma3", "phi3"))
+    assert "rope_freqs.weight" in llama - qwen2
+    assert "blk.0.attn_q.bias" in qwen2 - llama
+    assert "output.weight" in llama - gemma3
+    assert "blk.0.attn_qkv.weight" in phi3
+    assert "blk.0.attn_q.weight" not in phi3

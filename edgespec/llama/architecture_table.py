@@ -50,6 +50,12 @@ UNCOMMON = (
 )
 """Matches tensors that the library loads where a file has them, and that few have."""
 
+NOT_QUANTIZED = (
+    r"norm|ffn_gate_inp\.|altup|laurel|per_layer_model_proj|ssm_conv1d|shortconv\.conv"
+    r"|time_mix_([wavg]\d|lerp)"
+)
+"""Matches matrices that llama.cpp leaves as they are when it quantizes a model."""
+
 _SSM: dict[str, Value] = {
     "ssm.conv_kernel": 4,
     "ssm.inner_size": 2 * N_EMBD,

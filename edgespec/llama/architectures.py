@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,16 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
-from edgespec.llama.architecture_table import ARCHITECTURES, COMMON, UNCOMMON, Architecture, Value
+from edgespec.llama.architecture_table import (
+    ARCHITECTURES,
+    COMMON,
+    NOT_QUANTIZED,
+    UNCOMMON,
+    Architecture,
+    Value,
+)
 from edgespec.llama.backend import foreign_function, llama
-from edgespec.llama.ggml_types import F32
+from edgespec.llama.ggml_types import F32, block_size, from_floats, type_number
 from edgespec.llama.gguf import (
     BOOL,
     FLOAT32,
@@ -69,12 +77,15 @@ _gguf_free = foreign_function("gguf_free", None, ctypes.c_void_p)
 _tensor_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
 
 
-def make_tiny(name: str, path: Path, *, seed: int = 1, tokenizer: bool = True) -> Path:
-    """Write a random model of one of the ARCHITECTURES to `path`, with float32 weights, and return `path`.
+def make_tiny(
+    name: str, path: Path, *, seed: int = 1, tokenizer: bool = True, weights_type: str = "f32"
+) -> Path:
+    """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
 
     It writes text as any model does; the same arguments write the same bytes. Without `tokenizer` it has
-    as many tokens, but no texts for them. Raises UsageError for an unknown name, EdgespecError if the
-    library cannot make it.
+    as many tokens, but no texts for them. `weights_type` is ggml's name of the type of the matrices that
+    llama.cpp would quantize. Raises UsageError for an unknown name, EdgespecError if the library cannot make
+    it.
     """
     if name not in ARCHITECTURES:
         raise UsageError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
@@ -88,7 +99,9 @@ def make_tiny(name: str, path: Path, *, seed: int = 1, tokenizer: bool = True) -
         and (re.search(architecture.with_, tensor) or not re.search(UNCOMMON, tensor))
     }
     _make_predictable(weights, architecture, np.random.default_rng(seed))
-    _write(path, fields, _fused(weights) if architecture.fused else weights)
+    if architecture.fused:
+        weights = _fused(weights)
+    _write(path, fields, [_tensor(tensor, rows, weights_type) for tensor, rows in weights.items()])
     return path
 
 
@@ -231,17 +244,25 @@ def _fused(weights: dict[str, Rows]) -> dict[str, Rows]:
     return fused
 
 
-def _write(path: Path, fields: list[bytes], weights: dict[str, Rows]) -> None:
+def _tensor(name: str, rows: Rows, weights_type: str) -> tuple[TensorInfo, bytes]:
+    """Return a tensor as a file has it, but for its offset."""
+    kind = type_number(weights_type)
+    shape = rows.shape[::-1]
+    keep = len(shape) < 2 or not name.endswith(".weight") or re.search(NOT_QUANTIZED, name)
+    if kind == F32 or keep or shape[0] % block_size(kind):
+        return TensorInfo(name, shape, F32, 0), rows.tobytes()
+    return TensorInfo(name, shape, kind, 0), from_floats(rows.reshape(-1, shape[0]), kind).tobytes()
+
+
+def _write(path: Path, fields: list[bytes], tensors: list[tuple[TensorInfo, bytes]]) -> None:
     infos, offset = [], 0
-    for name, values in weights.items():
-        infos.append(TensorInfo(name, values.shape[::-1], F32, offset))
-        offset = aligned(offset + values.nbytes)
+    for info, data in tensors:
+        infos.append(replace(info, offset=offset))
+        offset = aligned(offset + len(data))
     head = b"".join([encode_head(len(infos), len(fields)), *fields, *map(encode_tensor_info, infos)])
     try:
         with path.open("wb") as file:
-            file.write(head.ljust(aligned(len(head)), b"\0"))
-            for values in weights.values():
-                data = values.tobytes()
-                file.write(data.ljust(aligned(len(data)), b"\0"))
+            for part in (head, *(data for _, data in tensors)):
+                file.write(part.ljust(aligned(len(part)), b"\0"))
     except OSError as error:
         raise EdgespecError(f"cannot write {path}: {error.strerror}") from error

@@ -87,7 +87,7 @@ def test_a_crash_is_the_result_of_one_architecture(monkeypatch):
 
 # ---- sampled text ----
 
-WORDS, LENGTH, N = (7, 99), 4, 250
+WORDS, LENGTH, N = (7, 99), 4, 150
 
 
 def probabilities(engine, prompt):

@@ -80,6 +80,8 @@ class Text:
         ask = self.ask
         assert isinstance(ask, TargetPass)  # noqa: S101 - for the type checker
         n_past = self.session.n_past
+        if n_past > self.n_held:  # an interrupted pass left a token whose logits are lost
+            n_past = self.session.rewind(self.n_held)
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
@@ -196,7 +198,8 @@ class Batcher:
             asks = [text.ask for text in group if isinstance(text.ask, DraftPass)]
             n_past = sum(ask.session.n_past for ask in asks) // len(asks)
             found = self._evaluate(group, asks)
-            if len(found) > 1 and self._clocks.draft and (n := found[0][1].n_tokens) <= N_MAX:
+            n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asks) else 0
+            if self._clocks.draft and 0 < n <= N_MAX:
                 self._clocks.draft.observe(n, n_past, found[0][1].seconds)
             for text, evaluated in found:
                 self._advance(text, evaluated)
@@ -234,7 +237,7 @@ class Batcher:
         found = self._evaluate([text for text, _ in parts], [part for _, part in parts])
         seconds = found[0][1].seconds if found else 0.0
         self.last = Passed(seconds, n_texts=len(parts), n_tokens=n_tokens, n_read=n_read)
-        if len(parts) > 1 and n_tokens <= N_MAX and found:
+        if len(parts) > 1 and n_tokens <= N_MAX and found and _is_one_pass([part for _, part in parts]):
             self._clocks.target.observe(n_tokens, n_past, seconds)
         costs = self._clocks.target
         share = costs.of(max(1, n_tokens - n_read), n_past) / costs.of(n_tokens, n_past) if n_read else 1.0
@@ -344,6 +347,11 @@ def deal(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]
             given[i] = given.get(i, 0) + n
             budget -= n
     return [(wanted[i][0], n) for i, n in sorted(given.items()) if n > 0]
+
+
+def _is_one_pass(passes: Sequence[Pass]) -> bool:
+    """Say whether the library makes one pass of these: of states only for as many tokens of each text."""
+    return not passes[0].session.model.keeps_state or len({len(one.tokens) for one in passes}) == 1
 
 
 def _n_leaves(part: TargetPass) -> int:

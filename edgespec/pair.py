@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, KEPT, Capacity, Demand, choose_capacity, kept_cells
+from edgespec.capacity import (
+    DRAFT_CELLS,
+    DRAFT_SHARE,
+    Capacity,
+    Demand,
+    choose_capacity,
+    kept_cells,
+    kept_timelines,
+)
 from edgespec.choices import DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
@@ -23,11 +31,21 @@ from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
 from edgespec.models.choosing import choose_models
-from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
+from edgespec.models.footprint import (
+    CTX_STEP,
+    USUAL_CTX,
+    draft_rollback,
+    fits_in_memory,
+    shape_of,
+    states_bytes,
+    target_rollback,
+)
 from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
@@ -128,6 +146,12 @@ class Pair(Closing):
         self._fusion: Fusion | None = None
 
     @property
+    def rollback(self) -> RollbackSize:
+        """What the target's cache sets aside to take drafts back."""
+        drafts = self.options.drafter != "none"
+        return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
+
+    @property
     def target_header(self) -> GGUFHeader:
         """The header of the target's file, known before the model is loaded."""
         return self._headers[0]
@@ -151,9 +175,7 @@ class Pair(Closing):
             self.kernels = loaded.name
         self.target = self._models[0]
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
-            on_message(
-                f"{self.target.name} cannot take tokens back (recurrent or hybrid): one text at a time"
-            )
+            on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
@@ -163,7 +185,7 @@ class Pair(Closing):
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
-            on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): {what}")
+            on_message(f"{stuck[0]} cannot take tokens back: {what}")
             draft.close()
             self._models.remove(draft)
             self.draft_name = self.draft = self.head = None
@@ -259,13 +281,17 @@ class Pair(Closing):
 
     def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
         """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
-        parallel = self.parallel
-        n_timelines = parallel + (KEPT if self.options.prefix_cache or parallel > 1 else 0)
+        parallel, prefix_cache = self.parallel, self.options.prefix_cache
+        rollback = self.rollback if model is self.target else draft_rollback()
+        n_kept = kept_timelines(model.header, parallel, prefix_cache or 0, rollback)
+        n_kept = min(n_kept, MAX_TIMELINES - parallel)
+        n_timelines = parallel + n_kept
         size = CacheSize(
             n_ctx=cells,
             # Of all tokens whose hidden states a head wants the library computes the logits too.
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 and not self.head else max(_ROWS, 2 * parallel),
-            n_timelines=min(n_timelines, MAX_TIMELINES) if model.can_rewind else 1,
+            n_timelines=n_timelines if model.can_rewind else 1,
+            rollback=replace(rollback, n_kept=n_kept),
         )
         kept = smaller.last() if smaller else None
         if smaller:
@@ -277,7 +303,7 @@ class Pair(Closing):
             keeps=self.options.prefix_cache is not None,
         )
         if kept:
-            larger.adopt(*kept)
+            larger.adopt(kept)
         return larger
 
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
@@ -326,12 +352,18 @@ class Pair(Closing):
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
         if self._small is None or self._small.n_ctx < n_ctx:
             self._small = None
-            cache = self._cache(draft, CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1))
+            size = CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1, rollback=draft_rollback())
+            cache = self._cache(draft, size)
             self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
         return self._small
 
     def _cache(self, model: Model, size: CacheSize) -> Cache:
-        fits_in_memory([(model.header, size.n_ctx)], weights_loaded=True)
+        header = model.header
+        states = states_bytes(header, size.rollback, size.n_timelines)
+        if self.options.prefix_cache is not None:
+            states += MOST_COPIES * size.n_timelines * header.state_bytes
+        more = states - shape_of(header).states
+        fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
         signals = self.options.signals
         return Cache(
             model,

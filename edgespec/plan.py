@@ -93,6 +93,11 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
         if not policy.suffix:
             raise UsageError("no draft model was loaded", field="drafter", value=name)
         policy = replace(policy, model=False, staged=False)
+    if pair.target.keeps_state:
+        rereads = pair.rollback.n_snapshots == 0
+        policy = replace(policy, branches=False, siblings=False, rereads=rereads, splits=True)
+    if policy.model and pair.draft and pair.draft.keeps_state:
+        policy = replace(policy, staged=False)  # a wrong guess would take all of its pass with it
     if pair.head:
         policy = replace(policy, staged=False, after_store=False)
     if options.cascade and options.cascade.span != "rest":

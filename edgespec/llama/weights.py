@@ -19,6 +19,7 @@ from edgespec.platform.memory import MappedPages
 
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _NO_TOKEN = -1
+_NEVER_BACK = {"deepseek4"}  # a cache of its own kind, whose parts of sequences the library does not copy
 _DROP_EVERY = 64 << 20  # bytes loaded: little beside a model, but /proc/self/maps is read rarely
 
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
@@ -85,10 +86,13 @@ class Model(Closing):
         self.eot: int | None = _token_or_none(llama.llama_vocab_eot(self._vocab))
         self.add_bos: bool = llama.llama_vocab_get_add_bos(self._vocab)
         self.can_rewind = not (
-            llama.llama_model_is_recurrent(model)
-            or llama.llama_model_is_hybrid(model)
-            or llama.llama_model_is_diffusion(model)
+            llama.llama_model_is_diffusion(model) or self.header.architecture in _NEVER_BACK
         )
+        """Whether tokens can be taken back. If not, nothing drafts and each text has a cache of its own."""
+        self.keeps_state = self.can_rewind and bool(
+            llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
+        )
+        """Whether it keeps a state of a text that every token changes (rollback.py)."""
         template = llama.llama_model_chat_template(model, None)
         self.chat_template = None if template is None else template.decode(errors="replace")
 

@@ -63,6 +63,8 @@ class Shape:
     """Width of the feed-forward layer plus twice that of the embedding."""
     vocabulary: int
     """Number of tokens."""
+    states: int = 0
+    """Bytes of the states of one text, earlier ones included, where a model keeps such (llama/states.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ def choose_capacity(
     """
     longest = demand.n_ctx or target.n_ctx_train
     one = cell_bytes(target)
-    states = states_bytes(target, target_rollback(target, parallel=2))  # of one of several texts
+    # Of one of several texts, and of one that is kept.
+    states = states_bytes(target, target_rollback(target, parallel=2)) + target.state_bytes
     draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
     draft_bytes += states_bytes(draft, draft_rollback()) if draft else 0

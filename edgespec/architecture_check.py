@@ -29,6 +29,7 @@ from edgespec.llama.architectures import ARCHITECTURES, make_tiny
 from edgespec.llama.operations import operations_of
 from edgespec.llama.outputs import Rows
 from edgespec.llama.session import Session
+from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.signals import Cancellation
@@ -223,18 +224,18 @@ def _takes_back(model: Model) -> bool:
 
 
 def _stops(model: Model) -> bool:
-    """Whether a pass can be ended, and the session goes on with what it then holds."""
-    tokens = _tokens()
+    """Whether a long pass can be ended, and the session goes on with what it then holds."""
+    tokens = _tokens(_N_TOKENS + LONG)
     with _session(model) as session:
         expected = session.eval(tokens).copy()
     with (
         Cancellation() as cancellation,
         Session(model, n_ctx=256, n_threads=1, interrupt=cancellation.interrupt) as session,
     ):
-        session.eval(tokens[:-_N_MORE])
+        session.eval(tokens[:_N_TOKENS])
         cancellation.cancel()
         try:
-            session.eval(tokens[-_N_MORE:])
+            session.eval(tokens[_N_TOKENS:])
         except KeyboardInterrupt:
             cancellation.drain()
             row = session.eval(tokens[session.n_past :])

@@ -75,13 +75,16 @@ class Text:
         """Whether it has more to read than what a step drafts."""
         return isinstance(self.ask, TargetPass) and self.n_rest > MAX_GAMMA + 2
 
+    def read_again_what_lost_its_rows(self) -> None:
+        """Take back what an interrupted pass left in the cache, where its logits are wanted (Cache.eval)."""
+        if isinstance(self.ask, TargetPass) and self.n_rest < self.ask.n_logits:
+            self.session.rewind(self.n_held)
+
     def part(self, n: int) -> TargetPass:
         """Return the pass over the next `n` tokens of what it waits for."""
         ask = self.ask
         assert isinstance(ask, TargetPass)  # noqa: S101 - for the type checker
         n_past = self.session.n_past
-        if n_past > self.n_held:  # an interrupted pass left a token whose logits are lost
-            n_past = self.session.rewind(self.n_held)
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
@@ -222,6 +225,8 @@ class Batcher:
 
     def _pass(self, waiting: Sequence[Text]) -> None:
         """Make one pass for those who wait for the target, and let those go on whose rows it gave."""
+        for text in waiting:
+            text.read_again_what_lost_its_rows()
         parts = self._parts(waiting)
         n_tokens = sum(len(part.tokens) for _, part in parts)
         while not self.timelines.make_room(n_tokens) and len(self._texts) > 1:

@@ -80,7 +80,8 @@ def choose_capacity(
     """
     longest = demand.n_ctx or target.n_ctx_train
     one = cell_bytes(target)
-    states = states_bytes(target, target_rollback(target, parallel=2))  # of one of several texts
+    # Of one of several texts, and of one that is kept.
+    states = states_bytes(target, target_rollback(target, parallel=2)) + target.state_bytes
     draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
     draft_bytes += states_bytes(draft, draft_rollback()) if draft else 0
@@ -95,7 +96,7 @@ def choose_capacity(
         return Capacity(1, None, longest * one + states + 2 * draft_bytes + demand.kept_bytes)
     cells = max(longest, parallel * USUAL_CELLS) + kept_cells(target, (1.0 - DRAFT_SHARE) * demand.kept_bytes)
     if budget is not None:
-        cells = min(cells, (budget - parallel * (draft_bytes + states) - kept_draft) // max(1, one))
+        cells = min(cells, (budget - parallel * (draft_bytes + states) - kept_draft) // one)
     least = max(demand.n_ctx or 0, parallel * USUAL_CELLS)
     cells = demand.n_cells or max(least, cells // CTX_STEP * CTX_STEP)
     return Capacity(parallel, cells, cells * one + parallel * (draft_bytes + states) + kept_draft)
@@ -103,7 +104,7 @@ def choose_capacity(
 
 def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
     """Return how many tokens are kept in so many bytes beside those of texts under way."""
-    return min(int(n_bytes) // max(1, cell_bytes(header)), KEPT * header.n_ctx_train)
+    return min(int(n_bytes) // cell_bytes(header), KEPT * header.n_ctx_train)
 
 
 def kept_timelines(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:

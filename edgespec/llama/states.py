@@ -72,6 +72,13 @@ class States(Rollback):
         self._lines = [_Line() for _ in range(n_timelines)]
         self._broken: list[int] = []  # sequences of a pass that ended in its middle
 
+    def n_past(self, sequence: int) -> int:
+        """Return the number of tokens in a timeline."""
+        for broken in self._broken:  # only if `undo` was interrupted too
+            self._go_to(broken, 0)
+        self._broken = []
+        return super().n_past(sequence)
+
     def n_reachable(self, sequence: int, n_keep: int) -> int:
         """Return the number of tokens of the newest state after at most `n_keep`."""
         line, n_past = self._lines[sequence], self.n_past(sequence)
@@ -105,9 +112,9 @@ class States(Rollback):
         line = self._lines[sequence]
         if n in line.marks:
             llama.llama_memory_seq_cp(self._memory, line.marks[n], sequence, 0, 0)
-            if self._remove(sequence, n):
-                return n
-        elif n in line.copies and self._put(sequence, line.copies[n]) and self._remove(sequence, n):
+        elif n in line.copies and not self._put(sequence, line.copies[n]):
+            n = 0
+        if n and self._remove(sequence, n) and super().n_past(sequence) == n:
             return n
         self._forget_after(line, 0)
         self._remove(sequence, 0)
@@ -167,22 +174,22 @@ class States(Rollback):
     def undo(self, coming: Sequence[Coming]) -> None:
         """Go back to the states before; or leave the tokens that were to stay."""
         if len(self._broken) > 1:  # it may have moved states of all timelines
-            for sequence in range(self._n_timelines):
-                self.cut(sequence, 0)
+            self._broken = list(range(self._n_timelines))
+            return  # the next look at one of them empties all
         for one in coming:
-            line, n_past = self._lines[one.sequence], self.n_past(one.sequence)
+            line = self._lines[one.sequence]
             if line.undo and line.undo[0] == one.n_past:
                 line.copies[one.n_past] = line.undo[1]
-            if one.sequence in self._broken:
+            if self._broken:
                 n = max((n for n in (*line.marks, *line.copies) if n <= one.n_past), default=0)
                 self._forget_after(line, n)
                 self._go_to(one.sequence, n)
-            elif n_past > one.n_past:
+                self._broken = []
+            elif (n_past := self.n_past(one.sequence)) > one.n_past:
                 self.cut(one.sequence, self._best_end(one, n_past))
             if line.undo:
                 line.copies.pop(line.undo[0], None)
                 line.undo = None
-        self._broken = []
 
     def _best_end(self, one: Coming, n_past: int) -> int:
         """Return where a timeline of `n_past` tokens, after what it was to read or a part, should end."""
@@ -207,9 +214,10 @@ class States(Rollback):
         if len(line.marks) >= self._marks_each:
             self._free(line.marks.pop(self._least_useful(line, n_past)))
         if self._spare:
-            line.marks[n_past] = self._spare.pop()
+            spare = self._spare.pop()  # noted when it is one: Ctrl-C may come between any two lines
             # An empty range of cells: attention need not know of a mark.
-            llama.llama_memory_seq_cp(self._memory, sequence, line.marks[n_past], 0, 0)
+            llama.llama_memory_seq_cp(self._memory, sequence, spare, 0, 0)
+            line.marks[n_past] = spare
 
     def _least_useful(self, line: _Line, n_past: int) -> int:
         """Return the mark whose neighbours are closest, seen from the timeline's end.

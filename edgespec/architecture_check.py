@@ -26,6 +26,8 @@ import numpy.typing as npt
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.architectures import ARCHITECTURES, make_tiny
+from edgespec.llama.gguf_header import read_header
+from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.operations import operations_of
 from edgespec.llama.outputs import Rows
 from edgespec.llama.session import Session
@@ -41,8 +43,9 @@ TIMEOUT_S = 300
 WEIGHTS_TYPE = "q8_0"
 """Of the matrices: edgespec's kernels take it, and the widths of tiny models are multiples of its block."""
 
-SOURCES = ("suffix", "model", "tree", "own")
-"""What drafts: the suffix store, a tiny Llama in chains and in trees, and the model itself."""
+SOURCES = ("suffix", "model", "tree", "own", "mtp")
+"""What drafts: the suffix store, a tiny Llama in chains and in trees, the model itself, and the head in its
+file, if it has one."""
 
 # Another rounding changes a row of logits by about 3 %, and by more where it chooses other experts.
 _TOLERANCE = 0.1
@@ -67,7 +70,7 @@ class Check(msgspec.Struct):
     """In how many pieces, on the one or on the other, a pass is run."""
     same_in_any_batch: bool = False
     drafts: dict[str, str] = {}
-    """Of each of the SOURCES: "equal", "not used", or at which token the text differs."""
+    """Of each of the SOURCES that it can have: "equal", "not used", or at which token the text differs."""
     keeps_cache: bool = False
     takes_back: bool = False
     stops: bool = False
@@ -249,7 +252,10 @@ def _stops(model: Model) -> bool:
 def _drafts(path: Path, draft: Path, *, exactly: bool) -> dict[str, str]:
     """Return for each of the SOURCES what becomes of the text; `exactly`: no token may be tied."""
     outcomes = {}
-    for other, sources in ((draft, SOURCES[:-1]), (path, SOURCES[-1:])):
+    pairs: list[tuple[Path | None, Sequence[str]]] = [(draft, SOURCES[:3]), (path, ("own",))]
+    if not why_no_mtp(read_header(path)):
+        pairs.append((None, ("mtp",)))
+    for other, sources in pairs:
         with Engine(path, other, n_threads=1, profile=False) as engine:
             greedy, sampled = (_write(engine, "none", temperature)[0] for temperature in (0.0, 1.0))
             for source in sources:

@@ -265,7 +265,9 @@ class Batcher:
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
         reading = [text for text in waiting if text.reads]
         n_spared = 0
-        if any(isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting):
+        if cache.all_logits and any(
+            isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting
+        ):
             # Then all tokens of the pass have rows; some are spared for those who read.
             n_left = min(n_left, n_rows)
             n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
@@ -373,7 +375,7 @@ def _groups(texts: Sequence[Text], n_batch: int) -> list[list[Text]]:
         ask = text.ask
         assert isinstance(ask, DraftPass)  # noqa: S101 - for the type checker
         n_tokens += len(ask.tokens)
-        n_rows = n_tokens if ask.with_features else n_rows + ask.n_logits
+        n_rows += ask.n_outputs
         if not groups or n_tokens > n_batch or n_rows > ask.session.n_logits_max:
             groups.append([])
             n_tokens, n_rows = len(ask.tokens), ask.n_outputs

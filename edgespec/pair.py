@@ -27,16 +27,18 @@ from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
+from edgespec.llama.published_heads import refuse_published_head
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
-from edgespec.models.choosing import choose_models
+from edgespec.models.choosing import DRAFTLESS, choose_models
 from edgespec.models.footprint import (
     CTX_STEP,
     USUAL_CTX,
@@ -62,6 +64,9 @@ MAX_PARALLEL = 64
 _ROWS = 64  # rows of logits in a pass for several texts
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
+
+_OWN_HEAD = "mtp"
+"""The name of a draft that is the head in the target's own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class Pair(Closing):
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
-    """The draft, if it is a head that reads the target's hidden states, else None."""
+    """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
     draft_is_stuck = False
     """Whether the draft is not used because it or the target cannot take tokens back."""
 
@@ -126,12 +131,19 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        names = [name for name in (self.target_name, self.draft_name) if name is not None]
-        self._headers = [check_model_file(resolve(name)) for name in names]
+        self._headers = [check_model_file(resolve(self.target_name))]
         check_target(self.target_header)
+        if self.draft_name:
+            path = resolve(self.draft_name)
+            refuse_published_head(read_header(path), self.target_header)
+            self._headers.append(check_model_file(path))
+        self.uses_mtp = self.draft_name is None and self._has_mtp()
+        """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
             check_head(head, self.target_header)
             self.head = head
+        elif self.uses_mtp:
+            self.draft_name = _OWN_HEAD
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
@@ -151,6 +163,18 @@ class Pair(Closing):
         drafts = self.options.drafter != "none"
         return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
 
+    def _has_mtp(self) -> bool:
+        """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
+        reason = why_no_mtp(self.target_header)
+        if reason and self.options.drafter == "mtp":
+            raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
+        return not reason and self.options.drafter not in DRAFTLESS
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the draft is a head, which reads the target's hidden states."""
+        return self.head is not None or self.uses_mtp
+
     @property
     def target_header(self) -> GGUFHeader:
         """The header of the target's file, known before the model is loaded."""
@@ -169,8 +193,12 @@ class Pair(Closing):
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:
             on_message(f"stock kernels: {loaded.reason}")
-        for header in self._headers:
-            self._models.append(Model(header.path, kernels=own_kernels, header=header))
+        if self.uses_mtp:
+            with_head = MtpTarget(self.target_header, kernels=own_kernels)
+            self._models, self.draft = [with_head], MtpHead(with_head)
+        else:
+            for header in self._headers:
+                self._models.append(Model(header.path, kernels=own_kernels, header=header))
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
@@ -179,6 +207,8 @@ class Pair(Closing):
         if len(self._models) > 1:
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
+        elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
+            on_message(f"nothing but text seen before drafts: {why_no_mtp(self.target_header)}")
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
         self.cut = read_cut(draft.header)
@@ -211,7 +241,7 @@ class Pair(Closing):
         """Return the draft model if it can write in a cascade, else raise UsageError."""
         if self.draft is None:
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
-        if self.head:
+        if self.reads_states:
             raise UsageError(
                 f"{self.draft_name} is a draft head, which cannot write in a cascade by itself: "
                 "choose a draft model"
@@ -330,10 +360,10 @@ class Pair(Closing):
             return self._idle_drafts.pop()
         if self._vocabulary_map:
             return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
-        if self.head and self._fusion:
-            features = TargetFeatures(self.head.n_embd)
+        if self.reads_states:
+            features, n_vocab = TargetFeatures(self.target.n_embd), self.target.n_vocab
             session = self._draft_timelines.begin([0])
-            return HeadModel(session, self.head, self._fusion, features, n_vocab=self.target.n_vocab)
+            return HeadModel(session, features, n_vocab=n_vocab, head=self.head, fusion=self._fusion)
         model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
         model.timelines = self._draft_timelines
         return model
@@ -370,7 +400,7 @@ class Pair(Closing):
             size,
             n_threads=self.n_threads,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
-            takes_inputs=self.head is not None and model is self.draft,
+            takes_inputs=self.reads_states and model is self.draft,
             interrupt=signals.interrupt if signals else None,
         )
 

@@ -161,7 +161,7 @@ class Generation:
     def _read_prompt(self) -> Generator[Ask, Any, Rows]:
         """Read what of the prompt is not known; return the logits after it.
 
-        Where hidden states are wanted the end of it takes passes of its own: the library then computes the
+        Where hidden states are wanted the end of it takes passes of its own: the library may then compute the
         logits of all of their tokens, and has room for few.
         """
         session, start, n_prompt = self._target, self.n_known, len(self.tokens)
@@ -175,7 +175,7 @@ class Generation:
         if start < n_prompt - n_wanted:
             yield TargetPass(session, self.tokens[start : n_prompt - n_wanted], 0)
         while True:
-            start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_logits_max)
+            start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_features_max)
             part = self.tokens[start : n_prompt - n_wanted]
             evaluated = yield TargetPass(session, part, 0 if n_wanted else 1, with_features=True)
             if evaluated.features is not None:  # those of the part, or of its end

@@ -9,6 +9,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class Cache(Closing):
             self._rollback = self._trees = Cells(self.n_timelines, self.max_leaves)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
-        if embeddings and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
+        if embeddings and not model.is_mtp and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
             raise EdgespecError(
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"
@@ -140,12 +141,18 @@ class Cache(Closing):
         self._interrupt = interrupt  # its data must live as long as the context
         self._listens = False
         self._listen(True)
-        n_embd = llama.llama_model_n_embd_inp(model.handle)
         self._input = PassInput(
-            self.n_batch, n_sequences, n_embd=n_embd, embeddings=embeddings, takes_inputs=takes_inputs
+            self.n_batch,
+            n_sequences,
+            n_embd=model.n_embd if model.is_mtp else llama.llama_model_n_embd_inp(model.handle),
+            embeddings=embeddings,
+            takes_inputs=takes_inputs,
+            with_tokens=model.is_mtp,
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
-        self._outputs = Outputs(context, model, self.n_logits_max)
+        self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
+        self.all_logits = model.hidden_states.all_logits
+        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self.features: list[Features] = []
         """Of the last pass, for each piece those of its tokens; empty if it was made without.
 
@@ -195,37 +202,43 @@ class Cache(Closing):
 
         The rows are valid until the next `eval` or `close`. Only a piece that comes alone may have more than
         `n_batch` tokens: it takes several passes. `with_features` leaves the hidden states of all tokens in
-        `features`: the library then computes the logits of all of them, at most `n_logits_max`. A failed or
-        interrupted pass leaves all timelines as they were before the call; of a model that keeps a state one
-        may also end with tokens of its piece before the tree, or become empty. Raises CacheFull,
+        `features`; with `all_logits` they count as rows of logits, of which there are at most `n_logits_max`.
+        A failed or interrupted pass leaves all timelines as they were before the call; of a model that keeps
+        a state one may also end with tokens of its piece before the tree, or become empty. Raises CacheFull,
         EdgespecError if the model has no hidden states to give, and as `Session.eval`.
         """
         branches = [self._branches(piece) for piece in pieces]
         before = [self.n_past(piece.sequence) for piece in pieces]
         n_tokens = sum(len(piece.tokens) for piece in pieces)
-        n_outputs = n_tokens if with_features else sum(piece.n_logits for piece in pieces)
+        self._outputs.ask(with_features=with_features)
+        n_outputs = sum(self._n_outputs(piece) for piece in pieces)
         if n_outputs > self.n_logits_max or (len(pieces) > 1 and n_tokens > self.n_batch):
             raise ValueError(f"a pass of {n_tokens} tokens and {n_outputs} rows of logits")
-        self._outputs.ask(with_features=with_features)
         backend.clear_log()
         coming = [_coming(piece, n_past) for piece, n_past in zip(pieces, before, strict=True)]
         self._rollback.begin(coming)
+        self.features = []
         try:
             if len(pieces) > 1:
                 self._decode_parts(pieces, branches, before)
+                last = list(pieces)
             else:
-                self._decode_alone(pieces[0], branches[0], before[0])
+                last = [self._decode_alone(pieces[0], branches[0], before[0])]
         except BaseException:
             self._rollback.undo(coming)
             raise
-        rows = self._outputs.rows(n_outputs)
-        found, first = [], 0
-        for piece in pieces:
-            end = first + (len(piece.tokens) if with_features else piece.n_logits)
-            found.append(rows[end - piece.n_logits : end])
-            first = end
-        self.features = self._outputs.features([len(p.tokens) for p in pieces]) if with_features else []
-        return found
+        ends = list(accumulate(self._n_outputs(piece) for piece in last))
+        rows = self._outputs.rows(ends[-1])
+        if self.features:
+            self._gather_features(last[0])
+        elif with_features:
+            self.features = self._outputs.features([len(piece.tokens) for piece in pieces])
+        return [rows[end - piece.n_logits : end] for piece, end in zip(last, ends, strict=True)]
+
+    def _gather_features(self, part: Piece) -> None:
+        """Add those of a pass over a part of a piece to `features`: the next pass overwrites them."""
+        found = self._outputs.features([len(part.tokens)])
+        self.features = [np.concatenate([*self.features, *found])]
 
     def _branches(self, piece: Piece) -> Branches | None:
         """Check the tree that a piece ends with and return it; None for a chain."""
@@ -249,10 +262,12 @@ class Cache(Closing):
             raise ValueError(f"a tree of {branches.n_leaves} leaves, max_leaves {self.max_leaves}")
         return branches
 
-    def _decode_alone(self, piece: Piece, branches: Branches | None, n_past: int) -> None:
-        """Decode one piece, in several passes if it is longer than one."""
-        tokens, start = piece.tokens, 0
+    def _decode_alone(self, piece: Piece, branches: Branches | None, n_past: int) -> Piece:
+        """Decode one piece, in several passes if it is longer than one; return what was in the last."""
+        tokens, start, part = piece.tokens, 0, piece
         while start < len(tokens):
+            if start and self._outputs.with_features:
+                self._gather_features(part)
             left = len(tokens) - start
             n = min(self.n_batch, self._rollback.stop_before(piece.sequence, n_past + start, left))
             if n < left:
@@ -269,6 +284,7 @@ class Cache(Closing):
             else:
                 self._decode_parts([part], [branches if last else None], [n_past + start])
             start += n
+        return part
 
     def _decode_parts(
         self, pieces: Sequence[Piece], branches: Sequence[Branches | None], n_past: Sequence[int]
@@ -296,7 +312,7 @@ class Cache(Closing):
 
     def _n_outputs(self, piece: Piece) -> int:
         """Return of how many of a piece's tokens the library computes the logits."""
-        return len(piece.tokens) if self._outputs.with_features else piece.n_logits
+        return len(piece.tokens) if self._outputs.all_logits else piece.n_logits
 
     def _begin_pass(self, coming: Sequence[Coming]) -> None:
         self._listen(self._rollback.begin_pass(coming))

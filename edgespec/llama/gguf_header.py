@@ -21,7 +21,8 @@ _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
-_HELPERS = {"eagle3", "dflash", "gemma4-assistant"}  # draft heads: run only inside their target
+HELPERS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "a Gemma 4 head"}
+"""Architectures of draft heads that are published as files of their own, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class GGUFHeader:
     """Parts of a model split over several files; 0 or 1 for a single file."""
     gguf: GGUF = field(repr=False)
     """All of the file's metadata."""
+    n_mtp: int = 0
+    """Blocks after the model's own, counted in `n_layer`, that are a head which drafts (mtp.py)."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
     other_parts: tuple[Path, ...] = ()
@@ -138,6 +141,7 @@ def read_header(path: str | Path) -> GGUFHeader:
         split_no=largest("split.no"),
         split_count=largest("split.count"),
         gguf=gguf,
+        n_mtp=largest(f"{architecture}.nextn_predict_layers"),
         state_bytes=len(recurrent) * layer_state_bytes(n_embd, n_head, head_dim_k, of_architecture)
         if recurrent
         else 0,
@@ -222,9 +226,15 @@ def _check_kind(header: GGUFHeader) -> None:
         refuse(f"an embedding, reranking or encoder model (architecture {header.architecture})")
     if header.architecture == "t5":
         refuse("an encoder-decoder model (architecture t5)")
-    if header.architecture in _HELPERS:
-        refuse(f"a draft head that runs only inside its own target (architecture {header.architecture})")
+    if header.architecture in HELPERS:
+        refuse(f"{HELPERS[header.architecture]}, which drafts beside its own target only")
+    if header.n_mtp and header.split_count < 2 and not _has_first_block(header):
+        refuse("only the MTP head of a model, without the model")
     if not header.has_tokenizer and not header.is_head:
         refuse("a model without a tokenizer")
     if not 1 <= header.n_layer <= _MAX_LAYERS:
         raise EdgespecError(f"{header.path}: damaged: a model of {header.n_layer} layers; download it again")
+
+
+def _has_first_block(header: GGUFHeader) -> bool:
+    return any(tensor.name.startswith("blk.0.") for tensor in header.gguf.tensors)

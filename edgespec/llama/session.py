@@ -73,6 +73,10 @@ class Session(Closing):
         self.max_leaves = cache.max_leaves
         self.most_drafted = cache.most_drafted
         """Most tokens of a pass that may be taken back after it."""
+        self.all_logits = cache.all_logits
+        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
+        self.n_features_max = cache.n_logits_max if cache.all_logits else cache.n_batch
+        """Most tokens of a pass that leaves hidden states."""
         self._owns_cache = owns_cache
         self._sequence = cache.take()
         self._is_open = True

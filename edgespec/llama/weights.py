@@ -13,6 +13,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Packing, packing
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
@@ -31,6 +32,12 @@ class Model(Closing):
     `close` (or the garbage collector) frees first its open sessions, then the model.
     Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
     """
+
+    is_mtp = False
+    """Whether it is the head in another model's file, which reads hidden states beside tokens (mtp.py)."""
+    hidden_states: HiddenStates = LAST_NORM
+    """How its passes give hidden states."""
+    _with_mtp = False  # whether the head in its file is loaded too
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class Model(Closing):
                 repack=repack,
                 check_tensors=check_tensors,
                 vocab_only=vocab_only,
+                with_mtp=self._with_mtp,
                 on_progress=_page_dropper(self.path, self.header, packed),
             )
             self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
@@ -231,6 +239,7 @@ def _load(
     repack: bool,
     check_tensors: bool,
     vocab_only: bool,
+    with_mtp: bool,
     on_progress: Callable[[float], None],
 ) -> llama.llama_model_p:
     params = llama.llama_model_default_params()
@@ -239,6 +248,7 @@ def _load(
     params.use_extra_bufts = repack
     params.check_tensors = check_tensors
     params.vocab_only = vocab_only
+    params.load_mtp = with_mtp
 
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
         def progressed(progress: float, _data: object) -> bool:

@@ -84,6 +84,8 @@ class Entry:
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
     sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
+    mtp: bool = False
+    """Whether the file has a head that drafts for it; its header wins."""
     path: Path | None = None
     """A file of the user's own (`edgespec models add`), used where it is."""
 

@@ -165,6 +165,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
         derived=_derivation(table.take("derived", dict), f"{where}.derived")
         if table.has("derived")
         else None,
+        mtp=table.take("mtp", bool, False),
         path=_path(table) if table.has("path") else None,
     )
     table.close()

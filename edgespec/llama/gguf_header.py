@@ -65,6 +65,8 @@ class GGUFHeader:
     """All of the file's metadata."""
     n_mtp: int = 0
     """Blocks after the model's own, counted in `n_layer`, that are a head which drafts (mtp.py)."""
+    is_mtp: bool = False
+    """Whether it tells of that head alone, as if the file held nothing else (`header_of_head`)."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
     other_parts: tuple[Path, ...] = ()

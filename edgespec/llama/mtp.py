@@ -101,6 +101,7 @@ def header_of_head(header: GGUFHeader) -> GGUFHeader:
     read = {tensor.name: tensor.bytes for tensor in [*own, *([output] if output else [])]}
     return replace(
         header,
+        is_mtp=True,
         n_layer=1,
         n_head_kv=header.n_head_kv[-1:],
         state_bytes=0,

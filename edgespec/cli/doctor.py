@@ -33,12 +33,24 @@ def doctor_command(
     ] = None,
     *,
     retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
+    architectures: Annotated[
+        bool,
+        typer.Option(
+            "--architectures",
+            help="Check instead what works with each architecture, or with those named in place of models.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
+    --architectures checks tiny random models, and takes a minute for all; exit code 1 if something is wrong.
     """
+    if architectures:
+        from edgespec.cli.doctor_architectures import report_architectures
+
+        return report_architectures(models, json=json)
     from edgespec.cli.doctor_report import full_report
 
     report = full_report(ROOT, models, retest=retest)
@@ -104,6 +116,20 @@ def _print_kernels(found: Report) -> None:
         print_line("", f"{where} ({why})")
 
 
+def _rollback_line(rollback: Report) -> str:
+    """Say how tokens are taken back, where that is not as usual."""
+    from edgespec.cli.machine import size
+
+    if rollback["by"] is None:
+        return "tokens cannot be taken back: nothing drafts for it"
+    if rollback["by"] == "cells":
+        return ""
+    held = f"{size(rollback['states_bytes'])} of states for a text"
+    if rollback["by"] == "snapshots":
+        return f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {held}"
+    return f"keeps a state: after a rejected draft its accepted tokens are read again; {held}"
+
+
 def _print_model(model: Report) -> None:
     from edgespec.capacity import Capacity
     from edgespec.cli.machine import size
@@ -116,6 +142,8 @@ def _print_model(model: Report) -> None:
         return
     held = model["capacity"]
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
+    if line := _rollback_line(model["rollback"]):
+        print_line("", line)
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
     for row in model["types"]:
         table.add_row(

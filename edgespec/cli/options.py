@@ -46,8 +46,8 @@ WattsOption = Annotated[
 DrafterOption = Annotated[
     DrafterName | None,
     typer.Option(
-        help="What drafts: the model, text seen before (suffix), the model helped by it (staged), "
-        "nothing, or what pays at each step (auto).",
+        help="What drafts: the model, the head in the target's own file (mtp), text seen before (suffix), "
+        "the model helped by it (staged), nothing, or what pays at each step (auto).",
         show_default="auto",
         rich_help_panel=DRAFTING,
     ),
@@ -120,7 +120,8 @@ class ModelChoice:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
         return {
             "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
-            f"--draft and --drafter {drafter}": self.draft is not None and drafter in ("none", "suffix"),
+            f"--draft and --drafter {drafter}": self.draft is not None
+            and drafter in ("none", "suffix", "mtp"),
         }
 
     def names(self) -> tuple[str | None, str | None]:

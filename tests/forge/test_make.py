@@ -282,7 +282,7 @@ def test_a_source_of_two_layers_has_none_to_leave_out(request_, tmp_path):
 
 
 def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
-    monkeypatch.setattr(llama, "llama_model_is_recurrent", lambda _model: True)
+    monkeypatch.setattr(llama, "llama_model_is_diffusion", lambda _model: True)
     with pytest.raises(UsageError, match="target target: cannot take tokens back"):
         make(request_)
 

@@ -19,7 +19,6 @@ import os
 import shutil
 import signal
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -106,7 +105,6 @@ def _c_tests(emulator: Emulator) -> str:
         "CMAKE_TOOLCHAIN_FILE": ROOT / "pi" / "toolchain.cmake",
         "CMAKE_CROSSCOMPILING_EMULATOR": ";".join(map(str, emulator.qemu())),
         "EDGESPEC_TESTS": "ON",
-        "GGML_INCLUDE_DIR": Path(sysconfig.get_path("purelib"), "include"),  # of llama-cpp-python
         "PI_TRIPLE": TRIPLE,
     }
     configure: list[str | Path] = [programs / "cmake", "-S", ROOT, "-B", build, "-G", "Ninja"]

@@ -38,7 +38,6 @@ struct Buffer;
 struct BufferType;
 struct Device;
 struct Registry;
-struct Graph;
 
 struct Tensor {
     int32_t type;
@@ -55,6 +54,21 @@ struct Tensor {
     char name[64];
     void *extra;
     char padding[8];
+};
+
+struct HashSet {
+    size_t size;
+    uint32_t *used;
+    Tensor **keys;
+};
+
+struct Graph {
+    int32_t size, n_nodes, n_leafs;
+    Tensor **nodes, **grads, **grad_accs, **leafs;
+    int32_t *use_counts;
+    HashSet visited;
+    int32_t order;
+    uint64_t uid;
 };
 
 struct BufferType {

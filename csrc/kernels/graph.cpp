@@ -11,9 +11,6 @@ using namespace ggml;
 namespace {
 
 bool same_shape(const Tensor *a, const Tensor *b) { return !memcmp(a->ne, b->ne, sizeof a->ne); }
-bool is_view(const Tensor *t) {
-    return t->op == OP_NONE || t->op == OP_RESHAPE || t->op == OP_VIEW || t->op == OP_PERMUTE || t->op == OP_TRANSPOSE;
-}
 bool is_empty(const Tensor *t) { return t->ne[0] * n_rows(t) == 0; }
 bool is_rows(const Tensor *t, int type, size_t size) { return t && t->type == type && t->nb[0] == size; }
 bool is_float_rows(const Tensor *t) { return is_rows(t, TYPE_F32, 4); }
@@ -54,14 +51,16 @@ bool can_pack(const Tensor *w) {
            w->ne[0] % FORMATS[type].block == 0;
 }
 
-bool is_packed_matmul(const Tensor *op, const BufferType *packed, const Ggml &ggml) {
-    if (op->op != OP_MUL_MAT) {
-        return false;
-    }
+bool can_multiply(const Tensor *op, const Ggml &ggml) {
     const Tensor *w = op->src[0], *x = op->src[1];
-    return w->buffer && w->buffer->buft == packed && !w->view_src && can_pack(w) && is_float_rows(x) &&
-           is_float_rows(op) && op->nb[1] == (size_t)op->ne[0] * 4 && op->nb[2] == op->nb[1] * (size_t)op->ne[1] &&
+    return w && !w->view_src && can_pack(w) && is_float_rows(x) && is_float_rows(op) && x->ne[0] == w->ne[0] &&
+           op->ne[0] == w->ne[1] && !memcmp(op->ne + 1, x->ne + 1, 3 * sizeof op->ne[0]) &&
+           op->nb[1] == (size_t)op->ne[0] * 4 && op->nb[2] == op->nb[1] * (size_t)op->ne[1] &&
            op->nb[3] == op->nb[2] * (size_t)op->ne[2] && on_host(op, ggml, 1);
+}
+
+bool is_packed_matmul(const Tensor *op, const BufferType *packed, const Ggml &ggml) {
+    return op->op == OP_MUL_MAT && op->src[0]->buffer && op->src[0]->buffer->buft == packed && can_multiply(op, ggml);
 }
 
 bool can_run(const Tensor *op, const Ggml &ggml) {

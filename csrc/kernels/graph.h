@@ -18,11 +18,15 @@ struct Ggml {
     ggml::Tensor *(*graph_node)(ggml::Graph *, int);
     ggml::Buffer *(*backend_buffer_init)(ggml::BufferType *, ggml::BufferInterface, void *context, size_t size);
     bool (*backend_buft_is_host)(ggml::BufferType *);
+    size_t (*nbytes)(const ggml::Tensor *);
     ggml::BufferType *(*backend_cpu_buffer_type)();
 };
 
 // Whether weights of this type and shape can be packed.
 bool can_pack(const ggml::Tensor *weights);
+
+// Whether the product `op` can be run when its weights are packed.
+bool can_multiply(const ggml::Tensor *op, const Ggml &ggml);
 
 // Whether `op` is a product with packed weights (of buffer type `packed`) that can be run.
 bool is_packed_matmul(const ggml::Tensor *op, const ggml::BufferType *packed, const Ggml &ggml);
@@ -59,6 +63,9 @@ class Executor {
     int n_threads = 1;
     bool (*abort)(void *) = nullptr; // asked by thread 0 between operations
     void *abort_data = nullptr;
+
+    // Caches have been freed: others may lie there now.
+    void forget_caches() { cells_.clear(); }
 
     int compute(ggml::Graph *graph); // a ggml status
 

@@ -58,8 +58,9 @@ void Executor::quantize(const Step &step, int thread, int n) {
 void Executor::matmul(const Step &step, int thread, int n) {
     const Tensor *w = step.op->src[0];
     const int64_t tokens = n_rows(step.op->src[1]);
-    const Product product = {isa_,     prefetch_, find_type(w->type),         w->ne[1],
-                             w->ne[0], tokens,    (const uint8_t *)w->data,   acts_,
+    const void *packed = w->extra ? w->extra : w->data; // aside, where the buffer has ggml's layout (node.cpp)
+    const Product product = {isa_,     prefetch_, find_type(w->type),      w->ne[1],
+                             w->ne[0], tokens,    (const uint8_t *)packed, acts_,
                              (float *)step.op->data};
     const int64_t chunks = product.n_chunks(n);
     each_chunk(&counters_[step.index], chunks, thread, n, [&](int64_t chunk) {

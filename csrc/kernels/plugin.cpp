@@ -6,6 +6,7 @@
 // operations between the products, so that a whole model is one piece of work and not hundreds; one that has
 // not - a model without packable weights - takes nothing, and the model runs exactly as without the plugin.
 #include "edgespec_kernels.h"
+#include "node.h"
 #include "packed.h"
 
 #include <dlfcn.h>
@@ -229,6 +230,7 @@ std::string look_up(Ggml &ggml) {
     ggml.graph_node = (decltype(ggml.graph_node))find("ggml_graph_node");
     ggml.backend_buffer_init = (decltype(ggml.backend_buffer_init))find("ggml_backend_buffer_init");
     ggml.backend_buft_is_host = (decltype(ggml.backend_buft_is_host))find("ggml_backend_buft_is_host");
+    ggml.nbytes = (decltype(ggml.nbytes))find("ggml_nbytes");
     ggml.backend_cpu_buffer_type = (decltype(ggml.backend_cpu_buffer_type))find("ggml_backend_cpu_buffer_type");
     dlclose(base); // it stays loaded: whoever loaded it holds it
     if (missing) {
@@ -332,6 +334,17 @@ int es_kernels_set_prefetch(es_prefetch chosen) {
 }
 
 const char *es_kernels_refusal() { return plugin().refusal.c_str(); }
+
+void *es_kernels_node_device(void *cpu, size_t memory) {
+    Plugin &p = plugin();
+    const bool fits = cpu && p.isa && p.refusal.empty() && p.ggml.nbytes;
+    return fits ? node_device(*p.isa, p.prefetch, p.ggml, (Device *)cpu, memory) : nullptr;
+}
+
+es_node es_kernels_node() {
+    const NodeFacts facts = node_facts();
+    return {facts.limit, facts.used, facts.n_packed, facts.packed_bytes, facts.n_run, facts.n_handed_on};
+}
 
 void es_kernels_enable(int on) { plugin().enabled.store(on != 0); }
 

@@ -39,6 +39,19 @@ class _Packed(ctypes.Structure):
     )
 
 
+class NodeFacts(ctypes.Structure):
+    """`struct es_node`: what a node's device (`Plugin.node_device`) holds and has run."""
+
+    _fields_ = (
+        ("memory", ctypes.c_uint64),
+        ("used", ctypes.c_uint64),
+        ("n_packed", ctypes.c_int64),
+        ("packed_bytes", ctypes.c_int64),
+        ("n_run", ctypes.c_int64),
+        ("n_handed_on", ctypes.c_int64),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A weight matrix that was rearranged for the kernels."""
@@ -66,6 +79,8 @@ class Plugin:
             self._enable = library.es_kernels_enable
             self._n_packed = library.es_kernels_n_packed
             self._packed = library.es_kernels_packed
+            self._node_device = library.es_kernels_node_device
+            self._node = library.es_kernels_node
         except (OSError, AttributeError) as error:
             raise EdgespecError(f"{error}; install edgespec again") from error
         self._isa.restype = self._refusal.restype = ctypes.c_char_p
@@ -74,6 +89,8 @@ class Plugin:
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
         self._n_packed.restype = ctypes.c_int64
         self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_Packed))
+        self._node_device.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        self._node_device.restype, self._node.restype = ctypes.c_void_p, NodeFacts
 
     @property
     def isa(self) -> str:
@@ -114,6 +131,23 @@ class Plugin:
                     PackedTensor(_text(found.name), _text(found.type), found.rows, found.columns, found.bytes)
                 )
         return tuple(tensors)
+
+    def node_device(self, cpu: int, memory: int) -> int:
+        """Return the device that a node serves (llama/rpc.py), a `ggml_backend_dev_t`: a complete backend.
+
+        `cpu`: llama.cpp's own device, which runs what the kernels do not. `memory`: the bytes that clients
+        may take. Call `join_ggml` first. A process has one such device: a second call changes its memory.
+        Raises EdgespecError if ggml has refused the kernels.
+        """
+        device = self._node_device(cpu, memory)
+        if not device:
+            raise EdgespecError(f"edgespec's kernels cannot serve: {_text(self._refusal()) or 'not in use'}")
+        return int(device)
+
+    def node(self) -> NodeFacts:
+        """Return what the node's device holds and has run."""
+        facts: NodeFacts = self._node()
+        return facts
 
 
 @dataclass(frozen=True, slots=True)

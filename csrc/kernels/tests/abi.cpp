@@ -1,9 +1,9 @@
-// ggml_abi.h against ggml's own headers: compiled, never run. Needs ggml.h of a version on the allow-list.
+// ggml_abi.h against ggml's own headers (csrc/rpc): compiled, never run.
 #include "../ggml_abi.h"
 #include "../weights.h"
 
 #include <ggml-backend.h>
-#include <ggml.h>
+#include <ggml-impl.h>
 
 namespace ours = edgespec::ggml;
 
@@ -68,3 +68,18 @@ static_assert(FORMATS[edgespec::Q6_K].ggml_type == GGML_TYPE_Q6_K);
 static_assert(sizeof(ours::DeviceProperties) == sizeof(ggml_backend_dev_props));
 static_assert(offsetof(ours::DeviceProperties, type) == offsetof(ggml_backend_dev_props, type));
 static_assert(offsetof(ours::DeviceProperties, caps) == offsetof(ggml_backend_dev_props, caps));
+
+#define SAME_OF_GRAPH(OURS, GGML) static_assert(offsetof(ours::Graph, OURS) == offsetof(ggml_cgraph, GGML), #GGML)
+static_assert(sizeof(ours::Graph) == sizeof(ggml_cgraph));
+static_assert(sizeof(ours::HashSet) == sizeof(ggml_hash_set));
+SAME_OF_GRAPH(size, size);
+SAME_OF_GRAPH(n_nodes, n_nodes);
+SAME_OF_GRAPH(n_leafs, n_leafs);
+SAME_OF_GRAPH(nodes, nodes);
+SAME_OF_GRAPH(grads, grads);
+SAME_OF_GRAPH(grad_accs, grad_accs);
+SAME_OF_GRAPH(leafs, leafs);
+SAME_OF_GRAPH(use_counts, use_counts);
+SAME_OF_GRAPH(visited, visited_hash_set);
+SAME_OF_GRAPH(order, order);
+SAME_OF_GRAPH(uid, uid);

@@ -1,0 +1,154 @@
+"""llama.cpp's RPC backend: it serves a device to other machines, and uses those that other machines serve.
+
+    this machine                                    the node
+    llama_model_params.devices = connect(...)  <->  serve(endpoint, device, ...)
+
+The library is compiled from ggml's own files (csrc/rpc) and loaded into the ggml that is in use here. The
+protocol has no authentication, and who speaks it can run code on the node: it belongs inside a tunnel. The
+library ends the process where a connection breaks or the other side does not answer as it should, so whatever
+connects or serves runs in a child process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from pathlib import Path
+
+from edgespec import _core
+from edgespec.errors import EdgespecError
+from edgespec.llama import backend
+from edgespec.llama.backend import foreign_function
+
+GGML_VERSION = "0.25.3"
+"""The ggml of which the library's files are, and the only one it is loaded into."""
+
+PROTOCOL = (7, 0, 0)
+"""The protocol's version: major, minor, patch. Both sides must have the same major version, and the node's minor
+one must not be newer."""
+
+DEFAULT_PORT = 50052
+"""Where llama.cpp's own server listens too."""
+
+_BASE = "libggml-base.so.0"
+_HELLO, _CAPABILITIES = 14, 24  # a command; bytes that say what a connection could be besides TCP
+_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+
+_pointer = ctypes.c_void_p
+_by_type = foreign_function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)
+_load = foreign_function("ggml_backend_load", _pointer, ctypes.c_char_p)
+_find = foreign_function("ggml_backend_reg_get_proc_address", _pointer, _pointer, ctypes.c_char_p)
+_device_count = foreign_function("ggml_backend_reg_dev_count", ctypes.c_size_t, _pointer)
+_device = foreign_function("ggml_backend_reg_dev_get", _pointer, _pointer, ctypes.c_size_t)
+_version = foreign_function("ggml_version", ctypes.c_char_p)
+
+
+class Rpc:
+    """The loaded library."""
+
+    def __init__(self, registry: int) -> None:
+        self._add_server = ctypes.CFUNCTYPE(_pointer, ctypes.c_char_p)(
+            _find(registry, b"ggml_backend_rpc_add_server")
+        )
+        self._start_server = ctypes.CFUNCTYPE(
+            None, *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, _pointer)
+        )(_find(registry, b"ggml_backend_rpc_start_server"))
+
+    def serve(self, endpoint: str, device: int, *, n_threads: int, kept: Path | None) -> None:
+        """Serve `device`, a `ggml_backend_dev_t`, at `endpoint` ("127.0.0.1:50052"), to one client at a time.
+
+        `kept`: the folder that keeps weights by their hash. Returns only where it cannot begin to listen; what
+        is wrong is then on stderr. Ends the process if a client asks for what is impossible.
+        """
+        devices = (_pointer * 1)(device)
+        folder = None if kept is None else os.fsencode(kept)
+        self._start_server(endpoint.encode(), folder, n_threads, 1, ctypes.addressof(devices))
+
+    def connect(self, endpoint: str) -> tuple[int, ...]:
+        """Return the devices, each a `ggml_backend_dev_t`, that a server offers at `endpoint`.
+
+        Ends the process if there is none, or it speaks another version: ask `spoken_protocol` first.
+        """
+        registry = self._add_server(endpoint.encode())
+        if not registry:
+            raise EdgespecError(f"{endpoint}: the node offers no device")
+        return tuple(_device(registry, i) for i in range(_device_count(registry)))
+
+
+_loaded: Rpc | None = None
+
+
+def library_path() -> Path:
+    """Return the library's path, in the folder of the C core; it may not exist."""
+    return Path(_core.__file__).with_name("ggml_rpc.so")
+
+
+def load() -> Rpc:
+    """Load the library, once per process. Raises EdgespecError if it is missing or does not fit this ggml."""
+    global _loaded  # noqa: PLW0603 - the library is loaded once per process
+    if _loaded is None:
+        _loaded = Rpc(_registry(library_path()))
+    return _loaded
+
+
+def _registry(path: Path) -> int:
+    if not path.exists():
+        raise EdgespecError(f"llama.cpp's RPC backend is not installed (Linux only): no {path}")
+    if (version := ggml_version()) != GGML_VERSION:
+        raise EdgespecError(
+            f"llama.cpp's RPC backend is that of ggml {GGML_VERSION}, and {version} is installed; "
+            "install edgespec again, with the llama-cpp-python that it asks for"
+        )
+    try:
+        # Python opened ggml for itself alone: from now on the libraries opened later find its functions.
+        ctypes.CDLL(_BASE, mode=os.RTLD_NOLOAD | os.RTLD_NOW | os.RTLD_GLOBAL)
+    except OSError as error:
+        raise EdgespecError(f"{error}; install llama-cpp-python again") from error
+    backend.clear_log()
+    registry = _load(os.fsencode(path))
+    if not registry:
+        raise EdgespecError(f"{path} cannot be loaded: {backend.failure_reason()}")
+    return int(registry)
+
+
+def ggml_version() -> str:
+    """Return the version of the ggml in use."""
+    return str(_version().decode())
+
+
+def cpu_device() -> int:
+    """Return llama.cpp's own device of this machine's processors, a `ggml_backend_dev_t`."""
+    return int(_by_type(_CPU_DEVICE))
+
+
+def spoken_protocol(host: str, port: int, *, timeout_s: float) -> tuple[int, int, int]:
+    """Return the protocol's version that a server speaks, without the library, which may end the process.
+
+    A server has one client at a time: while it has another one, it does not answer. Raises EdgespecError if
+    nothing listens there, or what does gives no such answer within `timeout_s`.
+    """
+    where = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
+            answer = _read(connection, 8 + 4 + _CAPABILITIES)
+    except TimeoutError:
+        raise EdgespecError(
+            f"{where}: no answer within {timeout_s:g} s; it may have another client"
+        ) from None
+    except OSError as error:
+        raise EdgespecError(f"{where}: {error.strerror or error}") from error
+    size, major, minor, patch = struct.unpack_from("<QBBB", answer.ljust(11, b"\0"))
+    if len(answer) != 8 + size or size != 4 + _CAPABILITIES:
+        raise EdgespecError(f"{where}: not a server of llama.cpp's RPC protocol {PROTOCOL[0]}")
+    return major, minor, patch
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """Return `size` bytes, or fewer where the other side closes."""
+    received = b""
+    while len(received) < size and (part := connection.recv(size - len(received))):
+        received += part
+    return received

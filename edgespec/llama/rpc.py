@@ -26,8 +26,8 @@ GGML_VERSION = "0.25.3"
 """The ggml of which the library's files are, and the only one it is loaded into."""
 
 PROTOCOL = (7, 0, 0)
-"""The protocol's version: major, minor, patch. Both sides must have the same major version, and the node's minor
-one must not be newer."""
+"""The protocol's version: major, minor, patch. Both sides need the same major one, and the node's minor one
+must not be newer."""
 
 DEFAULT_PORT = 50052
 """Where llama.cpp's own server listens too."""
@@ -59,8 +59,8 @@ class Rpc:
     def serve(self, endpoint: str, device: int, *, n_threads: int, kept: Path | None) -> None:
         """Serve `device`, a `ggml_backend_dev_t`, at `endpoint` ("127.0.0.1:50052"), to one client at a time.
 
-        `kept`: the folder that keeps weights by their hash. Returns only where it cannot begin to listen; what
-        is wrong is then on stderr. Ends the process if a client asks for what is impossible.
+        `kept`: the folder that keeps weights by their hash. Returns only where it cannot begin to listen; why
+        is then on stderr. Ends the process if a client asks for what is impossible.
         """
         devices = (_pointer * 1)(device)
         folder = None if kept is None else os.fsencode(kept)

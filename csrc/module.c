@@ -4,6 +4,7 @@
  * checked here and in its neighbours; the core runs without the GIL. */
 #include "module.h"
 
+#include "fnv.h"
 #include "interrupt.h"
 #include "philox.h"
 #include "product.h"
@@ -79,6 +80,20 @@ static PyObject *module_coins(PyObject *module, PyObject *args) {
     return list;
 }
 
+static PyObject *module_fnv1a(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *data_object;
+    unsigned long long hash = ES_FNV_BASIS;
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, "O|K:fnv1a", &data_object, &hash)) return NULL;
+    if (PyObject_GetBuffer(data_object, &data, PyBUF_C_CONTIGUOUS) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    hash = es_fnv1a(data.buf, (size_t)data.len, hash);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLongLong(hash);
+}
+
 static PyObject *module_simd(PyObject *module, PyObject *args) {
     (void)module, (void)args;
     return PyUnicode_FromString(es_rows_best()->name);
@@ -120,6 +135,8 @@ release_matrix:
 
 static PyMethodDef module_methods[] = {
     {"coins", module_coins, METH_VARARGS, "coins(seed, first, n) -> n doubles in [0, 1) of that stream."},
+    {"fnv1a", module_fnv1a, METH_VARARGS,
+     "fnv1a(data, hash=basis) -> FNV-1a hash, 64 bits, of what `hash` is of, followed by data."},
     {"multiply", module_multiply, METH_VARARGS,
      "multiply(matrix, vectors, out): write a Q8_0 matrix times each of the vectors into out."},
     {"simd", module_simd, METH_NOARGS, "simd() -> name of the row kernels this CPU runs."},

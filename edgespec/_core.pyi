@@ -178,6 +178,9 @@ class Interrupt:
 def coins(seed: int, first: int, n: int) -> list[float]:
     """Coins `first` .. `first + n - 1` of stream `seed`: numbers in [0, 1) (Philox 4x64-10)."""
 
+def fnv1a(data: bytes, hash: int = ..., /) -> int:
+    """Return the FNV-1a hash, 64 bits, of what `hash` is of (default: of nothing), followed by `data`."""
+
 def multiply(matrix: npt.NDArray[np.uint8] | bytes, vectors: _Floats, out: _Floats) -> None:
     """Write a matrix of ggml's type Q8_0 times each of `vectors` into `out`.
 

@@ -31,6 +31,7 @@ _EXAMPLES = {
     "--drafts qwen2.5-coder-0.5b-q4_0,none",
     "serve": "edgespec serve --port 8080 --pair default",
     "batch": "edgespec batch requests.jsonl -o answers.jsonl",
+    "node": "edgespec node --threads 4",
 }
 """Commands, each `NAME_command` of the module of its name."""
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from edgespec import _core
 from edgespec.errors import EdgespecError, UsageError
@@ -79,8 +80,6 @@ class Plugin:
             self._enable = library.es_kernels_enable
             self._n_packed = library.es_kernels_n_packed
             self._packed = library.es_kernels_packed
-            self._node_device = library.es_kernels_node_device
-            self._node = library.es_kernels_node
         except (OSError, AttributeError) as error:
             raise EdgespecError(f"{error}; install edgespec again") from error
         self._isa.restype = self._refusal.restype = ctypes.c_char_p
@@ -89,8 +88,7 @@ class Plugin:
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
         self._n_packed.restype = ctypes.c_int64
         self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_Packed))
-        self._node_device.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        self._node_device.restype, self._node.restype = ctypes.c_void_p, NodeFacts
+        self._library = library
 
     @property
     def isa(self) -> str:
@@ -139,15 +137,18 @@ class Plugin:
         may take. Call `join_ggml` first. A process has one such device: a second call changes its memory.
         Raises EdgespecError if ggml has refused the kernels.
         """
-        device = self._node_device(cpu, memory)
+        make = self._library.es_kernels_node_device
+        make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+        device = make(cpu, memory)
         if not device:
             raise EdgespecError(f"edgespec's kernels cannot serve: {_text(self._refusal()) or 'not in use'}")
         return int(device)
 
     def node(self) -> NodeFacts:
         """Return what the node's device holds and has run."""
-        facts: NodeFacts = self._node()
-        return facts
+        facts = self._library.es_kernels_node
+        facts.restype = NodeFacts
+        return cast("NodeFacts", facts())
 
 
 @dataclass(frozen=True, slots=True)

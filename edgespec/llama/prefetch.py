@@ -34,12 +34,14 @@ LEAST_GAIN = 1.03
 TIMEOUT_S = 15.0
 
 _Q4_K, _Q6_K = 12, 14
-_LAYER = (  # of Qwen2.5-1.5B in Q4_K_M: large matrices alone would hide the cost at a matrix's end
+LAYER = (  # large matrices alone would hide the cost at a matrix's end
     *(Shape(_Q4_K, rows, 1536) for rows in (1536, 256)),
     Shape(_Q6_K, 256, 1536),
     *(Shape(_Q4_K, rows, 1536) for rows in (1536, 8960, 8960)),
     Shape(_Q6_K, 1536, 8960),
 )
+"""The matrices of a layer of Qwen2.5-1.5B in Q4_K_M."""
+
 _SIZES = (1, 8)
 _BUDGET_S = 1.0
 _FEWEST_ROUNDS = 5
@@ -133,7 +135,7 @@ def _timed(stream: Stream, n_threads: int) -> list[dict[Prefetch, list[float]]]:
         for n in _SIZES:
             for i in range(len(CANDIDATES)):
                 candidate = CANDIDATES[(i + len(rounds)) % len(CANDIDATES)]
-                times[candidate].append(stream.products(_LAYER, n, candidate, n_threads))
+                times[candidate].append(stream.products(LAYER, n, candidate, n_threads))
         if perf_counter() - began > 4 * _BUDGET_S:
             break
         rounds.append(times)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -80,7 +80,7 @@ class Conversation:
         self.ended = Ended(None, "")
         """How the child ended, after the last pair."""
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         # The request is a file, not a pipe: a child that ends early would break a pipe, or leave it full.
         with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaints:
             request.write(self._request)

@@ -1,0 +1,1 @@
+"""Nodes: machines that hold layers of a model which another machine runs (docs/nodes.md)."""

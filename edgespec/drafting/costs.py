@@ -132,8 +132,8 @@ class OnlineCurve:
         self.n_observed += 1
         scales = self._n_scaling > 0
         if scales:
-            # The very first pass of a small model took 20 times as long as the next: believed at once, it would
-            # have been the last. So a guess rises in steps, and falls to what was really seen.
+            # The very first pass of a small model may take 20 times as long as the next: if it were believed,
+            # there would be no next. So a guess rises in steps, and falls to what was really seen.
             self._n_scaling -= 1
             self._common += error
         else:

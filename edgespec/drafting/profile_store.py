@@ -25,7 +25,7 @@ from edgespec.platform.messages import MessageFn, silent
 
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
-_FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the first ones may be slow, and it then rests
+_FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the very first ones may be slow
 
 
 def profile_path(key: Key) -> Path:
@@ -95,8 +95,8 @@ def merge_learnt(
     """Store what a run learnt, and return the file as `update` does.
 
     The stored curves are moved towards `target` and `draft`, half the way at most; a first curve of the draft
-    model is stored once it rests on enough passes. `acceptance` takes the place of the stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as
-    `update` does.
+    model is stored once it rests on enough passes. `acceptance` takes the place of the stored one. `answers`:
+    lengths in tokens of the run's answers. Raises ValueError as `update` does.
     """
 
     def merge(stored: Profile | None) -> Profile:

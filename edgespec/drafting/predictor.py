@@ -145,10 +145,13 @@ class AcceptanceTable:
         hits, tested = self._hits[row][bucket], self._tested[row][bucket]
         return (hits + self._BUCKET_COUNTS * common_chance) / (tested + self._BUCKET_COUNTS)
 
-    def fade(self, keep: float) -> None:
-        """Count all outcomes a little less: cells without new ones return to the common estimate."""
+    def fade(self, keep: float, *, wholly: bool = False) -> None:
+        """Count all outcomes a little less: cells without new ones return to the common estimate.
+
+        `wholly`: that one, too, returns to its first guess.
+        """
         for rows in (self._hits, self._tested):
-            for row in rows[:N_DEPTHS]:
+            for row in rows if wholly else rows[:N_DEPTHS]:
                 row[:] = [keep * count for count in row]
         self._refresh()
 

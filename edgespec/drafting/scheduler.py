@@ -243,7 +243,7 @@ class Scheduler:
         self._lately[self._copying].learn(n_emitted, cost)
         self._n_emitted += n_emitted
         self._spent += cost
-        self.learnt.count_step(cost / (1 + self._others.n_texts))
+        self.learnt.count_step(cost / (1 + self._others.n_texts), idle=not passes)
 
     # ---- what it is asked ----
 

@@ -210,6 +210,50 @@ def test_it_follows_a_change_of_regime(clock):
         assert world.rate(inside[250], inside[-1]) > 0.97 * oracle(share, OURS)
 
 
+HEAD = [0.0, *(0.055 * OURS[1] * (1.0 + 0.4 * n) for n in range(N_MAX))]
+"""T(n) of a draft head: a pass is cheap, and each token that it reads costs nearly half as much again."""
+
+
+def short_texts(clock, acceptance, *, policy, repeats=False):
+    """Return how much faster than plain decoding short texts are, of which the draft knows so much so long.
+
+    `acceptance`: (tokens, share) again and again. `repeats`: the text also copies itself now and then.
+    """
+    ratios = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        world = World(clock, [0.5], OURS, draft_costs=HEAD, policy=policy, n=2000)
+        shares = np.concatenate([np.full(n, share) for n, share in acceptance * 250])[:2000]
+        world.agrees[:] = rng.random(2000) < shares
+        sure = np.where(world.agrees, rng.beta(3, 2, 2000), rng.beta(2, 3, 2000))
+        world.confidence[:] = np.clip(sure, 0.05, 0.98)
+        for i in range(40, 1900, 40) if repeats else ():
+            j = int(rng.integers(0, i - 20))
+            world.truth[i : i + 16] = world.truth[j : j + 16]
+        began = clock.now
+        world.run(160)
+        ratios.append(160 * OURS[1] / (clock.now - began))
+    return ratios
+
+
+def test_a_draft_that_was_useless_at_first_is_tried_again_within_a_short_text(clock):
+    ratios = short_texts(clock, [(100, 0.05), (60, 0.6)], policy=Policy(suffix=False, staged=False))
+    assert min(ratios) > 1.04
+
+
+def test_what_the_draft_model_missed_is_read_for_later_steps_too(clock):
+    """After a stretch that the suffix store had: no fixed length that always drafts may be faster."""
+    policy = Policy(staged=False, after_store=False, branches=False)
+    mixed = [(10, 0.1), (10, 0.6)]
+    chosen, fixed = (
+        statistics.geometric_mean(
+            short_texts(clock, mixed, policy=replace(policy, gamma=gamma), repeats=True)
+        )
+        for gamma in (None, 2)
+    )
+    assert chosen > fixed
+
+
 def test_a_useless_draft_model_costs_little(clock):
     """From the first step on, with nothing known: the loss against plain decoding stays small."""
     world = World(clock, [0.05], OURS, policy=Policy(suffix=False, staged=False)).run(200)

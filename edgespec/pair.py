@@ -243,7 +243,7 @@ class Pair(Closing):
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
         if self.reads_states:
             raise UsageError(
-                f"{self.draft_name} is a draft head, which cannot write in a cascade by itself: "
+                f"{self.draft.name} is a draft head, which cannot write in a cascade by itself: "
                 "choose a draft model"
             )
         if self.cut:

@@ -116,8 +116,8 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     tiles_.clear();
     n_views_ = 0;
     size_t acts = 0, states = 0, angles = 0;
-    const Tensor *quantized = nullptr; // what acts_ holds, and in blocks of how many
-    int act_block = 0;
+    const Tensor *quantized = nullptr; // what acts_ holds, and as what
+    Acts act_kind = BYTES_32;
 
     std::vector<const Tensor *> ops;
     for (const Tensor *node : nodes) {
@@ -132,12 +132,12 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
         case OP_MUL_MAT: {
             const Tensor *x = op->src[1];
             const Format &format = FORMATS[find_type(op->src[0]->type)];
-            if (quantized != x || act_block != format.act_block) {
+            if (quantized != x || act_kind != format.acts) {
                 steps_.emplace_back(&Executor::quantize, op);
                 quantized = x;
-                act_block = format.act_block;
+                act_kind = format.acts;
             }
-            acts = std::max(acts, (size_t)(n_steps(x->ne[0]) * record_bytes((int)n_rows(x))));
+            acts = std::max(acts, (size_t)(n_steps(x->ne[0]) * record_bytes(format.acts, n_rows(x))));
             steps_.emplace_back(&Executor::matmul, op);
             // The sum is written together with the product. Nothing else can live in its memory by now
             // but x, and x has been quantized.

@@ -18,8 +18,9 @@ constexpr int MAX_HEAD_DIM = 256;
 // four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
 //     for the simple types  8 S (int32), d S (float), nothing;
 //     for the K types       S (float), 32 a, 32 b (int32).
-constexpr int64_t record_bytes(int nc) { return 48 * (int64_t)nc; }
-// Steps of `columns` columns: whole packets of the simple types; K types have whole ones anyway.
+// As floats: nc x 32 of them; or nc x 32 of BF16, then as much of nothing, where the processor multiplies these.
+constexpr int64_t record_bytes(Acts acts, int64_t nc) { return (acts == BYTES_32 || acts == BYTES_256 ? 48 : 128) * nc; }
+// Steps of `columns` columns: whole packets of the simple types; the others have whole ones anyway.
 constexpr int64_t n_steps(int64_t columns) { return (columns + 63) / 64 * 2; }
 
 // How weights are fetched ahead of their use: by so many bytes, into the first level of cache (past the others) or
@@ -71,9 +72,9 @@ struct AttentionState {
 struct Isa {
     const char *name;
     Layout layout;
-    // Quantize blocks [block0, block1) (of act_block columns) of x into column c of a tile of nc.
-    void (*quantize)(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile,
-                     int nc, int c);
+    // Bring blocks [block0, block1) (of act_columns) of x into column c of a tile of nc.
+    void (*quantize)(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc,
+                     int c);
     MatmulFn *matmul[PREFETCH_LEVELS][N_TYPES][MAX_TILE];
     // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
     void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);

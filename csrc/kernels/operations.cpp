@@ -39,8 +39,8 @@ template <class F> void each_part(const Tensor *t, int thread, int n, const F &f
 
 void Executor::quantize(const Step &step, int thread, int n) {
     const Tensor *x = step.op->src[1];
-    const int block = FORMATS[find_type(step.op->src[0]->type)].act_block;
-    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / block, tiles = n_tiles(tokens);
+    const Acts acts = FORMATS[find_type(step.op->src[0]->type)].acts;
+    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / act_columns(acts), tiles = n_tiles(tokens);
     // By blocks, for all tokens of a tile: those are neighbours in the packed activations, and threads that
     // write to the same lines of cache wait for each other (0.75 ms of 26 for 8 tokens).
     const Share share(tiles * blocks, thread, n);
@@ -48,8 +48,8 @@ void Executor::quantize(const Step &step, int thread, int n) {
         const int64_t tile = unit / blocks, first = unit % blocks, last = std::min(blocks, first + share.last - unit);
         const int64_t begin = tile_begin(tokens, tiles, tile), end = tile_begin(tokens, tiles, tile + 1);
         for (int64_t c = begin; c < end; c++) {
-            isa_.quantize(column(x, c), columns, block, first, last, acts_ + begin * n_steps(columns) * record_bytes(1),
-                          (int)(end - begin), (int)(c - begin));
+            isa_.quantize(column(x, c), columns, acts, first, last,
+                          acts_ + begin * n_steps(columns) * record_bytes(acts, 1), (int)(end - begin), (int)(c - begin));
         }
         unit += last - first;
     }

@@ -45,8 +45,8 @@ struct Product {
             const int64_t begin = tile_begin(tokens, tiles, tile), nc = tile_begin(tokens, tiles, tile + 1) - begin;
             for (int64_t g = first_group(chunk, chunks); g < first_group(chunk + 1, chunks); g++) {
                 kernels[nc - 1](weights + g * bytes(), n_packets(type, columns),
-                                acts + begin * n_steps(columns) * record_bytes(1), y + begin * rows + g * lanes, rows,
-                                (int)std::min(lanes, rows - g * lanes), prefetch.bytes);
+                                acts + begin * n_steps(columns) * record_bytes(FORMATS[type].acts, 1),
+                                y + begin * rows + g * lanes, rows, (int)std::min(lanes, rows - g * lanes), prefetch.bytes);
             }
         }
     }

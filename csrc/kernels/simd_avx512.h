@@ -40,6 +40,13 @@ inline F f_u8(const uint8_t *p) {
 inline F f_i8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+inline F f_cast(I x) { return _mm512_castsi512_ps(x); }
+// 2^(e - 128) of bytes e.
+inline F f_exponents(const uint8_t *p) {
+    const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), one = _mm512_set1_epi32(1);
+    const I small = _mm512_slli_epi32(_mm512_add_epi32(_mm512_min_epi32(e, one), one), 21); // e = 0 and 1: not normal
+    return f_cast(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23), small));
+}
 inline F f_int(I x) { return _mm512_cvtepi32_ps(x); }
 
 inline I i_zero() { return _mm512_setzero_si512(); }

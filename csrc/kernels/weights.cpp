@@ -13,7 +13,7 @@ struct Step {
 // ---- ggml's blocks <-> 32 values ----
 
 // Where the 5-bit types keep the quants: bytes of a 32-block before the high bits and the nibbles.
-int quants_offset(Type type) { return type == Q4_1 || type == Q5_1 ? 4 : 2; }
+int quants_offset(Type type) { return type == Q4_1 || type == Q5_1 ? 4 : type == MXFP4 ? 1 : 2; }
 
 void decode_nibbles(const uint8_t *qs, uint8_t *v) {
     for (int i = 0; i < 16; i++) {
@@ -33,6 +33,7 @@ inline void decode(Type type, const uint8_t *block, int s, Step &step) {
     case Q4_0:
     case Q4_1:
     case IQ4_NL:
+    case MXFP4:
         decode_nibbles(block + quants_offset(type), v);
         return;
     case Q5_0:
@@ -86,6 +87,7 @@ inline void encode(Type type, const Step &step, int s, uint8_t *block) {
     case Q4_0:
     case Q4_1:
     case IQ4_NL:
+    case MXFP4:
         encode_nibbles(v, block + quants_offset(type));
         return;
     case Q5_0:
@@ -259,9 +261,13 @@ void encode_signed_scales(const uint8_t *scales, uint8_t *p) {
     }
 }
 
-// Bytes of a row's F16 scale(s) and, for K types, of its 16 small ones, of the header of a packet.
+// Bytes of a row's scale(s) and, for K types, of its 16 small ones, of the header of a packet.
 inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int row, uint8_t *header) {
     const size_t r = (size_t)row, n = (size_t)lanes;
+    if (type == MXFP4) {
+        header[s * n + r] = block[0];
+        return;
+    }
     if (FORMATS[type].steps == 2) {
         memcpy(header + 2 * (s * n + r), block, 2);
         if (FORMATS[type].header == 8) {
@@ -287,6 +293,10 @@ inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int 
 }
 inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int row, uint8_t *block) {
     const size_t r = (size_t)row, n = (size_t)lanes;
+    if (type == MXFP4) {
+        block[0] = header[s * n + r];
+        return;
+    }
     if (FORMATS[type].steps == 2) {
         memcpy(block, header + 2 * (s * n + r), 2);
         if (FORMATS[type].header == 8) {
@@ -371,6 +381,26 @@ template <int TYPE> void unpack_group_of(int64_t columns, Layout layout, int row
     }
 }
 
+// Items, columns of F16 or pairs of them, whose rows lie side by side.
+template <class T> void pack_floats_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
+    const int64_t items = columns * 2 / (int64_t)sizeof(T), lanes = layout.lanes;
+    memset(dst, 0, (size_t)(items * lanes) * sizeof(T));
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < items; i++) {
+            memcpy(dst + (i * lanes + row) * (int64_t)sizeof(T), src + (row * items + i) * (int64_t)sizeof(T), sizeof(T));
+        }
+    }
+}
+
+template <class T> void unpack_floats_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
+    const int64_t items = columns * 2 / (int64_t)sizeof(T), lanes = layout.lanes;
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < items; i++) {
+            memcpy(dst + (row * items + i) * (int64_t)sizeof(T), src + (i * lanes + row) * (int64_t)sizeof(T), sizeof(T));
+        }
+    }
+}
+
 } // namespace
 
 Type find_type(int ggml_type) {
@@ -381,19 +411,20 @@ Type find_type(int ggml_type) {
     return (Type)type;
 }
 
-#define EACH_TYPE(FUNCTION)                                                                                           \
+#define EACH_TYPE(FUNCTION, FLOATS_FUNCTION)                                                                          \
     {                                                                                                                 \
         FUNCTION<Q4_0>, FUNCTION<Q4_1>, FUNCTION<Q5_0>, FUNCTION<Q5_1>, FUNCTION<Q8_0>, FUNCTION<IQ4_NL>,             \
-            FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>                                            \
+            FUNCTION<MXFP4>, FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>,                          \
+            FLOATS_FUNCTION<uint16_t>, FLOATS_FUNCTION<uint32_t>                                                      \
     }
 
 void pack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
-    static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(pack_group_of);
+    static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(pack_group_of, pack_floats_of);
     functions[type](columns, layout, rows, src, dst);
 }
 
 void unpack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
-    static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(unpack_group_of);
+    static constexpr PackFn *functions[N_TYPES] = EACH_TYPE(unpack_group_of, unpack_floats_of);
     functions[type](columns, layout, rows, src, dst);
 }
 

@@ -19,7 +19,20 @@ from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
 N_CTX = 512
 TOKENS = np.random.default_rng(5).integers(0, 256, 170).tolist()
 
-TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k")
+TYPES = (
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "iq4_nl",
+    "q3_k_m",
+    "q4_k_m",
+    "q5_k_m",
+    "q6_k",
+    "f16",
+    "bf16",
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +71,7 @@ def relative_distance(a, b):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["q4_k_m", "q4_0", "q8_0"])
+@pytest.mark.parametrize("name", ["q4_k_m", "q4_0", "q8_0", "f16", "bf16"])
 def test_logits_do_not_depend_on_the_batch_or_the_threads(kernels, quantized, architecture, name):
     with Model(quantized(architecture, name)) as model:
         assert model.uses_kernels
@@ -95,7 +108,7 @@ def test_packed_models_say_what_stock_ones_say(kernels, quantized, architecture,
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "q2_k"])
+@pytest.mark.parametrize("name", ["f32", "q2_k"])
 def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, float_models, architecture, name):
     path = float_models[architecture] if name == "f32" else quantized(architecture, name)
     if name == "q2_k":  # in the mixture other matrices are packed

@@ -117,6 +117,9 @@ int main(void) {
     test_matmul(11, 110, 256); /* Q3_K */
     test_matmul(12, 144, 256); /* Q4_K */
     test_matmul(14, 210, 256); /* Q6_K */
+    test_matmul(39, 17, 32);   /* MXFP4 */
+    test_matmul(1, 64, 32);    /* F16 */
+    test_matmul(30, 64, 32);   /* BF16 */
     for (int branches = 0; branches <= 1; branches++) {
         test_attention(1, branches);
         test_attention(60, branches);

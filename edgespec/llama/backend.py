@@ -54,6 +54,7 @@ __all__ = [
     "library_version",
     "llama",
     "quantize",
+    "whole_log",
 ]
 
 QUANT_TYPES: dict[str, int] = {
@@ -145,6 +146,22 @@ def last_log_error() -> str | None:
 def failure_reason() -> str:
     """Return why the library failed, for a message."""
     return last_log_error() or "the library gives no reason"
+
+
+@contextlib.contextmanager
+def whole_log() -> Iterator[list[str]]:
+    """Inside the block the list gets all that the library logs, in the pieces in which it does."""
+    pieces: list[str] = []
+
+    def keep(_level: int, text: bytes | None, _user_data: int | None) -> None:
+        pieces.append((text or b"").decode(errors="replace"))
+
+    callback = llama.llama_log_callback(keep)
+    llama.llama_log_set(callback, ctypes.c_void_p(0))
+    try:
+        yield pieces
+    finally:
+        llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
 def library_version() -> str:

@@ -11,39 +11,31 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+from edgespec.llama.tiny_vocabulary import (
+    BOS,
+    CHAT_TEMPLATE,
+    CONTROL_TOKENS,
+    EOS,
+    IM_END,
+    IM_START,
+    MERGES,
+    N_WORDS,
+    successors,
+    vocabulary,
 )
 
-# fmt: off
-MERGES = [
-    "Ġ t", "h e", "i n", "r e", "o n", "Ġ a", "Ġt he", "e r", "a t", "Ġ s", "o r", "e n",
-    "Ġ w", "o u", "in g", "Ġ c", "i s", "Ġ f", "i t", "a n", "Ġa n", "Ġan d", "e s", "a l",
+__all__ = [
+    "BOS",
+    "CHAT_TEMPLATE",
+    "CONTROL_TOKENS",
+    "EOS",
+    "IM_END",
+    "IM_START",
+    "MERGES",
+    "N_WORDS",
+    "vocabulary",
+    "write_tiny_gguf",
 ]
-# fmt: on
-
-CONTROL_TOKENS = ("<|endoftext|>", "<|begin|>", "<|im_start|>", "<|im_end|>")
-
-
-def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
-def vocabulary(n_padding: int = 0) -> tuple[list[str], list[int]]:
-    """Texts and types of all tokens: 256 bytes, the merges, the control tokens, padding."""
-    words = _byte_alphabet() + [merge.replace(" ", "") for merge in MERGES]
-    texts = [*words, *CONTROL_TOKENS, *(f"[PAD{i}]" for i in range(n_padding))]
-    kinds = [gguf.TokenType.NORMAL] * len(words)
-    kinds += [gguf.TokenType.CONTROL] * len(CONTROL_TOKENS) + [gguf.TokenType.UNUSED] * n_padding
-    return texts, [int(kind) for kind in kinds]
-
-
-N_WORDS = 256 + len(MERGES)
-EOS, BOS, IM_START, IM_END = range(N_WORDS, N_WORDS + 4)
 
 
 def write_tiny_gguf(
@@ -125,7 +117,7 @@ def write_tiny_gguf(
         return rng.normal(0, 0.5 / np.sqrt(n_in), (n_out, n_in)).astype(dtype)
 
     embedding = rng.normal(0, 1, (n_vocab, n_embd))
-    successor = np.random.default_rng(1234).permutation(N_WORDS)  # independent of `seed`: all models share it
+    successor = successors()
     output = 0.1 * rng.normal(0, 1, (n_vocab, n_embd))
     output[successor] = 0.7 * embedding[:N_WORDS] + 0.7 * rng.normal(0, 1, (N_WORDS, n_embd))
     writer.add_tensor("token_embd.weight", embedding.astype(dtype))

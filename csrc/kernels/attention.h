@@ -3,26 +3,6 @@
 // head dimensions: no sum of a score or an output crosses lanes, and a row never meets another row.
 #pragma once
 
-// e^x; exactly 1 at 0, exactly 0 below -87 (also at -infinity). Cody-Waite reduction, Cephes' polynomial.
-inline F f_exp(F x) {
-    const F n = f_round(f_mul(x, f_set1(1.44269504f)));
-    F r = f_fnma(n, f_set1(0.693359375f), x);
-    r = f_fnma(n, f_set1(-2.12194440e-4f), r);
-    F p = f_set1(1.9875691500e-4f);
-    p = f_fma(p, r, f_set1(1.3981999507e-3f));
-    p = f_fma(p, r, f_set1(8.3334519073e-3f));
-    p = f_fma(p, r, f_set1(4.1665795894e-2f));
-    p = f_fma(p, r, f_set1(1.6666665459e-1f));
-    p = f_fma(p, r, f_set1(5.0000001201e-1f));
-    p = f_fma(f_mul(r, r), p, f_add(r, f_set1(1)));
-    return f_zero_unless_above(x, -87.0f, f_ldexp(p, n));
-}
-inline float exp1(float x) {
-    float y[LANES];
-    f_store(y, f_exp(f_set1(x)));
-    return y[0];
-}
-
 constexpr int ROW_TILE = LANES == 16 ? 6 : 4;    // rows of a micro-kernel
 constexpr int KEY_VECTORS = LANES == 8 ? 2 : 4;  // vectors of scores for each of its rows: AVX2 has 16 registers
 constexpr int DIM_VECTORS = LANES == 8 ? 2 : 4;  // vectors of outputs
@@ -158,6 +138,9 @@ float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *sc
     F x[ATTN_BLOCK / LANES], largest = f_set1(max);
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
         x[v] = f_mul(f_load(scores + v * LANES), f_set1(unit.scale));
+        if (unit.soft_cap > 0) {
+            x[v] = f_mul(f_set1(unit.soft_cap), f_tanh(f_div(x[v], f_set1(unit.soft_cap))));
+        }
     }
     if (from > 0 || to < ATTN_BLOCK || mask) {
         uint16_t m[ATTN_BLOCK];

@@ -34,11 +34,11 @@ struct Weights {
     Tensor tensor;
     std::unique_ptr<uint8_t[]> memory;
 
-    bool pack_from(int type, int64_t rows, int64_t columns, const uint8_t *blocks, size_t size) {
-        if (rows < 1 || columns < 1 || rows > 1 << 20 || columns > 1 << 20) {
+    bool pack_from(int type, int64_t matrices, int64_t rows, int64_t columns, const uint8_t *blocks, size_t size) {
+        if (matrices < 1 || rows < 1 || columns < 1 || matrices > 1 << 10 || rows > 1 << 20 || columns > 1 << 20) {
             return false;
         }
-        tensor = make_tensor(type, 0, columns, rows, 1, nullptr);
+        tensor = make_tensor(type, 0, columns, rows, matrices, nullptr);
         if (!can_pack(&tensor) || plain_size(&tensor) != size) {
             return false;
         }
@@ -63,7 +63,7 @@ extern "C" {
 
 int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, uint8_t *out) {
     Weights w;
-    if (!isa() || !w.pack_from(type, rows, columns, weights, size)) {
+    if (!isa() || !w.pack_from(type, 1, rows, columns, weights, size)) {
         return -1;
     }
     unpack(*isa(), &w.tensor, out);
@@ -73,13 +73,29 @@ int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint8_t *we
 int es_kernels_matmul(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, int64_t n,
                       const float *x, float *y, int n_threads) {
     Weights w;
-    if (!isa() || n < 1 || n_threads < 1 || !w.pack_from(type, rows, columns, weights, size)) {
+    if (!isa() || n < 1 || n_threads < 1 || !w.pack_from(type, 1, rows, columns, weights, size)) {
         return -1;
     }
     Tensor tx = make_tensor(ggml::TYPE_F32, 4, columns, n, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, rows, n, 1, y);
     ty.op = ggml::OP_MUL_MAT;
     ty.src[0] = &w.tensor;
     ty.src[1] = &tx;
+    return run({&ty}, n_threads);
+}
+
+int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t columns, const uint8_t *weights, size_t size,
+                       int64_t n, int64_t n_used, const int32_t *ids, int shared, const float *x, float *y,
+                       int n_threads) {
+    Weights w;
+    if (!isa() || n < 1 || n_used < 1 || n_threads < 1 || !w.pack_from(type, n_experts, rows, columns, weights, size)) {
+        return -1;
+    }
+    Tensor tx = make_tensor(ggml::TYPE_F32, 4, columns, shared ? 1 : n_used, n, x);
+    Tensor ti = make_tensor(ggml::TYPE_I32, 4, n_used, n, 1, ids), ty = make_tensor(ggml::TYPE_F32, 4, rows, n_used, n, y);
+    ty.op = ggml::OP_MUL_MAT_ID;
+    ty.src[0] = &w.tensor;
+    ty.src[1] = &tx;
+    ty.src[2] = &ti;
     return run({&ty}, n_threads);
 }
 

@@ -45,8 +45,8 @@ ES_API void es_kernels_enable(int on);
 struct es_packed {
     char name[64];
     char type[16];
-    int64_t rows, columns;
-    int64_t bytes; /* packed */
+    int64_t rows, columns; /* rows of all its matrices */
+    int64_t bytes;         /* packed */
 };
 
 /* Tensors packed since the process began, and the i-th of them: 0, or -1 if there is none. */
@@ -62,6 +62,12 @@ ES_API int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint
 /* y[n][rows] = x[n][columns] * weights^T on n_threads threads. */
 ES_API int es_kernels_matmul(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, int64_t n,
                              const float *x, float *y, int n_threads);
+
+/* y[n][n_used][rows]: the product of x[n][columns] with each of the n_used matrices that ids[n][n_used] names, of
+ * `n_experts` with `rows` rows each; with `shared` 0 each has an x of its own, x[n][n_used][columns]. */
+ES_API int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t columns, const uint8_t *weights,
+                              size_t size, int64_t n, int64_t n_used, const int32_t *ids, int shared, const float *x,
+                              float *y, int n_threads);
 
 /* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, F16 k, v[n_kv][n_head_kv][head_dim];
  * F16 mask[n][n_kv] is added to the scores; out[n][n_head][head_dim]. */

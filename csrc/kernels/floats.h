@@ -26,7 +26,7 @@ template <int TYPE, int NC> __attribute__((always_inline)) inline void float_blo
 }
 
 template <int TYPE, int NC, int LEVEL>
-void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows,
+void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first_row, int rows,
                    int64_t ahead) {
     F total[NC];
     EACH_TOKEN {
@@ -47,7 +47,7 @@ void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, fl
         }
     }
     EACH_TOKEN {
-        f_store_n(y + c * ldy, total[c], rows);
+        f_store_n(y[c] + first_row, total[c], rows);
     }
 }
 
@@ -76,7 +76,7 @@ void put_floats(const float *x, bool rounded, int64_t first, int64_t last, int8_
 
 // As matmul_floats, bit for bit: two columns with one instruction, from activations that are pairs of BF16.
 template <int, int NC, int LEVEL>
-WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows,
+WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first_row, int rows,
                             int64_t ahead) {
     F total[NC];
     EACH_TOKEN {
@@ -103,7 +103,7 @@ WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t 
         }
     }
     EACH_TOKEN {
-        f_store_n(y + c * ldy, total[c], rows);
+        f_store_n(y[c] + first_row, total[c], rows);
     }
 }
 

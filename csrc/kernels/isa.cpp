@@ -34,6 +34,7 @@ inline int32_t int_at(const int8_t *p, int i) {
 #endif
 #include "matmul.h"
 #include "floats.h"
+#include "functions.h"
 #include "attention.h"
 #include "rows.h"
 #include "limits.h"
@@ -70,7 +71,9 @@ void quantize(const float *x, int64_t columns, Acts acts, int64_t block0, int64_
 #define TABLE(TEXT, PAIRS, BF16_FUNCTION)                                                                             \
     {                                                                                                                 \
         TEXT, {LANES, SIGNED_BYTES}, quantize<PAIRS>, {TYPES(1, BF16_FUNCTION), TYPES(2, BF16_FUNCTION)}, attend,     \
-            merge, rms_norm, add, mul, scale, silu_mul, gelu_mul, to_half, rope, read_bytes, peak                     \
+            merge, rms_norm, norm, l2_norm, add, sub, mul, divide, scale, clamp, square, square_root, negative, exponential, relu,   \
+            tanh_of, sigmoid, silu, gelu, reglu, geglu, swiglu, swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, \
+            dots, to_half, rope, read_bytes, peak                                                                     \
     }
 
 extern const Isa ES_ISA;

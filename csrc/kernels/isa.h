@@ -33,9 +33,9 @@ struct Prefetch {
     bool is_possible() const { return level >= 1 && level <= PREFETCH_LEVELS && bytes >= 0 && bytes <= 1 << 20; }
 };
 
-// `ahead`: a Prefetch's bytes.
-typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows,
-                      int64_t ahead);
+// Products of token c go to y[c][first] .. y[c][first + rows - 1]. `ahead`: a Prefetch's bytes.
+typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first,
+                      int rows, int64_t ahead);
 
 // The cells of a block of ATTN_BLOCK places, of which [first, last) are seen; the others repeat the nearest cell, so
 // that all can be read.
@@ -58,6 +58,7 @@ struct AttentionUnit {
     const char *k, *v;               // F16 rows of the head, k_stride and v_stride bytes apart
     int64_t k_stride, v_stride;
     float scale;
+    float soft_cap; // scores become soft_cap tanh(score / soft_cap); 0: they stay
 };
 // What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * head_dim).
 struct AttentionState {
@@ -68,6 +69,10 @@ struct AttentionState {
         return {memory + head_dim * rows, memory + (head_dim + 1) * rows, memory};
     }
 };
+
+typedef void BinaryFn(int64_t n, const float *a, const float *b, float *y);
+typedef void UnaryFn(int64_t n, const float *x, float a, float b, float *y);
+typedef void GatedFn(int64_t n, const float *gate, const float *x, float alpha, float limit, float *y);
 
 struct Isa {
     const char *name;
@@ -83,11 +88,18 @@ struct Isa {
 
     // ---- rows of n floats; y may be x ----
     void (*rms_norm)(int64_t n, const float *x, float eps, float *y);
-    void (*add)(int64_t n, const float *a, const float *b, float *y);
-    void (*mul)(int64_t n, const float *a, const float *b, float *y);
-    void (*scale)(int64_t n, const float *x, float factor, float bias, float *y);
-    void (*silu_mul)(int64_t n, const float *x, const float *g, float *y);
-    void (*gelu_mul)(int64_t n, const float *x, const float *g, float *y);
+    void (*norm)(int64_t n, const float *x, float eps, float *y);    // mean 0, variance 1
+    void (*l2_norm)(int64_t n, const float *x, float eps, float *y); // length 1
+    BinaryFn *add, *sub, *mul, *divide;
+    UnaryFn *scale; // a x + b
+    UnaryFn *clamp; // to a .. b
+    UnaryFn *square, *square_root, *negative, *exponential, *relu, *tanh, *sigmoid, *silu, *gelu;
+    GatedFn *reglu, *geglu, *swiglu, *swiglu_oai, *geglu_quick, *swiglu_clamp;
+    float (*sum)(int64_t n, const float *x);
+    // Of factor x.
+    void (*soft_max)(int64_t n, const float *x, float factor, float *y);
+    // y[i] = w . x[i], for at most MAX_TILE of them.
+    void (*dots)(int64_t n, const float *w, const float *const *x, int count, float *y);
     void (*to_half)(int64_t n, const float *x, uint16_t *y);
     // Rotate pairs (i, i + n/2) of n floats, or (2i, 2i + 1) if not `halves`, by n/2 angles.
     void (*rope)(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y);

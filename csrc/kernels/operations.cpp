@@ -1,6 +1,7 @@
-// What each step of an Executor does: the part of one of n threads.
+// What the larger steps of an Executor do, products and attention: the part of one of n threads.
 #include "graph.h"
 #include "product.h"
+#include "share.h"
 #include "tensor.h"
 
 #include <math.h>
@@ -10,30 +11,6 @@
 namespace edgespec {
 
 using namespace ggml;
-
-namespace {
-
-// This thread's share [first, last) of n units.
-struct Share {
-    int64_t first, last;
-    Share(int64_t units, int thread, int n) : first(units * thread / n), last(units * (thread + 1) / n) {}
-};
-
-// Calls f(row, first column, last column) for this thread's part of the rows; few rows are cut in pieces.
-template <class F> void each_part(const Tensor *t, int thread, int n, const F &f) {
-    const int64_t rows = n_rows(t), columns = t->ne[0];
-    const int64_t pieces = rows >= n || columns < 1024 ? 1 : n;
-    const int64_t length = ((columns + pieces - 1) / pieces + 15) / 16 * 16;
-    const Share share(rows * pieces, thread, n);
-    for (int64_t unit = share.first; unit < share.last; unit++) {
-        const int64_t first = unit % pieces * length, last = std::min(columns, first + length);
-        if (first < last) {
-            f(unit / pieces, first, last);
-        }
-    }
-}
-
-} // namespace
 
 // ---- products ----
 
@@ -74,102 +51,26 @@ void Executor::matmul(const Step &step, int thread, int n) {
     });
 }
 
-// ---- rows ----
-
-void Executor::rms_norm(const Step &step, int thread, int n) {
-    const Tensor *x = step.op->src[0];
-    const float eps = param(step.op, 0);
-    const Share share(n_rows(x), thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        float *y = row<float>(step.op, r, step.op);
-        isa_.rms_norm(x->ne[0], row<const float>(x, r, x), eps, y);
-        if (step.fused) {
-            isa_.mul(x->ne[0], y, row<const float>(step.other, r, x), row<float>(step.fused, r, x));
-        }
-    }
-}
-
-void Executor::binary(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *a = op->src[0], *b = op->src[1];
-    const auto f = op->op == OP_ADD ? isa_.add : isa_.mul;
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        f(last - first, row<const float>(a, r, op) + first, row<const float>(b, r, op) + first,
-          row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::scale(const Step &step, int thread, int n) {
-    const Tensor *op = step.op;
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        isa_.scale(last - first, row<const float>(op->src[0], r, op) + first, param(op, 0), param(op, 1),
-                   row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::glu(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0], *g = op->src[1];
-    const auto f = op->op_params[0] == GLU_SWIGLU ? isa_.silu_mul : isa_.gelu_mul;
-    // Without a second operand both are halves of the first, in the order that `swapped` says.
-    const int64_t half = x->ne[0] / 2, swapped = op->op_params[1];
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        const float *a = row<const float>(x, r, x), *b = g ? row<const float>(g, r, g) : a;
-        if (!g) {
-            (swapped ? a : b) += half;
-        }
-        f(last - first, a + first, b + first, row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::compute_angles(int thread, int n) {
-    for (const Angles &angles : angles_) {
-        const Tensor *op = angles.op;
-        const float *factors = op->src[2] ? (const float *)op->src[2]->data : nullptr;
-        const int64_t half = op->op_params[1] / 2;
-        const float step = powf(param(op, 5), -2.0f / (float)op->op_params[1]);
-        const Share share(op->ne[2], thread, n);
-        for (int64_t t = share.first; t < share.last; t++) {
-            float theta = (float)((const int32_t *)op->src[1]->data)[t];
-            for (int64_t i = 0; i < half; i++, theta *= step) {
-                const float angle = param(op, 6) * (factors ? theta / factors[i] : theta);
-                angles.cosines[t * half + i] = cosf(angle) * param(op, 8);
-                angles.sines[t * half + i] = sinf(angle) * param(op, 8);
+// Of weights as they are in the file: routers, which are small.
+void Executor::float_matmul(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *w = op->src[0], *x = op->src[1];
+    const int64_t matrices = op->ne[2] * op->ne[3], tokens = op->ne[1];
+    const Share share(w->ne[1] * matrices, thread, n);
+    for (int64_t unit = share.first; unit < share.last; unit++) {
+        const int64_t r = unit % w->ne[1], i2 = unit / w->ne[1] % op->ne[2], i3 = unit / w->ne[1] / op->ne[2];
+        const float *weights = at<const float>(w, r, i2 / (op->ne[2] / w->ne[2]), i3 / (op->ne[3] / w->ne[3]));
+        for (int64_t begin = 0; begin < tokens; begin += MAX_TILE) {
+            const int nc = (int)std::min<int64_t>(MAX_TILE, tokens - begin);
+            const float *columns[MAX_TILE];
+            float y[MAX_TILE];
+            for (int c = 0; c < nc; c++) {
+                columns[c] = at<const float>(x, begin + c, i2, i3);
+            }
+            isa_.dots(w->ne[0], weights, columns, nc, y);
+            for (int c = 0; c < nc; c++) {
+                at<float>(op, begin + c, i2, i3)[r] = y[c];
             }
         }
-    }
-}
-
-void Executor::rope(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0];
-    const Angles &angles = angles_[step.index];
-    const int64_t n_dims = op->op_params[1];
-    const Share share(n_rows(op), thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t token = r / op->ne[1];
-        const float *from = row<const float>(x, r, op);
-        float *to = row<float>(op, r, op);
-        isa_.rope(n_dims, op->op_params[2] == ROPE_NEOX, from, angles.cosines + token * n_dims / 2,
-                  angles.sines + token * n_dims / 2, to);
-        if (from != to) {
-            memcpy(to + n_dims, from + n_dims, (size_t)(op->ne[0] - n_dims) * 4);
-        }
-    }
-}
-
-void Executor::set_rows(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0], *index = op->src[1];
-    const Share share(x->ne[1], thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t to = index->type == TYPE_I64 ? ((const int64_t *)index->data)[r] : ((const int32_t *)index->data)[r];
-        isa_.to_half(x->ne[0], at<const float>(x, r), at<uint16_t>(op, to));
-    }
-}
-
-void Executor::get_rows(const Step &step, int thread, int n) {
-    const Tensor *op = step.op;
-    const Share share(op->ne[1], thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t from = ((const int32_t *)op->src[1]->data)[r];
-        memcpy(at<float>(op, r), at<const float>(op->src[0], from), (size_t)op->ne[0] * 4);
     }
 }
 
@@ -192,6 +93,7 @@ struct Rows {
         unit.k_stride = (int64_t)k->nb[1];
         unit.v_stride = (int64_t)v->nb[1];
         unit.scale = param(op, 0);
+        unit.soft_cap = param(op, 2);
         for (int r = 0; r < unit.rows; r++) {
             token[r] = (tile.first + r) / a.gqa;
             head[r] = cache_head * a.gqa + (tile.first + r) % a.gqa;
@@ -206,11 +108,16 @@ struct Rows {
 
     AttentionState state(float *memory) const { return AttentionState::at(memory, unit.head_dim, unit.rows); }
 
-    // The outputs; zeros for a token that sees nothing.
+    // The outputs; zeros for a token that sees nothing. A head's sink is a score that takes weight from the others.
     void write(const Isa &isa, const AttentionState &total, const Tensor *op) const {
+        const float *const sinks = op->src[4] ? (const float *)op->src[4]->data : nullptr;
         for (int r = 0; r < unit.rows; r++) {
-            isa.scale(unit.head_dim, total.out + r * unit.head_dim, total.sum[r] > 0 ? 1 / total.sum[r] : 0, 0,
-                      at<float>(op, head[r], token[r]));
+            float factor = total.sum[r] > 0 ? 1 / total.sum[r] : 0;
+            if (sinks && total.sum[r] > 0) {
+                const float sink = sinks[head[r]], max = std::max(total.max[r], sink), weight = expf(total.max[r] - max);
+                factor = weight / (total.sum[r] * weight + expf(sink - max));
+            }
+            isa.scale(unit.head_dim, total.out + r * unit.head_dim, factor, 0, at<float>(op, head[r], token[r]));
         }
     }
 };

@@ -28,6 +28,7 @@ inline F f_fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 inline F f_max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F f_min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F f_abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline F f_sqrt(F a) { return _mm256_sqrt_ps(a); }
 inline F f_round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // a where x > limit, else 0.
 inline F f_zero_unless_above(F x, float limit, F a) {

@@ -21,6 +21,7 @@ inline F f_fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 inline F f_max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F f_min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F f_abs(F a) { return _mm512_abs_ps(a); }
+inline F f_sqrt(F a) { return _mm512_sqrt_ps(a); }
 inline F f_round(F a) { return _mm512_roundscale_ps(a, 0); }
 // a where x > limit, else 0.
 inline F f_zero_unless_above(F x, float limit, F a) {

@@ -39,6 +39,7 @@ inline F f_fnma(F a, F b, F c) { return vfmsq_f32(c, a, b); }
 inline F f_max(F a, F b) { return vmaxq_f32(a, b); }
 inline F f_min(F a, F b) { return vminq_f32(a, b); }
 inline F f_abs(F a) { return vabsq_f32(a); }
+inline F f_sqrt(F a) { return vsqrtq_f32(a); }
 inline F f_round(F a) { return vrndnq_f32(a); }
 // a where x > limit, else 0.
 inline F f_zero_unless_above(F x, float limit, F a) {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.llama.architecture_table import EXPERTS, HYBRID, RECURRENT
+from edgespec.llama.architecture_table import HYBRID, RECURRENT
 from edgespec.llama.architectures import ARCHITECTURES, make_tiny
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import check_model_file, read_header
@@ -16,11 +16,11 @@ from edgespec.llama.weights import Model
 from tiny_gguf import EOS, vocabulary
 
 # What csrc/kernels does not do yet. A test that begins to pass fails: then delete the line here.
-WAITS = {name: "experts" for name, one in ARCHITECTURES.items() if EXPERTS in one.kinds} | {
-    "gemma2": "soft-capping of attention",
-    "gemma3n": "AltUp, LAuReL and its sparse activations",
-    "gemma4": "soft-capping of the logits, GELU by itself",
-    "mistral3": "YaRN, attention that is scaled by the position",
+WAITS = {
+    "gemma3n": "MEAN",
+    "gemma4": "the look-up of a second table of embeddings",
+    "deepseek2": "heads whose keys are wider than their values",
+    "deepseek2-mtp": "heads whose keys are wider than their values",
 }
 
 
@@ -102,8 +102,8 @@ def test_what_the_kernels_run_is_what_ggml_gives_them(kernels, tmp_path):
     path = make_tiny("qwen35", tmp_path / "tiny.gguf", weights_type="q8_0")
     with Model(path) as model, Model(path, kernels=False) as stock:
         packed, plain = operations_of(model), operations_of(stock)
-    assert packed.claimed["MUL_MAT"] == len(model.packed)
-    assert packed.declined["SSM_CONV"] == 1
+    assert packed.claimed["MUL_MAT"] >= len(model.packed)
+    assert packed.declined == {"GATED_DELT": 1}
     assert packed.n_pieces > 2
     assert plain.claimed == {}
 

@@ -43,6 +43,10 @@ def library():
     library.es_kernels_matmul.argtypes = (
         ctypes.c_int, int64, int64, pointer, size, int64, pointer, pointer, ctypes.c_int,
     )  # fmt: skip
+    library.es_kernels_experts.argtypes = (
+        ctypes.c_int, *[int64] * 3, pointer, size, int64, int64, pointer, ctypes.c_int, pointer, pointer,
+        ctypes.c_int,
+    )  # fmt: skip
     library.es_kernels_attention.argtypes = (
         *[int64] * 5,
         *[pointer] * 4,
@@ -251,6 +255,62 @@ def test_a_product_does_not_depend_on_the_batch_or_the_threads(library, isa, nam
     for n in range(1, MAX_TOKENS + 1):
         for n_threads in (1, 2, 3, 4):
             np.testing.assert_array_equal(matmul(library, name, columns, weights, x[:n], n_threads), each[:n])
+
+
+# ---- experts ----
+
+
+def experts(library, name, weights, ids, x, n_threads=2):
+    """The products of x (n, 1 or n_used, columns) with those of `weights` (experts, rows, bytes) in `ids`."""
+    y = np.full((*ids.shape, weights.shape[1]), np.nan, np.float32)
+    code = library.es_kernels_experts(
+        int(TYPES[name]), len(weights), weights.shape[1], x.shape[2], address(weights), weights.nbytes,
+        *ids.shape, address(ids), int(x.shape[1] == 1), address(x), address(y), n_threads,
+    )  # fmt: skip
+    assert code == 0
+    return y
+
+
+def several(rng, name, n_experts):
+    """Random matrices of 37 rows, one for each expert, and their columns."""
+    matrices = [sane_weights(rng, name) for _ in range(n_experts)]
+    return np.stack([weights for weights, _ in matrices]), matrices[0][1]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("n_used", [1, 3])
+def test_experts_are_the_products_of_their_matrices(library, isa, name, n_used):
+    """Whatever the tokens beside one: experts with none, one and many tokens, all to the bit."""
+    rng = np.random.default_rng(21)
+    weights, columns = several(rng, name, 6)
+    ids = np.sort(rng.choice(6, (MAX_TOKENS, n_used)), 1).astype(np.int32)
+    ids[:20, 0] = 1  # more than a tile
+    ids[ids == 4] = 5  # nobody's
+    for inputs in (1, n_used):
+        x = rng.normal(0, 1, (MAX_TOKENS, inputs, columns)).astype(np.float32)
+        expected = np.stack(
+            [
+                [matmul(library, name, columns, weights[e], x[t, [u % inputs]])[0] for u, e in enumerate(row)]
+                for t, row in enumerate(ids)
+            ]
+        )
+        for n in (1, 2, 9, MAX_TOKENS):
+            for n_threads in (1, 2, 3):
+                y = experts(library, name, weights, ids[:n], x[:n], n_threads)
+                np.testing.assert_array_equal(y, expected[:n])
+
+
+def test_an_expert_that_is_not_there_writes_nothing(library, isa):
+    rng = np.random.default_rng(22)
+    weights, columns = several(rng, "q4_0", 3)
+    x = rng.normal(0, 1, (4, 1, columns)).astype(np.float32)
+    ids = np.array([[0, 3], [-1, 2], [1, 1 << 30], [2, 0]], np.int32)
+    y = experts(library, "q4_0", weights, ids, x)
+    there = (ids >= 0) & (ids < 3)
+    assert np.isnan(y[~there]).all()
+    np.testing.assert_array_equal(
+        y[there], experts(library, "q4_0", weights, np.where(there, ids, 0), x)[there]
+    )
 
 
 @pytest.fixture

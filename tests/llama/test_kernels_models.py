@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.llama.architectures import make_tiny
 from edgespec.llama.backend import llama, quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -33,6 +34,8 @@ TYPES = (
     "f16",
     "bf16",
 )
+
+ROUTED = ("qwen3moe", "qwen35moe", "openai-moe", "lfm2moe", "glm4-moe", "deepseek2")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,46 @@ def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, floa
             np.testing.assert_array_equal(
                 logits(model, batch=batch, n_threads=1), logits(stock, batch=batch, n_threads=1)
             )
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory):
+    """Return the path of a tiny model with experts, with weights of a type."""
+    directory = tmp_path_factory.mktemp("experts")
+
+    def path(name: str, weights_type: str) -> Path:
+        target = directory / f"{name}-{weights_type}.gguf"
+        return target if target.exists() else make_tiny(name, target, weights_type=weights_type)
+
+    return path
+
+
+@pytest.mark.parametrize("weights_type", ["q4_0", "mxfp4", "bf16"])
+@pytest.mark.parametrize("name", ROUTED)
+def test_experts_do_not_depend_on_the_batch_or_the_threads(kernels, routed, name, weights_type):
+    with Model(routed(name, weights_type)) as model:
+        assert any("_exps" in tensor.name for tensor in model.packed)
+        each = logits(model, batch=1, n_threads=1)
+        for n_threads in (1, 2, 3):
+            with Session(model, n_ctx=N_CTX, n_threads=n_threads) as session:
+                for batch in (2, 5, 17, 64)[n_threads - 1 :]:
+                    session.clear()
+                    np.testing.assert_array_equal(
+                        read(session, TOKENS, batch), each, f"{batch=} {n_threads=}"
+                    )
+
+
+@pytest.mark.parametrize("weights_type", ["q8_0", "f16"])
+@pytest.mark.parametrize("name", ROUTED)
+def test_experts_say_what_stock_ones_say(kernels, routed, name, weights_type):
+    path = routed(name, weights_type)
+    with Model(path) as packed, Model(path, kernels=False) as stock:
+        ours, expected = logits(packed), logits(stock)
+    # Another expert is chosen now and then, where two are as likely: the median forgives it.
+    each = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    print(f"{name} {weights_type}: {np.median(each):.4f} from stock")
+    assert np.median(each) < (0.003 if weights_type == "f16" else 0.03)
+    assert (ours.argmax(1) == expected.argmax(1)).mean() > 0.9
 
 
 def test_stock_beside_packed_is_stock(kernels, quantized):

@@ -38,6 +38,35 @@ static void test_matmul(int type, size_t block_bytes, int block) {
     free(y);
 }
 
+/* Experts of which some get all rows and some none; an expert that is not there is skipped. */
+static void test_experts(int shared) {
+    enum { EXPERTS = 5, USED = 3, INPUTS = COLUMNS * TOKENS * USED, OUTPUTS = ROWS * TOKENS * USED };
+    const size_t size = (size_t)EXPERTS * ROWS * COLUMNS / 32 * 18; /* Q4_0 */
+    uint8_t *weights = malloc(size);
+    float *x = malloc(sizeof(float) * INPUTS), *y = calloc(OUTPUTS * 2, sizeof(float));
+    int32_t ids[TOKENS * USED];
+    check(weights && x && y, "memory");
+    for (size_t i = 0; i < size; i++) {
+        weights[i] = (uint8_t)(next() >> 24) & 0x3F;
+    }
+    for (int i = 0; i < INPUTS; i++) {
+        x[i] = uniform();
+    }
+    for (int i = 0; i < TOKENS * USED; i++) {
+        ids[i] = i % USED == 0 ? 4 : (int32_t)(next() >> 24) % 2;
+    }
+    ids[7] = EXPERTS;
+    ids[8] = -1;
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        float *out = threads == 1 ? y : y + OUTPUTS;
+        check(!es_kernels_experts(2, EXPERTS, ROWS, COLUMNS, weights, size, TOKENS, USED, ids, shared, x, out, threads), "experts");
+        check(!memcmp(y, out, sizeof(float) * OUTPUTS), "the same experts on all numbers of threads");
+    }
+    free(weights);
+    free(x);
+    free(y);
+}
+
 /* With `branches` each token sees the first cells, and then every third of the rest as far as itself. */
 static void test_attention(int tokens, int branches) {
     const int q_size = tokens * HEADS * HEAD_DIM, kv_size = CACHED * 2 * HEAD_DIM;
@@ -120,6 +149,8 @@ int main(void) {
     test_matmul(39, 17, 32);   /* MXFP4 */
     test_matmul(1, 64, 32);    /* F16 */
     test_matmul(30, 64, 32);   /* BF16 */
+    test_experts(0);
+    test_experts(1);
     for (int branches = 0; branches <= 1; branches++) {
         test_attention(1, branches);
         test_attention(60, branches);

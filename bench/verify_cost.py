@@ -18,7 +18,8 @@ as spread. A prefill is 512 tokens into an empty context with the logits of the 
 --random NAME,... measures models of random weights in the shapes of real ones (random_models.py), written to
 a temporary directory and cut to --gigabytes, since the file and its packed copy are in memory at once. Beside
 experts the limit is printed: the bytes that a pass has to read, by the experts that its tokens choose in that
-very model, over those of one token's pass.
+very model, over those of one token's pass. --cache-type q8_0: caches of all ways in Q8_0; stock reads them
+by its flash attention.
 
 Other quantizations are made with `edgespec quantize`, for example
     edgespec quantize qwen2.5-coder-1.5b-q4_k_m --type q4_0,q8_0 -o DIRECTORY
@@ -36,9 +37,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from edgespec.benchmark.runs import rotated
+from edgespec.choices import CacheType
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.gguf_header import read_header
@@ -107,6 +109,7 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
 
         def loaded(*, kernels: bool) -> Model:
             model = stack.enter_context(Model(path, kernels=kernels, header=read_header(path)))
+            model.cache_type = args.cache_type
             if kernels and not model.uses_kernels:
                 print(f"{path.name}: edgespec's kernels take none of its weights", file=sys.stderr)
             return model
@@ -214,6 +217,7 @@ def main() -> None:
     parse.add_argument("--earlier", type=Path, help="edgespec_kernels.so of another build")
     parse.add_argument("--random", type=numbers(str), default=[], help="names of random_models.py")
     parse.add_argument("--gigabytes", type=float, default=4.0, help="most of a random model's file")
+    parse.add_argument("--cache-type", choices=get_args(CacheType), default="f16")
     parse.add_argument("--rounds", type=int, default=15)
     parse.add_argument("--prefill-rounds", type=int, default=5)
     args = parse.parse_args()
@@ -234,9 +238,8 @@ def main() -> None:
     def take(path: Path, *, is_random: bool) -> None:
         limits[path] = in_child(experts_limit, path, args.sizes, args.contexts[0])
         measured[path] = in_child(measure, path, args)
-        print(
-            f"\n{read_header(path).name or path.name}, {args.threads} threads, {args.rounds} rounds", end=""
-        )
+        name = read_header(path).name or path.name
+        print(f"\n{name}, {args.threads} threads, {args.cache_type} cache, {args.rounds} rounds", end="")
         report(measured[path], limits[path], is_random=is_random)
 
     for model in named:
@@ -251,13 +254,15 @@ def main() -> None:
         result = {
             "model": path.name,
             "threads": args.threads,
+            "cache type": args.cache_type,
             "experts touched": {size: touched for size, (touched, _) in limits[path].items()},
             "limits": {size: limit for size, (_, limit) in limits[path].items()},
             "seconds": [
                 {"context": context, "n": size, **ways} for (context, size), ways in sorted(cells.items())
             ],
         }
-        measuring.keep(f"verify-cost-{'earlier-' if args.earlier else ''}{path.stem}", result)
+        cache = "" if args.cache_type == "f16" else f"{args.cache_type}-cache-"
+        measuring.keep(f"verify-cost-{'earlier-' if args.earlier else ''}{cache}{path.stem}", result)
 
 
 if __name__ == "__main__":

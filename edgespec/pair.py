@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, KEPT, Capacity, Demand, choose_capacity, kept_cells
-from edgespec.choices import DrafterName, KernelsChoice, check_choice
+from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
@@ -18,6 +18,7 @@ from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
+from edgespec.llama.context import check_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
@@ -57,6 +58,8 @@ class PairOptions:
     n_threads: int | None = None
     """None: one per physical core."""
     kernels: KernelsChoice = "auto"
+    cache_type: CacheType = "f16"
+    """Of the target's cache; a draft model's, which is small, is in F16."""
     prefix_cache: int | None = None
     """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
     is read from its beginning."""
@@ -71,6 +74,7 @@ class PairOptions:
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
+        check_choice("cache_type", self.cache_type, CacheType)
         for name in ("n_ctx", "n_threads", "n_cells"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -90,7 +94,7 @@ class Pair(Closing):
     target: Model
     draft: Model | None = None
     kernels: str = STOCK
-    """The name of the kernels that the models run on."""
+    """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
@@ -111,6 +115,7 @@ class Pair(Closing):
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         self._headers = [check_model_file(resolve(name)) for name in names]
         check_target(self.target_header)
+        check_cache_type(self.target_header, options.cache_type)
         if self.draft_name and (head := read_head(self._headers[1])):
             check_head(head, self.target_header)
             self.head = head
@@ -150,6 +155,9 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
+        self.target.cache_type = self.options.cache_type
+        if self.options.cache_type != "f16":  # a pass costs something else then
+            self.kernels += f", {self.options.cache_type} cache"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(
                 f"{self.target.name} cannot take tokens back (recurrent or hybrid): one text at a time"

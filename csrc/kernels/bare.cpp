@@ -99,29 +99,48 @@ int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t column
     return run({&ty}, n_threads);
 }
 
-int es_kernels_attention(int64_t head_dim, int64_t n_head, int64_t n_head_kv, int64_t n, int64_t n_kv, const float *q,
-                         const uint16_t *k, const uint16_t *v, const uint16_t *mask, float scale, float *out,
-                         int n_threads) {
-    if (!isa() || head_dim < 1 || n_head_kv < 1 || n < 1 || n_kv < 1 || n_threads < 1) {
+int es_kernels_attention(const es_attention *a, float *out, int n_threads) {
+    if (!isa() || a->head_dim < 1 || a->n_head_kv < 1 || a->n < 1 || a->n_kv < 1 || n_threads < 1) {
         return -1;
     }
     static const Ggml none = {};
     // ggml's views: tokens in dimension 1, heads in dimension 2.
-    const auto heads = [](int type, size_t size, int64_t dim, int64_t n_heads, int64_t tokens, const void *data) {
-        Tensor t = make_tensor(type, size, dim, n_heads, tokens, data);
+    const auto heads = [&](int type, size_t size, int64_t per_row, int64_t n_heads, int64_t tokens, const void *data) {
+        Tensor t = make_tensor(type, size, per_row, n_heads, tokens, data);
+        t.ne[0] = a->head_dim;
         std::swap(t.ne[1], t.ne[2]);
         std::swap(t.nb[1], t.nb[2]);
         return t;
     };
-    Tensor tq = heads(ggml::TYPE_F32, 4, head_dim, n_head, n, q), tk = heads(ggml::TYPE_F16, 2, head_dim, n_head_kv, n_kv, k);
-    Tensor tv = heads(ggml::TYPE_F16, 2, head_dim, n_head_kv, n_kv, v), tm = make_tensor(ggml::TYPE_F16, 2, n_kv, n, 1, mask);
-    Tensor to = make_tensor(ggml::TYPE_F32, 4, head_dim, n_head, n, out);
+    const bool is_q8 = a->cache_type == ggml::TYPE_Q8_0;
+    const size_t item = is_q8 ? Q8_BLOCK : 2;
+    const int64_t items = is_q8 ? a->head_dim / 32 : a->head_dim;
+    Tensor tq = heads(ggml::TYPE_F32, 4, a->head_dim, a->n_head, a->n, a->q);
+    Tensor tk = heads(a->cache_type, item, items, a->n_head_kv, a->n_kv, a->k);
+    Tensor tv = heads(a->cache_type, item, items, a->n_head_kv, a->n_kv, a->v);
+    Tensor tm = make_tensor(ggml::TYPE_F16, 2, a->n_kv, a->n, 1, a->mask);
+    Tensor ts = make_tensor(ggml::TYPE_F32, 4, a->n_head, 1, 1, a->sinks);
+    Tensor to = make_tensor(ggml::TYPE_F32, 4, a->head_dim, a->n_head, a->n, out);
     to.op = ggml::OP_FLASH_ATTN_EXT;
-    memcpy(&to.op_params[0], &scale, 4);
+    memcpy(&to.op_params[0], &a->scale, 4);
+    memcpy(&to.op_params[2], &a->soft_cap, 4);
     to.src[0] = &tq;
     to.src[1] = &tk;
     to.src[2] = &tv;
     to.src[3] = &tm;
+    to.src[4] = a->sinks ? &ts : nullptr;
     return can_run(&to, none) ? run({&to}, n_threads) : -1;
+}
+
+int es_kernels_cached(int type, int64_t n, const float *x, uint8_t *out) {
+    if (!isa() || n < 1 || n % 32 || (type != ggml::TYPE_F16 && type != ggml::TYPE_Q8_0)) {
+        return -1;
+    }
+    if (type == ggml::TYPE_F16) {
+        isa()->to_half(n, x, (uint16_t *)out);
+    } else {
+        isa()->to_q8(n, x, out);
+    }
+    return 0;
 }
 }

@@ -10,6 +10,9 @@ namespace {
 
 bool is_rows(const Tensor *t, int type, size_t size) { return t && t->type == type && t->nb[0] == size; }
 bool is_float_rows(const Tensor *t) { return is_rows(t, TYPE_F32, 4); }
+bool is_cache(const Tensor *t) {
+    return is_rows(t, TYPE_F16, 2) || (is_rows(t, TYPE_Q8_0, Q8_BLOCK) && t->ne[0] % 32 == 0);
+}
 
 // `small` may have one column, or one row, for all.
 bool repeats_over(const Tensor *small, const Tensor *shape) {
@@ -76,18 +79,19 @@ bool can_rope(const Tensor *op) {
 bool can_attend(const Tensor *op) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
     const float max_bias = param(op, 1);
-    return is_float_rows(op) && is_float_rows(q) && is_rows(k, TYPE_F16, 2) && is_rows(v, TYPE_F16, 2) &&
+    return is_float_rows(op) && is_float_rows(q) && is_cache(k) && is_cache(v) && k->type == v->type &&
            is_rows(mask, TYPE_F16, 2) && mask->op == OP_NONE && mask->ne[0] == k->ne[1] && mask->ne[1] >= q->ne[1] &&
            (!sinks || is_float_rows(sinks)) && max_bias == 0 && q->ne[3] == 1 && k->ne[3] == 1 && mask->ne[2] == 1 &&
            mask->ne[3] == 1 && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] && q->ne[0] % 16 == 0 &&
            q->ne[0] <= MAX_HEAD_DIM && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0;
 }
 
-// Floats into F16 rows of a cache, or into float rows.
+// Floats into rows of a cache, or into float rows.
 bool can_set_rows(const Tensor *op) {
     const Tensor *a = op->src[0], *b = op->src[1];
-    const bool is_cache = is_rows(op, TYPE_F16, 2) && n_rows(a) == a->ne[1] && n_rows(op) == op->ne[1];
-    return is_float_rows(a) && (is_rows(b, TYPE_I64, 8) || is_rows(b, TYPE_I32, 4)) && (is_cache || is_float_rows(op));
+    const bool is_flat = n_rows(a) == a->ne[1] && n_rows(op) == op->ne[1];
+    return is_float_rows(a) && (is_rows(b, TYPE_I64, 8) || is_rows(b, TYPE_I32, 4)) &&
+           ((is_cache(op) && is_flat) || is_float_rows(op));
 }
 
 } // namespace

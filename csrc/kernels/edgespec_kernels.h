@@ -69,11 +69,23 @@ ES_API int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t
                               size_t size, int64_t n, int64_t n_used, const int32_t *ids, int shared, const float *x,
                               float *y, int n_threads);
 
-/* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, F16 k, v[n_kv][n_head_kv][head_dim];
- * F16 mask[n][n_kv] is added to the scores; out[n][n_head][head_dim]. */
-ES_API int es_kernels_attention(int64_t head_dim, int64_t n_head, int64_t n_head_kv, int64_t n, int64_t n_kv,
-                                const float *q, const uint16_t *k, const uint16_t *v, const uint16_t *mask,
-                                float scale, float *out, int n_threads);
+/* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, k, v[n_kv][n_head_kv][head_dim] of ggml's
+ * `cache_type`, F16 or Q8_0; F16 mask[n][n_kv] is added to the scores. */
+struct es_attention {
+    int64_t head_dim, n_head, n_head_kv, n, n_kv;
+    const float *q;
+    const void *k, *v;
+    const uint16_t *mask;
+    const float *sinks; /* of each head, or NULL */
+    float scale;
+    float soft_cap; /* 0: none */
+    int32_t cache_type;
+};
+/* out[n][n_head][head_dim] */
+ES_API int es_kernels_attention(const struct es_attention *attention, float *out, int n_threads);
+
+/* out[n], F16 or Q8_0 of ggml's `type`: floats as a cache keeps them; n is a multiple of 32. */
+ES_API int es_kernels_cached(int type, int64_t n, const float *x, uint8_t *out);
 
 /* ---- how fast the kernels are, without ggml, over weights that come from memory ---- */
 

@@ -13,6 +13,7 @@ constexpr int ATTN_ROWS = 48;       // most (token, head) rows of one attention 
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
 constexpr int MAX_HEAD_DIM = 256;
+constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: an F16 scale and int8
 
 // Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8, then
 // four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
@@ -55,7 +56,8 @@ struct AttentionUnit {
     const int32_t *block_ids[ATTN_ROWS]; // of the blocks from start / ATTN_BLOCK on
     const CellBlock *blocks;
     const uint16_t *mask[ATTN_ROWS]; // F16, by cell: added to the scores; all nullptr where it only hides
-    const char *k, *v;               // F16 rows of the head, k_stride and v_stride bytes apart
+    const char *k, *v;               // rows of the head, k_stride and v_stride bytes apart
+    bool is_q8;                      // in Q8_0, else in F16
     int64_t k_stride, v_stride;
     float scale;
     float soft_cap; // scores become soft_cap tanh(score / soft_cap); 0: they stay
@@ -101,6 +103,7 @@ struct Isa {
     // y[i] = w . x[i], for at most MAX_TILE of them.
     void (*dots)(int64_t n, const float *w, const float *const *x, int count, float *y);
     void (*to_half)(int64_t n, const float *x, uint16_t *y);
+    void (*to_q8)(int64_t n, const float *x, uint8_t *y); // Q8_0; n is a multiple of 32
     // Rotate pairs (i, i + n/2) of n floats, or (2i, 2i + 1) if not `halves`, by n/2 angles.
     void (*rope)(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y);
 

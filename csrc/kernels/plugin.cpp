@@ -267,7 +267,7 @@ std::string look_up(Ggml &ggml) {
                {OP_ARGSORT, "ARGSORT"},     {OP_FILL, "FILL"},
                {OP_UNARY, "UNARY"},         {OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
                {OP_GLU, "GLU"}},
-      TYPES[] = {{TYPE_F32, "f32"}, {TYPE_F16, "f16"}, {TYPE_I32, "i32"}, {TYPE_I64, "i64"}},
+      TYPES[] = {{TYPE_F32, "f32"}, {TYPE_F16, "f16"}, {TYPE_Q8_0, "q8_0"}, {TYPE_I32, "i32"}, {TYPE_I64, "i64"}},
       GLUS[] = {{GLU_REGLU, "REGLU"},
                 {GLU_GEGLU, "GEGLU"},
                 {GLU_SWIGLU, "SWIGLU"},

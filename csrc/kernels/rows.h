@@ -165,6 +165,22 @@ void to_half(int64_t n, const float *x, uint16_t *y) {
     }
 }
 
+void to_q8(int64_t n, const float *x, uint8_t *y) {
+    for (int64_t i = 0; i < n; i += 32, y += Q8_BLOCK) {
+        F largest = f_zero();
+        for (int j = 0; j < 32; j += LANES) {
+            largest = f_max(largest, f_abs(f_load(x + i + j)));
+        }
+        const float max = f_reduce_max(largest), inverse = max > 1e-30f ? 127 / max : 0;
+        uint16_t scale[LANES];
+        f_store_half(scale, f_set1(max / 127));
+        __builtin_memcpy(y, scale, 2);
+        for (int j = 0; j < 32; j += LANES) {
+            i_store_bytes((int8_t *)y + 2 + j, f_mul(f_load(x + i + j), f_set1(inverse)));
+        }
+    }
+}
+
 void rope(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y) {
     const int64_t half = n / 2;
     if (!halves) {

@@ -52,6 +52,7 @@ inline float f_reduce_max(F a) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 inline F f_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+inline float half_at(const void *p) { return _cvtsh_ss(*(const unsigned short *)p); }
 inline void f_store_half(void *p, F x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -32,6 +32,7 @@ inline F f_ldexp(F a, F n) { return _mm512_scalef_ps(a, n); }
 inline float f_reduce_add(F a) { return _mm512_reduce_add_ps(a); }
 inline float f_reduce_max(F a) { return _mm512_reduce_max_ps(a); }
 inline F f_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+inline float half_at(const void *p) { return _cvtsh_ss(*(const unsigned short *)p); }
 inline void f_store_half(void *p, F x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -54,6 +54,7 @@ inline F f_ldexp(F a, F n) {
 inline float f_reduce_add(F a) { return vaddvq_f32(a); }
 inline float f_reduce_max(F a) { return vmaxvq_f32(a); }
 inline F f_half(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)p))); }
+inline float half_at(const void *p) { return (float)*(const __fp16 *)p; }
 inline void f_store_half(void *p, F x) { vst1_u16((uint16_t *)p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 inline uint32x2_t four_bytes(const uint8_t *p) {
     uint32_t x;

@@ -263,7 +263,7 @@ int64_t index_at(const Tensor *index, int64_t i1, int64_t i2, int64_t i3) {
 
 } // namespace
 
-// Rows (r, i2, i3) of x into those that the index names, in F16 where the rows are a cache's.
+// Rows (r, i2, i3) of x into those that the index names, in F16 or Q8_0 where the rows are a cache's.
 void Executor::set_rows(const Step &step, int thread, int n) {
     const Tensor *op = step.op, *x = op->src[0], *index = op->src[1];
     const Share share(n_rows(x), thread, n);
@@ -272,6 +272,8 @@ void Executor::set_rows(const Step &step, int thread, int n) {
         const int64_t to = index_at(index, r, i2 % index->ne[1], i3 % index->ne[2]);
         if (op->type == TYPE_F16) {
             isa_.to_half(x->ne[0], at<const float>(x, r, i2, i3), at<uint16_t>(op, to, i2, i3));
+        } else if (op->type == TYPE_Q8_0) {
+            isa_.to_q8(x->ne[0], at<const float>(x, r, i2, i3), at<uint8_t>(op, to, i2, i3));
         } else {
             memcpy(at<float>(op, to, i2, i3), at<const float>(x, r, i2, i3), (size_t)op->ne[0] * 4);
         }

@@ -35,6 +35,18 @@ MAX_TOKENS = 32
 pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")
 
 
+class CAttention(ctypes.Structure):
+    """`struct es_attention`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("head_dim", "n_head", "n_head_kv", "n", "n_kv")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "mask", "sinks")),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        ("cache_type", ctypes.c_int32),
+    )
+
+
 @pytest.fixture(scope="module")
 def library():
     library = ctypes.CDLL(str(kernels.plugin_path()))
@@ -47,13 +59,8 @@ def library():
         ctypes.c_int, *[int64] * 3, pointer, size, int64, int64, pointer, ctypes.c_int, pointer, pointer,
         ctypes.c_int,
     )  # fmt: skip
-    library.es_kernels_attention.argtypes = (
-        *[int64] * 5,
-        *[pointer] * 4,
-        ctypes.c_float,
-        pointer,
-        ctypes.c_int,
-    )
+    library.es_kernels_attention.argtypes = (ctypes.POINTER(CAttention), pointer, ctypes.c_int)
+    library.es_kernels_cached.argtypes = (ctypes.c_int, int64, pointer, pointer)
     library.es_kernels_isa.restype = ctypes.c_char_p
     library.es_kernels_set_prefetch.argtypes = (CPrefetch,)
     chosen = library.es_kernels_isa()
@@ -421,23 +428,35 @@ def test_a_stream_that_cannot_be_had(library, tmp_path):
 # ---- attention ----
 
 
-def attention(library, q, k, v, mask, scale, n_threads=2):
+def attention(library, q, k, v, mask, scale, n_threads=2, *, sinks=None, soft_cap=0.0):
+    """`k` and `v`: F16, or the bytes of Q8_0."""
     n, n_head, head_dim = q.shape
     out = np.full_like(q, np.nan)
-    code = library.es_kernels_attention(
-        head_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v), address(mask), scale,
-        address(out), n_threads,
+    asked = CAttention(
+        head_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v), address(mask),
+        None if sinks is None else address(sinks), scale, soft_cap, 1 if k.dtype == np.float16 else 8,
     )  # fmt: skip
-    assert code == 0
+    assert library.es_kernels_attention(ctypes.byref(asked), address(out), n_threads) == 0
     return out
 
 
-def reference_attention(q, k, v, mask, scale):
+def reference_attention(q, k, v, mask, scale, *, sinks=None, soft_cap=0.0):
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(a.astype(np.float64), group, 1) for a in (k, v))
-    scores = np.einsum("nhd,khd->nhk", q.astype(np.float64), k) * scale + mask[:, None].astype(np.float64)
+    scores = np.einsum("nhd,khd->nhk", q.astype(np.float64), k) * scale
+    scores = soft_cap * np.tanh(scores / soft_cap) if soft_cap else scores
+    scores = scores + mask[:, None].astype(np.float64)
+    if sinks is not None:  # scores without a value
+        of_each = np.broadcast_to(sinks.astype(np.float64)[None, :, None], (*scores.shape[:2], 1))
+        scores, v = np.concatenate([scores, of_each], -1), np.concatenate([v, np.zeros_like(v[:1])])
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("nhk,khd->nhd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def in_q8(values):
+    """Return an array of rows in Q8_0, and what they stand for."""
+    raw = quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    return raw, quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
 
 
 def attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv, window=None, spread=1.0):
@@ -462,10 +481,16 @@ def test_attention_is_the_softmax_of_the_scores(library, data):
     if data.draw(st.booleans()):
         mask += np.float16(-1.5) * (rng.random(mask.shape) < 0.5).astype(np.float16)
     scale = head_dim**-0.5
-    expected = reference_attention(q, k, v, mask, scale)
+    more = {
+        "sinks": rng.normal(0, 2, q.shape[1]).astype(np.float32) if data.draw(st.booleans()) else None,
+        "soft_cap": data.draw(st.sampled_from([0.0, 3.0, 50.0])),
+    }
+    in_f16 = head_dim % 32 or data.draw(st.booleans())
+    (k, k_values), (v, v_values) = [(one, one) if in_f16 else in_q8(one) for one in (k, v)]
+    expected = reference_attention(q, k_values, v_values, mask, scale, **more)
     for isa in ISAS:
         if library.es_kernels_set_isa(isa.encode()) == 0:
-            out = attention(library, q, k, v, mask, scale)
+            out = attention(library, q, k, v, mask, scale, **more)
             # The error of a score is that of its products; the weights feel it in full.
             np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5 * max(spread, 1) ** 3)
 
@@ -493,6 +518,43 @@ def test_attention_does_not_depend_on_the_batch_or_the_threads(
     np.testing.assert_array_equal(
         attention(library, q, longer, longer, wider, 0.1), attention(library, q, k, k, mask, 0.1)
     )
+
+
+@pytest.mark.parametrize("n_kv", [70, 777])
+def test_attention_with_all_there_is_does_not_depend_on_the_batch(library, isa, n_kv):
+    """A cache in Q8_0, sinks and soft-capping, a mask that is added."""
+    rng = np.random.default_rng(13)
+    n, n_head = 17, 6
+    q, k, v, mask = attention_inputs(rng, 64, n_head, 2, n, n_kv)
+    mask += np.float16(-0.5) * (rng.random(mask.shape) < 0.5).astype(np.float16)
+    k, v = in_q8(k)[0], in_q8(v)[0]
+    more = {"sinks": rng.normal(0, 2, n_head).astype(np.float32), "soft_cap": 4.0}
+    each = np.concatenate([attention(library, q[[i]], k, v, mask[[i]], 0.2, 1, **more) for i in range(n)])
+    for size in (2, 8, n):
+        for n_threads in (1, 2, 3):
+            out = attention(library, q[:size], k, v, mask[:size], 0.2, n_threads, **more)
+            np.testing.assert_array_equal(out, each[:size])
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_what_a_cache_keeps_is_near_what_it_got(library, data):
+    """As near as ggml's own."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    x = rng.normal(0, 1, (data.draw(st.integers(1, 5)), 32)).astype(np.float32)
+    x *= np.float32(data.draw(st.sampled_from([1.0, 0.0, 0.02, 100.0])))
+    for isa in ISAS:
+        if library.es_kernels_set_isa(isa.encode()) == 0:
+            raw = np.zeros((len(x), 34), np.uint8)
+            assert library.es_kernels_cached(8, x.size, address(x), address(raw)) == 0
+            kept = quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
+            step = np.abs(x).max(1, keepdims=True) / 127
+            assert (np.abs(kept - x) <= 0.57 * step + 1e-7).all()  # the scale is rounded to F16
+            half = np.zeros(x.shape, np.float16)
+            assert library.es_kernels_cached(1, x.size, address(x), address(half)) == 0
+            np.testing.assert_array_equal(half, x.astype(np.float16))
+    assert library.es_kernels_cached(8, 31, address(x), address(raw)) == -1
+    assert library.es_kernels_cached(2, 32, address(x), address(raw)) == -1
 
 
 @pytest.mark.parametrize("window", [None, 40])

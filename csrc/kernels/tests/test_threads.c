@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 100, COLUMNS = 512, TOKENS = 20, HEADS = 6, HEAD_DIM = 64, CACHED = 700, MAX_THREADS = 4 };
+enum { ROWS = 100, COLUMNS = 512, TOKENS = 20, HEADS = 6, HEAD_DIM = 64, CACHED = 700, MAX_THREADS = 4, F16 = 1 };
 
 static uint32_t state = 1;
 static uint32_t next(void) { return state = state * 1664525u + 1013904223u; }
@@ -85,7 +85,8 @@ static void test_attention(int tokens, int branches) {
     }
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
         float *o = threads == 1 ? out : out + q_size;
-        check(!es_kernels_attention(HEAD_DIM, HEADS, 2, tokens, CACHED, q, kv, kv, mask, 0.125f, o, threads), "attention");
+        struct es_attention a = {HEAD_DIM, HEADS, 2, tokens, CACHED, q, kv, kv, mask, NULL, 0.125f, 0, F16};
+        check(!es_kernels_attention(&a, o, threads), "attention");
         check(!memcmp(out, o, sizeof(float) * q_size), "the same attention on all numbers of threads");
     }
     free(q);
@@ -114,9 +115,11 @@ static void test_branch(int n) {
             memcpy(chain + seen++ * KV_ROW, kv + cell * KV_ROW, 2 * KV_ROW);
         }
     }
-    check(!es_kernels_attention(HEAD_DIM, HEADS, 2, 1, CACHED, q, kv, kv, mask, 0.125f, out[0], 2), "attention");
+    const struct es_attention gaps = {HEAD_DIM, HEADS, 2, 1, CACHED, q, kv, kv, mask, NULL, 0.125f, 0, F16};
+    check(!es_kernels_attention(&gaps, out[0], 2), "attention");
     memset(mask, 0, sizeof mask);
-    check(!es_kernels_attention(HEAD_DIM, HEADS, 2, 1, seen, q, chain, chain, mask, 0.125f, out[1], 2), "attention");
+    const struct es_attention straight = {HEAD_DIM, HEADS, 2, 1, seen, q, chain, chain, mask, NULL, 0.125f, 0, F16};
+    check(!es_kernels_attention(&straight, out[1], 2), "attention");
     check(!memcmp(out[0], out[1], sizeof out[0]), "the same attention with gaps and without");
     free(kv);
     free(chain);

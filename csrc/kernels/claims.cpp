@@ -86,6 +86,22 @@ bool can_attend(const Tensor *op) {
            q->ne[0] <= MAX_HEAD_DIM && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0;
 }
 
+bool can_delta_net(const Tensor *op) {
+    const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *g = op->src[3], *beta = op->src[4], *s = op->src[5];
+    const int64_t width = v->ne[0];
+    return is_float_rows(q) && is_float_rows(k) && is_float_rows(v) && is_float_rows(g) && is_float_rows(beta) &&
+           is_float_rows(s) && is_dense(s) && is_dense(op) && q->ne[0] == width && k->ne[0] == width &&
+           (width == 16 || width == 32 || width == 64 || width == 128);
+}
+
+bool can_scan(const Tensor *op) {
+    const Tensor *s = op->src[0], *x = op->src[1], *dt = op->src[2], *a = op->src[3], *b = op->src[4], *c = op->src[5];
+    const int64_t width = s->ne[0];
+    return is_float_rows(s) && is_dense(s) && is_float_rows(x) && is_float_rows(dt) && is_float_rows(a) &&
+           a->ne[0] == 1 && is_float_rows(b) && is_float_rows(c) && is_rows(op->src[6], TYPE_I32, 4) &&
+           (width == 16 || width == 32 || width == 64 || width == 128 || width == 256);
+}
+
 // Floats into rows of a cache, or into float rows.
 bool can_set_rows(const Tensor *op) {
     const Tensor *a = op->src[0], *b = op->src[1];
@@ -158,6 +174,10 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
         return op->type == TYPE_F32 && a->type == TYPE_F32 && b->type == TYPE_F32;
     case OP_SSM_CONV:
         return floats && is_float_rows(b) && op->ne[3] == 1;
+    case OP_GATED_DELTA_NET:
+        return can_delta_net(op);
+    case OP_SSM_SCAN:
+        return can_scan(op);
     case OP_CONT:
     case OP_CPY:
         return a->type == TYPE_F32 && (op->type == TYPE_F32 || (op->type == TYPE_F16 && a->nb[0] == 4 && op->nb[0] == 2 &&

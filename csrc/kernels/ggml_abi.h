@@ -44,6 +44,8 @@ enum Op {
     OP_FILL = 73,
     OP_FLASH_ATTN_EXT = 74,
     OP_SSM_CONV = 76,
+    OP_SSM_SCAN = 77,
+    OP_GATED_DELTA_NET = 86,
     OP_UNARY = 91,
     OP_GLU = 100,
 };

@@ -66,6 +66,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     attentions_.clear();
     tiles_.clear();
     routings_.clear();
+    recurrence_floats_ = 0;
     n_views_ = 0;
 
     std::vector<const Tensor *> ops;
@@ -91,6 +92,10 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             break;
         case OP_FLASH_ATTN_EXT:
             plan_attention(planning, op);
+            break;
+        case OP_GATED_DELTA_NET:
+        case OP_SSM_SCAN:
+            plan_recurrence(planning, op);
             break;
         default: {
             const auto plain = std::find_if(std::begin(PLAIN), std::end(PLAIN), [&](auto &p) { return p.op == op->op; });
@@ -193,6 +198,15 @@ void Executor::plan_attention(Planning &p, const Tensor *op) {
         steps_.emplace_back(&Executor::merge, op);
         steps_.back().attention = attentions_.size() - 1;
     }
+}
+
+// Decays, and the steps of a scan, are computed for all tokens before.
+void Executor::plan_recurrence(Planning &p, const Tensor *op) {
+    const bool is_scan = op->op == OP_SSM_SCAN;
+    const int64_t floats = is_scan ? 2 * op->src[1]->ne[2] : op->src[3]->ne[0] * op->src[2]->ne[2];
+    recurrence_floats_ = std::max(recurrence_floats_, (size_t)(floats + 15) / 16 * 16);
+    p.states = std::max(p.states, recurrence_floats_ * (size_t)n_threads);
+    steps_.emplace_back(is_scan ? &Executor::state_scan : &Executor::delta_net, op);
 }
 
 // A step needs no barrier before it where each thread reads only what it has written itself, and overwrites nothing

@@ -99,6 +99,8 @@ class Executor {
     void repeat(const Step &step, int thread, int n);
     void concat(const Step &step, int thread, int n);
     void ssm_conv(const Step &step, int thread, int n);
+    void delta_net(const Step &step, int thread, int n);
+    void state_scan(const Step &step, int thread, int n);
     void attend(const Step &step, int thread, int n);
     void merge(const Step &step, int thread, int n);
 
@@ -117,6 +119,7 @@ class Executor {
     void plan_norm(Planning &planning, const ggml::Tensor *op);
     void plan_rope(Planning &planning, const ggml::Tensor *op);
     void plan_attention(Planning &planning, const ggml::Tensor *op);
+    void plan_recurrence(Planning &planning, const ggml::Tensor *op);
     void join_steps();
     void set_up_memory(const Planning &planning);
     Cells *cells_of(const ggml::Tensor *keys);
@@ -145,6 +148,7 @@ class Executor {
     size_t memory_size_ = 0;
     int8_t *acts_ = nullptr;
     float *states_ = nullptr;
+    size_t recurrence_floats_ = 0; // of states_, for each thread
     uint64_t *keys_ = nullptr; // n_keys_ for each thread, to sort
     size_t n_keys_ = 0;
     std::atomic<size_t> n_wanted_{0}; // steps to run: fewer after an abort

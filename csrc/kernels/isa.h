@@ -72,6 +72,29 @@ struct AttentionState {
     }
 };
 
+// One head of a gated delta net and the tokens of a sequence; strides in floats, from token to token.
+struct DeltaNet {
+    int64_t width, tokens;
+    const float *q, *k, *v, *beta;
+    int64_t q_stride, k_stride, v_stride, beta_stride;
+    const float *decay; // of each token, or of each token and column
+    bool by_column;
+    float scale;
+    const float *state; // [width][width]
+    float *y, *states;  // the state after token i goes to slot tokens - 1 - i, if there is one
+    int64_t y_stride, slots, slot_stride;
+};
+// One head of a state space (Mamba-2).
+struct StateScan {
+    int64_t width, tokens;
+    const float *x, *b, *c;
+    int64_t x_stride, b_stride, c_stride;
+    const float *decay, *step; // of each token
+    const float *state;        // [rows][width]
+    float *y, *states;
+    int64_t y_stride, slots, slot_stride;
+};
+
 typedef void BinaryFn(int64_t n, const float *a, const float *b, float *y);
 typedef void UnaryFn(int64_t n, const float *x, float a, float b, float *y);
 typedef void GatedFn(int64_t n, const float *gate, const float *x, float alpha, float limit, float *y);
@@ -87,6 +110,10 @@ struct Isa {
     void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);
     // Row r of `part` joins row r of `total`.
     void (*merge)(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total);
+
+    // Rows [first, last) of a state.
+    void (*delta_net)(const DeltaNet &net, int64_t first, int64_t last);      // of 16, 32, 64 or 128 columns
+    void (*state_scan)(const StateScan &scan, int64_t first, int64_t last);   // or of 256
 
     // ---- rows of n floats; y may be x ----
     void (*rms_norm)(int64_t n, const float *x, float eps, float *y);

@@ -21,7 +21,7 @@ export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-c lint format sanitize bench forge wheel pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve test test-c lint format sanitize bench forge models-supported wheel pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -80,6 +80,10 @@ bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, mem
 # What is stopped goes on when it is called again (docs/drafts.md).
 forge: $(VENV)/.forge ## Train the default pair's draft for HOURS hours, and keep it if it is faster
 	@$(BIN)/edgespec draft make --hours $(HOURS) $(FORGE)
+
+models-supported: $(VENV)/.installed ## Write the tables of docs/models-supported.md
+	@$(BIN)/python -c 'from pathlib import Path; from edgespec.cli.doctor_architectures import write_page; \
+		write_page(Path("docs/models-supported.md"))'
 
 wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .

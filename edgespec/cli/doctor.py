@@ -33,12 +33,24 @@ def doctor_command(
     ] = None,
     *,
     retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
+    architectures: Annotated[
+        bool,
+        typer.Option(
+            "--architectures",
+            help="Check instead what works with each architecture, or with those named in place of models.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
+    --architectures checks tiny random models, and takes a minute for all; exit code 1 if something is wrong.
     """
+    if architectures:
+        from edgespec.cli.doctor_architectures import report_architectures
+
+        return report_architectures(models, json=json)
     from edgespec.cli.doctor_report import full_report
 
     report = full_report(ROOT, models, retest=retest)

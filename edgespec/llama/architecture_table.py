@@ -21,14 +21,16 @@ class Architecture:
     """DENSE or EXPERTS; HYBRID or RECURRENT, if it is; MTP if it has a head that drafts."""
     metadata: Mapping[str, Value] = field(default_factory=dict)
     """Beyond COMMON, or in place of it, without the architecture's name before each key."""
-    with_: str = "^$"
+    has: str = "^$"
     """Matches tensors among UNCOMMON that its published models have."""
-    without: str = "^$"
+    lacks: str = "^$"
     """Matches other tensors that they do not have, although the library would load them."""
     fused: bool = False
     """Whether queries, keys and values are products of one matrix."""
     embedding_scale: float = 1.0
     """What the library multiplies the embeddings by."""
+    post_norm: float = 1.0
+    """How much a layer adds, where a norm decides that: less in many layers, which would make chaos."""
 
 
 N_LAYERS, N_EMBD = 2, 64
@@ -78,10 +80,8 @@ _SIGMOID: dict[str, Value] = {
     "leading_dense_block_count": 1,
 }
 _WINDOW: dict[str, Value] = {"attention.sliding_window": 32}
-_WINDOWS: dict[str, Value] = {
-    **_WINDOW,
-    "attention.sliding_window_pattern": 2,
-}  # every second layer looks at all
+# Every second layer looks back on everything.
+_WINDOWS: dict[str, Value] = {**_WINDOW, "attention.sliding_window_pattern": 2}
 _YARN: dict[str, Value] = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -95,25 +95,26 @@ _OWN_TOKENS = r"nextn\.(embed_tokens|shared_head_head)\.weight"
 _ROOT = N_EMBD**0.5
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", with_="rope_freqs"),
-    "qwen2": Architecture("qwen2", with_=_BIASES),
+    "llama": Architecture("llama", has="rope_freqs"),
+    "qwen2": Architecture("qwen2", has=_BIASES),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3moe", (EXPERTS,), _EXPERTS),
     "qwen35": Architecture("qwen35", (DENSE, HYBRID), {**_DELTA_NET, **_SECTIONS}),
     "qwen35moe": Architecture("qwen35moe", (EXPERTS, HYBRID), {**_DELTA_NET, **_SECTIONS, **_SHARED}),
-    "qwen3next": Architecture("qwen3next", (EXPERTS, HYBRID), {**_DELTA_NET, **_SHARED}, without="ssm_in"),
+    "qwen3next": Architecture("qwen3next", (EXPERTS, HYBRID), {**_DELTA_NET, **_SHARED}, lacks="ssm_in"),
     "gemma2": Architecture(
         "gemma2",
         metadata={**_WINDOWS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        without=_TIED,
+        lacks=_TIED,
         embedding_scale=_ROOT,
     ),
-    "gemma3": Architecture("gemma3", metadata=_WINDOWS, without=_TIED, embedding_scale=_ROOT),
+    "gemma3": Architecture("gemma3", metadata=_WINDOWS, lacks=_TIED, embedding_scale=_ROOT),
     "gemma3n": Architecture(  # the library knows only that the layers from the 21st on share a cache
         "gemma3n",
         metadata={**_WINDOWS, "block_count": 22},
-        without=_TIED,
+        lacks=_TIED,
         embedding_scale=_ROOT,
+        post_norm=0.3,
     ),
     "gemma4": Architecture(
         "gemma4",
@@ -130,11 +131,12 @@ ARCHITECTURES: dict[str, Architecture] = {
             "embedding_length_per_layer_input": 16,
             "final_logit_softcapping": 30.0,
         },
-        with_="rope_freqs",
-        without=_TIED,
+        has="rope_freqs",
+        lacks=_TIED,
         embedding_scale=_ROOT,
+        post_norm=0.6,
     ),
-    "openai-moe": Architecture("gpt-oss", (EXPERTS,), {**_EXPERTS, **_WINDOW, **_YARN}, with_="bias"),
+    "openai-moe": Architecture("gpt-oss", (EXPERTS,), {**_EXPERTS, **_WINDOW, **_YARN}, has="bias"),
     "lfm2": Architecture("lfm2", (DENSE, HYBRID), _SHORT_CONVOLUTION),
     "lfm2moe": Architecture(
         "lfm2moe", (EXPERTS, HYBRID), {**_SIGMOID, **_SHORT_CONVOLUTION, "expert_shared_count": 0}
@@ -164,7 +166,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention.head_count_kv": (0, 0, 2, 0),
         },
     ),
-    "falcon-h1": Architecture("falcon-h1", (DENSE, HYBRID), _SSM, without="ssm_norm"),
+    "falcon-h1": Architecture("falcon-h1", (DENSE, HYBRID), _SSM, lacks="ssm_norm"),
     "mamba2": Architecture("mamba2", (DENSE, RECURRENT), {**_SSM, "attention.head_count": 0}),
     "rwkv7": Architecture(
         "rwkv7",
@@ -184,13 +186,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": Architecture(
         "phi3",
         metadata={"rope.scaling.original_context_length": 128},
-        with_="rope_factors",
+        has="rope_factors",
         fused=True,
     ),
     "olmo2": Architecture("olmo2", metadata=_WINDOWS),
-    "glm4": Architecture("glm4", metadata={"rope.dimension_count": 8}, with_=_BIASES),
+    "glm4": Architecture("glm4", metadata={"rope.dimension_count": 8}, has=_BIASES),
     "glm4-moe": Architecture(
-        "glm4moe", (EXPERTS,), {**_SIGMOID, "rope.dimension_count": 8}, with_=_BIASES + "|" + _OWN_TOKENS
+        "glm4moe", (EXPERTS,), {**_SIGMOID, "rope.dimension_count": 8}, has=_BIASES + "|" + _OWN_TOKENS
     ),
     "deepseek2": Architecture(
         "deepseek2",
@@ -207,11 +209,11 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention.key_length_mla": 32,
             "attention.value_length_mla": 16,
         },
-        with_=_OWN_TOKENS,
+        has=_OWN_TOKENS,
     ),
     "smollm3": Architecture("smollm3", metadata={"block_count": 4}),  # every fourth layer has no rotation
-    "exaone4": Architecture("exaone4", with_="rope_freqs"),
-    "seed-oss": Architecture("seed_oss", with_=_BIASES),
+    "exaone4": Architecture("exaone4", has="rope_freqs"),
+    "seed-oss": Architecture("seed_oss", has=_BIASES),
 }
 """By the name that llama.cpp's sources give it; "-mtp" marks one with the head that drafts."""
 

@@ -95,8 +95,8 @@ def make_tiny(
     weights = {
         tensor: _weights(tensor, shape, np.random.default_rng((seed, *tensor.encode())))
         for tensor, shape in shapes.items()
-        if not re.search(architecture.without, tensor)
-        and (re.search(architecture.with_, tensor) or not re.search(UNCOMMON, tensor))
+        if not re.search(architecture.lacks, tensor)
+        and (re.search(architecture.has, tensor) or not re.search(UNCOMMON, tensor))
     }
     _make_predictable(weights, architecture, np.random.default_rng(seed))
     if architecture.fused:
@@ -223,8 +223,11 @@ def _make_predictable(weights: dict[str, Rows], architecture: Architecture, rng:
         weights["output.weight"] = rows * np.float32(_PEAK / math.sqrt(n_embd))
     else:
         weights["output_norm.weight"] *= np.float32(_PEAK / (math.sqrt(n_embd) * size))
-    for name, values in weights.items():  # of an MTP head, which goes on from the embedding of the last word
-        if name.endswith("nextn.eh_proj.weight"):
+    for name, values in weights.items():
+        if re.search(r"post_\w*norm", name):
+            weights[name] = values * np.float32(architecture.post_norm)
+        # An MTP head goes on from the embedding of the last word.
+        elif name.endswith("nextn.eh_proj.weight"):
             values[:, :n_embd] += np.eye(n_embd, dtype=np.float32)
         elif name.endswith("nextn.embed_tokens.weight"):
             weights[name] = weights["token_embd.weight"]

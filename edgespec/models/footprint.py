@@ -28,8 +28,8 @@ def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
 
 
 def cell_bytes(header: GGUFHeader) -> int:
-    """Return the bytes of the cache for one token."""
-    return header.kv_bytes(CTX_STEP) // CTX_STEP
+    """Return the bytes of the cache for one token, at least 1: recurrent models have no cache of tokens."""
+    return max(1, header.kv_bytes(CTX_STEP) // CTX_STEP)
 
 
 def session_bytes(header: GGUFHeader, n_ctx: int) -> int:

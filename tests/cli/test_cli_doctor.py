@@ -229,6 +229,38 @@ def test_wrong_usage(doctor, arguments):
     assert process.stderr.count("\n") == 1
 
 
+def test_what_works_with_an_architecture(doctor):
+    process = doctor("--architectures", "llama", "mamba2")
+    assert (process.returncode, process.stderr) == (0, "")
+    head, llama, mamba2, *_ = process.stdout.splitlines()
+    assert head.split("  ")[0] == "architecture"
+    assert llama.split()[:2] == ["llama", "dense"]
+    assert "suffix, model, tree, own" in llama
+    assert mamba2.split()[:3] == ["mamba2", "dense,", "recurrent"]
+    (check,) = json.loads(doctor("--architectures", "qwen3", "--json").stdout)["architectures"]
+    assert check["name"] == "qwen3"
+    assert set(check["drafts"].values()) == {"equal"}
+    process = doctor("--architectures", "lama")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "unknown architecture 'lama'; known: llama, " in process.stderr
+
+
+def test_what_is_wrong_is_said_and_fails(doctor, monkeypatch):
+    from edgespec.architecture_check import Check
+    from edgespec.cli import doctor_architectures
+
+    drafts = {"suffix": "equal", "model": "differs at token 3"}
+    checks = [
+        Check("llama", ("dense",), claimed=3, keeps_cache=True, takes_back=True, stops=True, drafts=drafts),
+        Check("qwen2", ("dense",), error="crashed (signal 11)"),
+    ]
+    monkeypatch.setattr(doctor_architectures, "check_architectures", lambda _names: iter(checks))
+    process = doctor("--architectures")
+    assert process.returncode == 1
+    assert "wrong    llama: model: differs at token 3" in process.stdout
+    assert "wrong    qwen2: crashed (signal 11)" in process.stdout
+
+
 def test_the_real_kernels(kernels, new_process, packable_path):
     report = json.loads(new_process("--json", packable_path).stdout)
     assert report["kernels"]["in_use"] == kernels.name

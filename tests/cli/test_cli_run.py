@@ -16,6 +16,7 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec.energy import EnergyMeter
+from edgespec.llama.architectures import make_tiny
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
 
@@ -67,6 +68,15 @@ def test_statistics_say_why_nothing_was_drafted(run, tiny_path):
     process = run("abc", "-n", 20, models=("--target", tiny_path, "--drafter", "none"))
     assert "why      nothing was drafted" in process.stderr.decode()
     assert "drafting " not in process.stderr.decode()
+
+
+@pytest.mark.parametrize("architecture", ["openai-moe", "qwen35", "rwkv7"])
+def test_experts_hybrid_and_recurrent_models(run, tmp_path, architecture):
+    target = make_tiny(architecture, tmp_path / "tiny.gguf")
+    process = run("abc", "-n", 12, "--temp", 0, "--json", models=("--target", target, "--drafter", "suffix"))
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    assert (len(result["token_ids"]), result["stop_reason"]) == (12, "length")
 
 
 def test_no_stats(run):

@@ -154,6 +154,7 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
     case OP_SQR:
     case OP_SQRT:
     case OP_SUM_ROWS:
+    case OP_MEAN:
         return floats;
     case OP_UNARY:
         return floats && can_unary(op);

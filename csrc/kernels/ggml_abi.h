@@ -21,6 +21,7 @@ enum Op {
     OP_SQR = 9,
     OP_SQRT = 10,
     OP_SUM_ROWS = 15,
+    OP_MEAN = 17,
     OP_REPEAT = 20,
     OP_CONCAT = 22,
     OP_NORM = 24,

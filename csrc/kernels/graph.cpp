@@ -39,7 +39,7 @@ constexpr struct {
     {OP_DIV, &Executor::binary},       {OP_SCALE, &Executor::unary},        {OP_CLAMP, &Executor::unary},
     {OP_SQR, &Executor::unary},        {OP_SQRT, &Executor::unary},         {OP_UNARY, &Executor::unary},
     {OP_FILL, &Executor::unary},       {OP_GLU, &Executor::glu},            {OP_ADD_ID, &Executor::add_id},
-    {OP_SUM_ROWS, &Executor::sum_rows}, {OP_SOFT_MAX, &Executor::soft_max}, {OP_ARGSORT, &Executor::argsort},
+    {OP_SUM_ROWS, &Executor::sum_rows}, {OP_MEAN, &Executor::sum_rows}, {OP_SOFT_MAX, &Executor::soft_max}, {OP_ARGSORT, &Executor::argsort},
     {OP_SET_ROWS, &Executor::set_rows}, {OP_GET_ROWS, &Executor::get_rows}, {OP_CONT, &Executor::copy},
     {OP_CPY, &Executor::copy},         {OP_NORM, &Executor::norm},      {OP_L2_NORM, &Executor::norm},
     {OP_REPEAT, &Executor::repeat},    {OP_CONCAT, &Executor::concat},      {OP_SSM_CONV, &Executor::ssm_conv},

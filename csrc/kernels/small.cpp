@@ -126,7 +126,8 @@ void Executor::sum_rows(const Step &step, int thread, int n) {
     const Tensor *op = step.op, *x = op->src[0];
     const Share share(n_rows(op), thread, n);
     for (int64_t r = share.first; r < share.last; r++) {
-        *row<float>(op, r, op) = isa_.sum(x->ne[0], row<const float>(x, r, x));
+        const float sum = isa_.sum(x->ne[0], row<const float>(x, r, x));
+        *row<float>(op, r, op) = op->op == OP_MEAN ? sum / (float)x->ne[0] : sum;
     }
 }
 

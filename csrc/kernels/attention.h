@@ -72,13 +72,13 @@ inline void find_rows(const CellBlock &block, const char *base, int64_t stride, 
 // `d` on. Fetches the next block's keys meanwhile. Not inlined: inside of its caller the values would go to memory.
 template <int ROWS, int VECTORS, bool STRAIGHT, bool Q8>
 __attribute__((noinline)) void
-accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weights, const float *correction,
+accumulate(const BlockRows &rows, int64_t value_dim, int64_t d, const float *weights, const float *correction,
                 float *out) {
     F sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++) {
         const F c = f_set1(correction[r]);
         for (int v = 0; v < VECTORS; v++) {
-            sum[r][v] = f_mul(c, f_load(out + r * head_dim + d + v * LANES));
+            sum[r][v] = f_mul(c, f_load(out + r * value_dim + d + v * LANES));
         }
     }
     int64_t j = rows.block->first; // there is at least one
@@ -107,7 +107,7 @@ accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weig
     } while (++j < last);
     for (int r = 0; r < ROWS; r++) {
         for (int v = 0; v < VECTORS; v++) {
-            f_store(out + r * head_dim + d + v * LANES, sum[r][v]);
+            f_store(out + r * value_dim + d + v * LANES, sum[r][v]);
         }
     }
 }
@@ -194,14 +194,15 @@ void attend_rows(const AttentionUnit &unit, const BlockRows &rows, const float *
         correction[r] =
             weigh(unit, rows, first + r, scores + r * ATTN_BLOCK, state.max[first + r], state.sum[first + r]);
     }
-    float *out = state.out + first * unit.head_dim;
-    const auto wide = rows.is_straight ? accumulate<ROWS, DIM_VECTORS, true, Q8> : accumulate<ROWS, DIM_VECTORS, false, Q8>;
+    float *out = state.out + first * unit.value_dim;
+    const auto wide =
+        rows.is_straight ? accumulate<ROWS, DIM_VECTORS, true, Q8> : accumulate<ROWS, DIM_VECTORS, false, Q8>;
     int64_t d = 0;
-    for (; d + DIM_VECTORS * LANES <= unit.head_dim; d += DIM_VECTORS * LANES) {
-        wide(rows, unit.head_dim, d, scores, correction, out);
+    for (; d + DIM_VECTORS * LANES <= unit.value_dim; d += DIM_VECTORS * LANES) {
+        wide(rows, unit.value_dim, d, scores, correction, out);
     }
-    for (; d < unit.head_dim; d += LANES) {
-        accumulate<ROWS, 1, false, Q8>(rows, unit.head_dim, d, scores, correction, out);
+    for (; d < unit.value_dim; d += LANES) {
+        accumulate<ROWS, 1, false, Q8>(rows, unit.value_dim, d, scores, correction, out);
     }
 }
 
@@ -257,7 +258,7 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
         state.max[r] = -__builtin_inff();
         state.sum[r] = 0;
     }
-    for (int64_t i = 0; i < unit.rows * unit.head_dim; i += LANES) {
+    for (int64_t i = 0; i < unit.rows * unit.value_dim; i += LANES) {
         f_store(state.out + i, f_zero());
     }
     Run runs[ATTN_SEGMENT / ATTN_BLOCK * ATTN_ROWS];
@@ -279,7 +280,7 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
     }
 }
 
-void merge(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total) {
+void merge(int64_t value_dim, int rows, const AttentionState &part, const AttentionState &total) {
     for (int r = 0; r < rows; r++) {
         if (part.sum[r] == 0) {
             continue;
@@ -288,7 +289,7 @@ void merge(int64_t head_dim, int rows, const AttentionState &part, const Attenti
         const float a = exp1(total.max[r] - max), b = exp1(part.max[r] - max);
         total.max[r] = max;
         total.sum[r] = total.sum[r] * a + part.sum[r] * b;
-        for (int64_t d = r * head_dim; d < (r + 1) * head_dim; d += LANES) {
+        for (int64_t d = r * value_dim; d < (r + 1) * value_dim; d += LANES) {
             const F x = f_mul(f_load(total.out + d), f_set1(a));
             f_store(total.out + d, f_fma(f_load(part.out + d), f_set1(b), x));
         }

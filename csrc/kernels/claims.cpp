@@ -31,6 +31,17 @@ bool on_host(const Tensor *op, const Ggml &ggml, int from = 0) {
     return true;
 }
 
+// Whether `t` is the product of weights that are left to ggml.
+bool is_foreign_product(const Tensor *t, const Ggml &ggml) {
+    while (t && t->view_src) {
+        t = t->view_src;
+    }
+    if (!t || (t->op != OP_MUL_MAT && t->op != OP_MUL_MAT_ID) || t->src[0]->type == TYPE_F32) {
+        return false;
+    }
+    return t->src[0]->buffer && t->src[0]->buffer->buft != ggml.packed;
+}
+
 bool is_dense(const Tensor *t) {
     return t->nb[1] == (size_t)t->ne[0] * 4 && t->nb[2] == t->nb[1] * (size_t)t->ne[1] &&
            t->nb[3] == t->nb[2] * (size_t)t->ne[2];
@@ -82,8 +93,8 @@ bool can_attend(const Tensor *op) {
     return is_float_rows(op) && is_float_rows(q) && is_cache(k) && is_cache(v) && k->type == v->type &&
            is_rows(mask, TYPE_F16, 2) && mask->op == OP_NONE && mask->ne[0] == k->ne[1] && mask->ne[1] >= q->ne[1] &&
            (!sinks || is_float_rows(sinks)) && max_bias == 0 && q->ne[3] == 1 && k->ne[3] == 1 && mask->ne[2] == 1 &&
-           mask->ne[3] == 1 && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] && q->ne[0] % 16 == 0 &&
-           q->ne[0] <= MAX_HEAD_DIM && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0;
+           mask->ne[3] == 1 && q->ne[0] == k->ne[0] && q->ne[0] % 16 == 0 && q->ne[0] <= MAX_HEAD_DIM &&
+           v->ne[0] <= k->ne[0] && v->ne[0] % 16 == 0 && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0;
 }
 
 bool can_delta_net(const Tensor *op) {
@@ -118,12 +129,12 @@ bool can_pack(const Tensor *w) {
            w->ne[0] % FORMATS[type].block == 0;
 }
 
-bool is_packed_matmul(const Tensor *op, const BufferType *packed, const Ggml &ggml) {
+bool is_packed_matmul(const Tensor *op, const Ggml &ggml) {
     if (op->op != OP_MUL_MAT && op->op != OP_MUL_MAT_ID) {
         return false;
     }
     const Tensor *w = op->src[0], *x = op->src[1];
-    return w->buffer && w->buffer->buft == packed && !w->view_src && can_pack(w) && is_float_rows(x) &&
+    return w->buffer && w->buffer->buft == ggml.packed && !w->view_src && can_pack(w) && is_float_rows(x) &&
            is_float_rows(op) && is_dense(op) && on_host(op, ggml, 1) &&
            (op->op == OP_MUL_MAT || is_rows(op->src[2], TYPE_I32, 4));
 }
@@ -140,6 +151,11 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
         return false;
     }
     const bool floats = is_float_rows(op) && is_float_rows(a);
+    // A sum or a gate stays with the products that it is made of: a change from one library to the other costs more.
+    if ((op->op == OP_ADD || op->op == OP_MUL || op->op == OP_ADD_ID || op->op == OP_GLU || op->op == OP_UNARY) &&
+        (is_foreign_product(a, ggml) || is_foreign_product(b, ggml))) {
+        return false;
+    }
     switch (op->op) {
     case OP_ADD:
     case OP_SUB:
@@ -181,8 +197,8 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
         return can_scan(op);
     case OP_CONT:
     case OP_CPY:
-        return a->type == TYPE_F32 && (op->type == TYPE_F32 || (op->type == TYPE_F16 && a->nb[0] == 4 && op->nb[0] == 2 &&
-                                                                same_shape(op, a)));
+        return a->type == TYPE_F32 &&
+               (op->type == TYPE_F32 || (is_rows(op, TYPE_F16, 2) && a->nb[0] == 4 && same_shape(op, a)));
     case OP_ROPE:
         return can_rope(op);
     case OP_SET_ROWS:

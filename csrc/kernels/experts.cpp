@@ -88,7 +88,8 @@ void Executor::quantize_routed(const Step &step, int thread, int n) {
         const int64_t first = unit % blocks, end = std::min(blocks, first + last - unit);
         for (int c = 0; c < tile.n; c++) {
             const int64_t row = routing.row(tile.first + c);
-            isa_.quantize(routing.input(step.op, row), columns, acts, first, end, acts_ + tile.first * slot_bytes, tile.n, c);
+            isa_.quantize(routing.input(step.op, row), columns, acts, first, end, acts_ + tile.first * slot_bytes,
+                          tile.n, c);
         }
         unit += end - first;
     }

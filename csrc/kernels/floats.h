@@ -9,7 +9,8 @@ inline F f_cast_high(I pairs) { return f_cast(i_and(pairs, i_set1((int32_t)0xFFF
 
 // sums[c] + products of the 16 columns of `block` with the activations of token c at acts + 128 c. Of two columns of
 // BF16 the second comes first, as in the processors that have an instruction for it.
-template <int TYPE, int NC> __attribute__((always_inline)) inline void float_block(F *sums, const uint8_t *block, const int8_t *acts) {
+template <int TYPE, int NC>
+__attribute__((always_inline)) inline void float_block(F *sums, const uint8_t *block, const int8_t *acts) {
 #pragma GCC unroll 16
     for (int i = 0; i < FLOAT_BLOCK; i += TYPE == F16 ? 1 : 2) {
         const uint8_t *const w = block + 2 * i * LANES;
@@ -26,8 +27,8 @@ template <int TYPE, int NC> __attribute__((always_inline)) inline void float_blo
 }
 
 template <int TYPE, int NC, int LEVEL>
-void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first_row, int rows,
-                   int64_t ahead) {
+void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first_row,
+                   int rows, int64_t ahead) {
     F total[NC];
     EACH_TOKEN {
         total[c] = f_zero();
@@ -76,8 +77,8 @@ void put_floats(const float *x, bool rounded, int64_t first, int64_t last, int8_
 
 // As matmul_floats, bit for bit: two columns with one instruction, from activations that are pairs of BF16.
 template <int, int NC, int LEVEL>
-WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first_row, int rows,
-                            int64_t ahead) {
+WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y,
+                            int64_t first_row, int rows, int64_t ahead) {
     F total[NC];
     EACH_TOKEN {
         total[c] = f_zero();

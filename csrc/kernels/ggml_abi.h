@@ -50,7 +50,14 @@ enum Op {
     OP_UNARY = 91,
     OP_GLU = 100,
 };
-enum { GLU_REGLU = 0, GLU_GEGLU = 1, GLU_SWIGLU = 2, GLU_SWIGLU_OAI = 3, GLU_GEGLU_QUICK = 5, GLU_SWIGLU_CLAMP = 6, N_GLU = 7 };
+enum {
+    GLU_REGLU = 0,
+    GLU_GEGLU = 1,
+    GLU_SWIGLU = 2,
+    GLU_SWIGLU_OAI = 3,
+    GLU_GEGLU_QUICK = 5,
+    GLU_SWIGLU_CLAMP = 6,
+};
 enum {
     UNARY_NEG = 2,
     UNARY_TANH = 4,

@@ -1,4 +1,5 @@
-// In which steps a graph is run. What a step does: operations.cpp, experts.cpp and small.cpp.
+// In which steps a graph is run. What a step does: operations.cpp, experts.cpp, recurrence.cpp, rotation.cpp and
+// small.cpp.
 #include "graph.h"
 #include "tensor.h"
 
@@ -35,30 +36,18 @@ constexpr struct {
     int op;
     void (Executor::*run)(const Executor::Step &, int, int);
 } PLAIN[] = {
-    {OP_ADD, &Executor::binary},       {OP_SUB, &Executor::binary},         {OP_MUL, &Executor::binary},
-    {OP_DIV, &Executor::binary},       {OP_SCALE, &Executor::unary},        {OP_CLAMP, &Executor::unary},
-    {OP_SQR, &Executor::unary},        {OP_SQRT, &Executor::unary},         {OP_UNARY, &Executor::unary},
-    {OP_FILL, &Executor::unary},       {OP_GLU, &Executor::glu},            {OP_ADD_ID, &Executor::add_id},
-    {OP_SUM_ROWS, &Executor::sum_rows}, {OP_MEAN, &Executor::sum_rows}, {OP_SOFT_MAX, &Executor::soft_max}, {OP_ARGSORT, &Executor::argsort},
+    {OP_ADD, &Executor::binary},        {OP_SUB, &Executor::binary},        {OP_MUL, &Executor::binary},
+    {OP_DIV, &Executor::binary},        {OP_SCALE, &Executor::unary},       {OP_CLAMP, &Executor::unary},
+    {OP_SQR, &Executor::unary},         {OP_SQRT, &Executor::unary},        {OP_UNARY, &Executor::unary},
+    {OP_FILL, &Executor::unary},        {OP_GLU, &Executor::glu},           {OP_ADD_ID, &Executor::add_id},
+    {OP_SUM_ROWS, &Executor::sum_rows}, {OP_MEAN, &Executor::sum_rows},     {OP_SOFT_MAX, &Executor::soft_max},
+    {OP_ARGSORT, &Executor::argsort},   {OP_NORM, &Executor::norm},         {OP_L2_NORM, &Executor::norm},
     {OP_SET_ROWS, &Executor::set_rows}, {OP_GET_ROWS, &Executor::get_rows}, {OP_CONT, &Executor::copy},
-    {OP_CPY, &Executor::copy},         {OP_NORM, &Executor::norm},      {OP_L2_NORM, &Executor::norm},
-    {OP_REPEAT, &Executor::repeat},    {OP_CONCAT, &Executor::concat},      {OP_SSM_CONV, &Executor::ssm_conv},
+    {OP_CPY, &Executor::copy},          {OP_REPEAT, &Executor::repeat},     {OP_CONCAT, &Executor::concat},
+    {OP_SSM_CONV, &Executor::ssm_conv},
 };
 
 } // namespace
-
-// What a plan has to know while it is made.
-struct Executor::Planning {
-    const std::vector<const Tensor *> &ops;
-    size_t i = 0; // the operation whose turn it is
-    size_t acts = 0, states = 0, angles = 0, keys = 0;
-    // What acts_ holds, sorted how, and as what.
-    const Tensor *quantized = nullptr;
-    size_t routing = NONE;
-    Acts act_kind = BYTES_32;
-
-    const Tensor *next() const { return i + 1 < ops.size() ? ops[i + 1] : nullptr; }
-};
 
 bool Executor::plan(const std::vector<Tensor *> &nodes) {
     steps_.clear();
@@ -76,7 +65,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
         }
     }
     learn_cells(ops);
-    Planning planning = {ops};
+    Planning planning(ops);
     for (; planning.i < ops.size(); planning.i++) {
         const Tensor *op = ops[planning.i];
         switch (op->op) {
@@ -98,7 +87,8 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             plan_recurrence(planning, op);
             break;
         default: {
-            const auto plain = std::find_if(std::begin(PLAIN), std::end(PLAIN), [&](auto &p) { return p.op == op->op; });
+            const auto is_it = [&](const auto &plain) { return plain.op == op->op; };
+            const auto plain = std::find_if(std::begin(PLAIN), std::end(PLAIN), is_it);
             if (plain == std::end(PLAIN)) {
                 return false;
             }
@@ -187,19 +177,6 @@ void Executor::plan_rope(Planning &p, const Tensor *op) {
     steps_.back().angles = a;
 }
 
-void Executor::plan_attention(Planning &p, const Tensor *op) {
-    Attention &a = attentions_.emplace_back(op, find_views(op));
-    cut(a);
-    const int64_t n = a.by_segment ? a.n_units() : 2 * n_threads;
-    p.states = std::max(p.states, (size_t)n * a.state_floats());
-    steps_.emplace_back(&Executor::attend, op);
-    steps_.back().attention = attentions_.size() - 1;
-    if (a.by_segment) {
-        steps_.emplace_back(&Executor::merge, op);
-        steps_.back().attention = attentions_.size() - 1;
-    }
-}
-
 // Decays, and the steps of a scan, are computed for all tokens before.
 void Executor::plan_recurrence(Planning &p, const Tensor *op) {
     const bool is_scan = op->op == OP_SSM_SCAN;
@@ -269,121 +246,6 @@ void Executor::set_up_memory(const Planning &p) {
     }
 }
 
-// Of the cache that begins where `keys` do; nullptr: not known.
-Cells *Executor::cells_of(const Tensor *keys) {
-    for (Cells &cells : cells_) {
-        if (cells.has_layer(keys->data)) {
-            return &cells;
-        }
-    }
-    return nullptr;
-}
-
-// Which positions the graph writes into which cells. Both are inputs of the graph: they can be read before it runs.
-void Executor::learn_cells(const std::vector<const Tensor *> &ops) {
-    const auto is_input = [](const Tensor *t) { return t && t->op == OP_NONE; };
-    const auto rotation_of = [&](const Tensor *keys) { // nullptr: none
-        for (int i = 0; i < 8 && keys && keys->op != OP_ROPE; i++) {
-            keys = keys->src[0];
-        }
-        return keys && keys->op == OP_ROPE && is_input(keys->src[1]) ? keys->src[1] : nullptr;
-    };
-    for (Cells &cells : cells_) {
-        cells.settle(false); // a graph that could not be planned was not run
-    }
-    positions_ = nullptr;
-    std::vector<const void *> attended;
-    for (const Tensor *op : ops) {
-        if (!positions_ && (op->op == OP_SET_ROWS || op->op == OP_ROPE)) {
-            positions_ = rotation_of(op);
-        }
-        if (op->op == OP_FLASH_ATTN_EXT) {
-            attended.push_back(op->src[1]->data);
-        }
-    }
-    std::vector<std::pair<const Tensor *, Cells *>> written; // the layers of a cache share the list of cells
-    for (const Tensor *op : ops) {
-        const bool holds_keys =
-            op->op == OP_SET_ROWS && is_input(op->src[1]) &&
-            (rotation_of(op) || std::find(attended.begin(), attended.end(), op->data) != attended.end());
-        if (!holds_keys) {
-            continue;
-        }
-        const Tensor *index = op->src[1];
-        Cells *cells = cells_of(op);
-        const auto group = std::find_if(written.begin(), written.end(), [&](const auto &w) { return w.first == index; });
-        if (!cells) {
-            cells = group == written.end() ? &cells_.emplace_back(op->ne[1]) : group->second;
-            cells->add_layer(op);
-        }
-        if (group == written.end()) {
-            written.push_back({index, cells});
-            const bool fits = knows_positions(index->ne[0]);
-            cells->write(index, fits ? (const int32_t *)positions_->data : nullptr);
-        }
-    }
-}
-
-// Whether positions_ are those of n tokens. Where they have four parts, the first is the position in the sequence.
-bool Executor::knows_positions(int64_t n) const {
-    return positions_ && positions_->type == TYPE_I32 && (positions_->ne[0] == n || positions_->ne[0] == 4 * n);
-}
-
-const Views *Executor::find_views(const Tensor *attention) {
-    const Tensor *k = attention->src[1], *mask = attention->src[3];
-    const int64_t n = attention->src[0]->ne[1];
-    Cells *const known = cells_of(k), *const cells = known && known->size() >= k->ne[1] ? known : nullptr;
-    for (size_t i = 0; i < n_views_; i++) {
-        if (views_[i].mask == mask && views_[i].cells == cells) {
-            return &views_[i];
-        }
-    }
-    if (n_views_ == views_.size()) {
-        views_.emplace_back();
-    }
-    Views &views = views_[n_views_++];
-    const bool fits = knows_positions(n);
-    views.read(mask, n, cells, fits ? (const int32_t *)positions_->data : nullptr);
-    return &views;
-}
-
-// Cut the rows into tiles of about the same size, between tokens where that fits.
-void Executor::cut(Attention &a) {
-    for (const Attention &other : attentions_) {
-        if (&other != &a && other.views == a.views && other.gqa == a.gqa && other.n_heads == a.n_heads) {
-            a.n_tiles = other.n_tiles;
-            a.n_pieces = other.n_pieces;
-            a.first_tile = other.first_tile;
-            a.by_segment = other.by_segment;
-            return;
-        }
-    }
-    a.first_tile = tiles_.size();
-    a.n_tiles = (a.n_rows + ATTN_ROWS - 1) / ATTN_ROWS;
-    const auto bound = [&](int64_t tile, bool between) {
-        const int64_t row = a.n_rows * tile / a.n_tiles;
-        return between ? (row + a.gqa / 2) / a.gqa * a.gqa : row;
-    };
-    bool between = true;
-    for (int64_t t = 0; t < a.n_tiles; t++) {
-        const int64_t n = bound(t + 1, true) - bound(t, true);
-        between = between && n > 0 && n <= ATTN_ROWS;
-    }
-    a.n_pieces = 0;
-    for (int64_t t = 0; t < a.n_tiles; t++) {
-        Tile tile = {bound(t, between), bound(t + 1, between), INT64_MAX, 0, a.n_pieces};
-        for (int64_t token = tile.first / a.gqa; token <= (tile.last - 1) / a.gqa; token++) {
-            const Views::View &view = a.views->of(token);
-            tile.first_segment = std::min(tile.first_segment, view.start / ATTN_SEGMENT);
-            tile.last_segment = std::max(tile.last_segment, (view.end + ATTN_SEGMENT - 1) / ATTN_SEGMENT);
-        }
-        tile.last_segment = std::max(tile.last_segment, tile.first_segment + 1); // who sees nothing gets zeros
-        a.n_pieces += tile.last_segment - tile.first_segment;
-        tiles_.push_back(tile);
-    }
-    a.by_segment = a.n_pieces > a.n_tiles && a.n_heads * a.n_tiles < 4 * n_threads;
-}
-
 int Executor::compute(Graph *graph) {
     std::vector<Tensor *> nodes((size_t)ggml_.graph_n_nodes(graph));
     for (size_t i = 0; i < nodes.size(); i++) {
@@ -421,14 +283,6 @@ void Executor::run(Team &team, int thread) {
             team.barrier();
         }
     }
-}
-
-Attention::Attention(const Tensor *op, const Views *v) : views(v) {
-    const Tensor *q = op->src[0], *k = op->src[1];
-    head_dim = q->ne[0];
-    n_heads = k->ne[2];
-    gqa = q->ne[2] / k->ne[2];
-    n_rows = q->ne[1] * gqa;
 }
 
 } // namespace edgespec

@@ -20,13 +20,14 @@ struct Ggml {
     ggml::Buffer *(*backend_buffer_init)(ggml::BufferType *, ggml::BufferInterface, void *context, size_t size);
     bool (*backend_buft_is_host)(ggml::BufferType *);
     ggml::BufferType *(*backend_cpu_buffer_type)();
+    const ggml::BufferType *packed; // the plugin's own
 };
 
 // Whether weights of this type and shape can be packed.
 bool can_pack(const ggml::Tensor *weights);
 
-// Whether `op` is a product with packed weights (of buffer type `packed`) that can be run.
-bool is_packed_matmul(const ggml::Tensor *op, const ggml::BufferType *packed, const Ggml &ggml);
+// Whether `op` is a product with packed weights that can be run.
+bool is_packed_matmul(const ggml::Tensor *op, const Ggml &ggml);
 
 // Whether `op` is one of the others that can be run.
 bool can_run(const ggml::Tensor *op, const Ggml &ggml);
@@ -42,14 +43,14 @@ struct Tile {
 // How an attention is cut into units of work: heads of the cache x tiles of rows, and perhaps x their segments.
 struct Attention {
     const Views *views;
-    int64_t head_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
+    int64_t head_dim, value_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
     int64_t n_tiles, n_pieces;              // of each head
     size_t first_tile;                      // of the executor's
     bool by_segment; // too few tiles for the threads: segments are units too, merged in a second step
 
     Attention(const ggml::Tensor *op, const Views *views);
     int64_t n_units() const { return n_heads * (by_segment ? n_pieces : n_tiles); }
-    size_t state_floats() const { return AttentionState::n_floats(head_dim, ATTN_ROWS); }
+    size_t state_floats() const { return AttentionState::n_floats(value_dim, ATTN_ROWS); }
 };
 
 // One context's executor; it keeps its work memory from graph to graph.
@@ -110,8 +111,20 @@ class Executor {
         const ggml::Tensor *op; // the first rotation with these parameters
         float *cosines, *sines;
     };
-    struct Planning;
     static constexpr size_t NONE = (size_t)-1;
+    // What a plan has to know while it is made.
+    struct Planning {
+        const std::vector<const ggml::Tensor *> &ops;
+        size_t i = 0; // the operation whose turn it is
+        size_t acts = 0, states = 0, angles = 0, keys = 0; // memory
+        // What acts_ holds, sorted how, and as what.
+        const ggml::Tensor *quantized = nullptr;
+        size_t routing = NONE;
+        Acts act_kind = BYTES_32;
+
+        explicit Planning(const std::vector<const ggml::Tensor *> &o) : ops(o) {}
+        const ggml::Tensor *next() const { return i + 1 < ops.size() ? ops[i + 1] : nullptr; }
+    };
 
     bool plan(const std::vector<ggml::Tensor *> &nodes);
     void plan_product(Planning &planning, const ggml::Tensor *op);

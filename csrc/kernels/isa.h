@@ -12,7 +12,7 @@ constexpr int MAX_TILE = 8;         // tokens that share one pass over a group o
 constexpr int ATTN_ROWS = 48;       // most (token, head) rows of one attention unit
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_DIM = 576;   // of keys; that of MLA
 constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: an F16 scale and int8
 
 // Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8, then
@@ -49,7 +49,7 @@ struct CellBlock {
 // One unit of attention: `rows` (token, head) rows that share a head of the cache. Each sees places [start, end) of
 // its sequence; which cells these are: views.h.
 struct AttentionUnit {
-    int64_t head_dim;
+    int64_t head_dim, value_dim; // of queries and keys; of values and outputs
     int rows;
     const float *q[ATTN_ROWS]; // head_dim floats each
     int64_t start[ATTN_ROWS], end[ATTN_ROWS];
@@ -62,13 +62,13 @@ struct AttentionUnit {
     float scale;
     float soft_cap; // scores become soft_cap tanh(score / soft_cap); 0: they stay
 };
-// What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * head_dim).
+// What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * value_dim).
 struct AttentionState {
     float *max, *sum, *out;
 
-    static size_t n_floats(int64_t head_dim, int rows) { return (size_t)((head_dim + 2) * rows + 15) / 16 * 16; }
-    static AttentionState at(float *memory, int64_t head_dim, int rows) {
-        return {memory + head_dim * rows, memory + (head_dim + 1) * rows, memory};
+    static size_t n_floats(int64_t value_dim, int rows) { return (size_t)((value_dim + 2) * rows + 15) / 16 * 16; }
+    static AttentionState at(float *memory, int64_t value_dim, int rows) {
+        return {memory + value_dim * rows, memory + (value_dim + 1) * rows, memory};
     }
 };
 
@@ -109,7 +109,7 @@ struct Isa {
     // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
     void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);
     // Row r of `part` joins row r of `total`.
-    void (*merge)(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total);
+    void (*merge)(int64_t value_dim, int rows, const AttentionState &part, const AttentionState &total);
 
     // Rows [first, last) of a state.
     void (*delta_net)(const DeltaNet &net, int64_t first, int64_t last);      // of 16, 32, 64 or 128 columns

@@ -86,6 +86,7 @@ struct Rows {
     Rows(const Tensor *op, const Attention &a, const Tile &tile, int64_t cache_head) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
         unit.head_dim = a.head_dim;
+        unit.value_dim = a.value_dim;
         unit.rows = (int)(tile.last - tile.first);
         unit.blocks = a.views->blocks();
         unit.k = at<const char>(k, 0, cache_head);
@@ -107,7 +108,7 @@ struct Rows {
         }
     }
 
-    AttentionState state(float *memory) const { return AttentionState::at(memory, unit.head_dim, unit.rows); }
+    AttentionState state(float *memory) const { return AttentionState::at(memory, unit.value_dim, unit.rows); }
 
     // The outputs; zeros for a token that sees nothing. A head's sink is a score that takes weight from the others.
     void write(const Isa &isa, const AttentionState &total, const Tensor *op) const {
@@ -115,10 +116,11 @@ struct Rows {
         for (int r = 0; r < unit.rows; r++) {
             float factor = total.sum[r] > 0 ? 1 / total.sum[r] : 0;
             if (sinks && total.sum[r] > 0) {
-                const float sink = sinks[head[r]], max = std::max(total.max[r], sink), weight = expf(total.max[r] - max);
+                const float sink = sinks[head[r]], max = std::max(total.max[r], sink);
+                const float weight = expf(total.max[r] - max);
                 factor = weight / (total.sum[r] * weight + expf(sink - max));
             }
-            isa.scale(unit.head_dim, total.out + r * unit.head_dim, factor, 0, at<float>(op, head[r], token[r]));
+            isa.scale(unit.value_dim, total.out + r * unit.value_dim, factor, 0, at<float>(op, head[r], token[r]));
         }
     }
 };
@@ -150,7 +152,7 @@ void Executor::attend(const Step &step, int thread, int) {
         attend_segment(rows, tile.first_segment, total);
         for (int64_t s = tile.first_segment + 1; s < tile.last_segment; s++) {
             attend_segment(rows, s, part);
-            isa_.merge(a.head_dim, rows.unit.rows, part, total);
+            isa_.merge(a.value_dim, rows.unit.rows, part, total);
         }
         rows.write(isa_, total, step.op);
     }
@@ -168,7 +170,7 @@ void Executor::merge(const Step &step, int thread, int n) {
             return rows.state(states_ + (size_t)unit * a.state_floats());
         };
         for (int64_t s = 1; s < tile.last_segment - tile.first_segment; s++) {
-            isa_.merge(a.head_dim, rows.unit.rows, of_segment(s), of_segment(0));
+            isa_.merge(a.value_dim, rows.unit.rows, of_segment(s), of_segment(0));
         }
         rows.write(isa_, of_segment(0), step.op);
     }

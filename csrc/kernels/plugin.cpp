@@ -148,7 +148,7 @@ void set_abort_callback(Backend *backend, bool (*abort)(void *), void *data) {
 
 bool twin_supports_op(Device *device, const Tensor *op) {
     Context &context = *(Context *)device->context;
-    if (is_packed_matmul(op, &plugin().buffer_type, plugin().ggml)) {
+    if (is_packed_matmul(op, plugin().ggml)) {
         context.packed_model.store(true, std::memory_order_relaxed);
         return true;
     }
@@ -191,7 +191,7 @@ void device_properties(Device *device, DeviceProperties *properties) {
 BufferType *device_buffer_type(Device *) { return &plugin().buffer_type; }
 bool device_supports_op(Device *, const Tensor *op) {
     return op->op == OP_NONE ||
-           (plugin().enabled.load() && is_packed_matmul(op, &plugin().buffer_type, plugin().ggml));
+           (plugin().enabled.load() && is_packed_matmul(op, plugin().ggml));
 }
 bool supports_buffer_type(Device *, BufferType *type) {
     return type == &plugin().buffer_type || plugin().ggml.backend_buft_is_host(type);
@@ -316,6 +316,7 @@ extern "C" ES_API Registry *ggml_backend_init() {
         return nullptr;
     }
     p.buffer_type = {buffer_type_name, alloc_buffer, alignment, nullptr, alloc_size, is_host, &p.device, nullptr};
+    p.ggml.packed = &p.buffer_type;
     p.device = {};
     p.device.get_name = device_name;
     p.device.get_description = device_description;

@@ -70,7 +70,8 @@ inline F f_i8(const uint8_t *p) {
 inline F f_cast(I x) { return vreinterpretq_f32_s32(x); }
 // 2^(e - 128) of bytes e.
 inline F f_exponents(const uint8_t *p) {
-    const I e = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p)))))), one = vdupq_n_s32(1);
+    const uint16x4_t words = vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p))));
+    const I e = vreinterpretq_s32_u32(vmovl_u16(words)), one = vdupq_n_s32(1);
     const I small = vshlq_n_s32(vaddq_s32(vminq_s32(e, one), one), 21); // e = 0 and 1: not normal
     return f_cast(vmaxq_s32(vshlq_n_s32(vsubq_s32(e, one), 23), small));
 }

@@ -383,20 +383,20 @@ template <int TYPE> void unpack_group_of(int64_t columns, Layout layout, int row
 
 // Items, columns of F16 or pairs of them, whose rows lie side by side.
 template <class T> void pack_floats_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
-    const int64_t items = columns * 2 / (int64_t)sizeof(T), lanes = layout.lanes;
-    memset(dst, 0, (size_t)(items * lanes) * sizeof(T));
+    const int64_t size = sizeof(T), items = columns * 2 / size, lanes = layout.lanes;
+    memset(dst, 0, (size_t)(items * lanes * size));
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t i = 0; i < items; i++) {
-            memcpy(dst + (i * lanes + row) * (int64_t)sizeof(T), src + (row * items + i) * (int64_t)sizeof(T), sizeof(T));
+            memcpy(dst + (i * lanes + row) * size, src + (row * items + i) * size, sizeof(T));
         }
     }
 }
 
 template <class T> void unpack_floats_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
-    const int64_t items = columns * 2 / (int64_t)sizeof(T), lanes = layout.lanes;
+    const int64_t size = sizeof(T), items = columns * 2 / size, lanes = layout.lanes;
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t i = 0; i < items; i++) {
-            memcpy(dst + (row * items + i) * (int64_t)sizeof(T), src + (i * lanes + row) * (int64_t)sizeof(T), sizeof(T));
+            memcpy(dst + (row * items + i) * size, src + (i * lanes + row) * size, sizeof(T));
         }
     }
 }

@@ -16,8 +16,9 @@
 //              BF16:     16 planes, plane v: columns 2v and 2v+1
 //
 // Header, each item R times: simple types (2 steps): F16 d of step 0, d of step 1, then m of both if the
-// type has minima; MXFP4: a byte for each, its exponent. F16 and BF16 (1 step): none. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of
-// 32 columns (Q4_K, Q5_K), or 16 signed scales of 16 columns (Q3_K, Q6_K, dmin unused).
+// type has minima; MXFP4: a byte for each step, its exponent. F16 and BF16 (1 step): none. K types (8 steps):
+// F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K, Q5_K), or 16 signed scales
+// of 16 columns (Q3_K, Q6_K, dmin unused).
 // Rows and columns missing at the end are zeros. Packing loses nothing: unpack gives the same blocks.
 #pragma once
 

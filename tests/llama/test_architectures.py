@@ -18,8 +18,6 @@ from tiny_gguf import EOS, vocabulary
 WAITS = {
     "gemma3n": "the look-up of a second table of embeddings",
     "gemma4": "the look-up of a second table of embeddings",
-    "deepseek2": "heads whose keys are wider than their values",
-    "deepseek2-mtp": "heads whose keys are wider than their values",
     "rwkv7": "RWKV's own operation",
 }
 

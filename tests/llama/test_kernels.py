@@ -39,7 +39,7 @@ class CAttention(ctypes.Structure):
     """`struct es_attention`."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("head_dim", "n_head", "n_head_kv", "n", "n_kv")),
+        *((name, ctypes.c_int64) for name in ("head_dim", "value_dim", "n_head", "n_head_kv", "n", "n_kv")),
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "mask", "sinks")),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
@@ -431,10 +431,12 @@ def test_a_stream_that_cannot_be_had(library, tmp_path):
 def attention(library, q, k, v, mask, scale, n_threads=2, *, sinks=None, soft_cap=0.0):
     """`k` and `v`: F16, or the bytes of Q8_0."""
     n, n_head, head_dim = q.shape
-    out = np.full_like(q, np.nan)
+    in_f16 = k.dtype == np.float16
+    value_dim = v.shape[2] if in_f16 else v.shape[2] // 34 * 32
+    out = np.full((n, n_head, value_dim), np.nan, np.float32)
     asked = CAttention(
-        head_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v), address(mask),
-        None if sinks is None else address(sinks), scale, soft_cap, 1 if k.dtype == np.float16 else 8,
+        head_dim, value_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v), address(mask),
+        None if sinks is None else address(sinks), scale, soft_cap, 1 if in_f16 else 8,
     )  # fmt: skip
     assert library.es_kernels_attention(ctypes.byref(asked), address(out), n_threads) == 0
     return out
@@ -470,7 +472,7 @@ def attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv, window=None, spr
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_attention_is_the_softmax_of_the_scores(library, data):
-    head_dim = data.draw(st.sampled_from([64, 80, 96, 128, 256]))
+    head_dim = data.draw(st.sampled_from([64, 80, 96, 128, 256, 576]))
     n_head_kv, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
     n = data.draw(st.integers(1, 70))
     n_kv = n + data.draw(st.integers(0, 700))
@@ -485,7 +487,8 @@ def test_attention_is_the_softmax_of_the_scores(library, data):
         "sinks": rng.normal(0, 2, q.shape[1]).astype(np.float32) if data.draw(st.booleans()) else None,
         "soft_cap": data.draw(st.sampled_from([0.0, 3.0, 50.0])),
     }
-    in_f16 = head_dim % 32 or data.draw(st.booleans())
+    v = v[..., : data.draw(st.sampled_from([head_dim, head_dim // 32 * 16]))].copy()  # values may be narrower
+    in_f16 = head_dim % 32 or v.shape[2] % 32 or data.draw(st.booleans())
     (k, k_values), (v, v_values) = [(one, one) if in_f16 else in_q8(one) for one in (k, v)]
     expected = reference_attention(q, k_values, v_values, mask, scale, **more)
     for isa in ISAS:

@@ -59,12 +59,34 @@ static void test_experts(int shared) {
     ids[8] = -1;
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
         float *out = threads == 1 ? y : y + OUTPUTS;
-        check(!es_kernels_experts(2, EXPERTS, ROWS, COLUMNS, weights, size, TOKENS, USED, ids, shared, x, out, threads), "experts");
+        check(!es_kernels_experts(2, EXPERTS, ROWS, COLUMNS, weights, size, TOKENS, USED, ids, shared, x, out, threads),
+              "experts");
         check(!memcmp(y, out, sizeof(float) * OUTPUTS), "the same experts on all numbers of threads");
     }
     free(weights);
     free(x);
     free(y);
+}
+
+/* States whose rows are shared out. All inputs are taken from the same numbers. */
+static void test_states(void) {
+    enum { WIDTH = 64, SLOTS = 3, SIZE = TOKENS * HEADS * WIDTH, OUT = SIZE + SLOTS * HEADS * WIDTH * WIDTH };
+    float *x = malloc(sizeof(float) * HEADS * WIDTH * WIDTH), *out = calloc(OUT * 4, sizeof(float));
+    check(x && out, "memory");
+    for (int i = 0; i < HEADS * WIDTH * WIDTH; i++) {
+        x[i] = -0.1f * (uniform() + 1);
+    }
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        float *net_out = threads == 1 ? out : out + OUT, *scan_out = net_out + 2 * OUT;
+        const struct es_delta_net net = {WIDTH, HEADS, 2, TOKENS, 1, SLOTS, 1, x, x, x, x, x, x};
+        check(!es_kernels_delta_net(&net, net_out, threads), "delta net");
+        check(!memcmp(out, net_out, sizeof(float) * OUT), "the same delta net on all numbers of threads");
+        const struct es_state_scan scan = {WIDTH, WIDTH, HEADS, 2, TOKENS, 1, SLOTS, x, x, x, x, x, x};
+        check(!es_kernels_state_scan(&scan, scan_out, threads), "state space");
+        check(!memcmp(out + 2 * OUT, scan_out, sizeof(float) * OUT), "the same state space on all numbers of threads");
+    }
+    free(x);
+    free(out);
 }
 
 /* With `branches` each token sees the first cells, and then every third of the rest as far as itself. */
@@ -85,7 +107,7 @@ static void test_attention(int tokens, int branches) {
     }
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
         float *o = threads == 1 ? out : out + q_size;
-        struct es_attention a = {HEAD_DIM, HEADS, 2, tokens, CACHED, q, kv, kv, mask, NULL, 0.125f, 0, F16};
+        const struct es_attention a = {HEAD_DIM, HEAD_DIM, HEADS, 2, tokens, CACHED, q, kv, kv, mask, NULL, 0.125f, 0, F16};
         check(!es_kernels_attention(&a, o, threads), "attention");
         check(!memcmp(out, o, sizeof(float) * q_size), "the same attention on all numbers of threads");
     }
@@ -115,10 +137,11 @@ static void test_branch(int n) {
             memcpy(chain + seen++ * KV_ROW, kv + cell * KV_ROW, 2 * KV_ROW);
         }
     }
-    const struct es_attention gaps = {HEAD_DIM, HEADS, 2, 1, CACHED, q, kv, kv, mask, NULL, 0.125f, 0, F16};
+    const struct es_attention gaps = {HEAD_DIM, HEAD_DIM, HEADS, 2, 1, CACHED, q, kv, kv, mask, NULL, 0.125f, 0, F16};
     check(!es_kernels_attention(&gaps, out[0], 2), "attention");
     memset(mask, 0, sizeof mask);
-    const struct es_attention straight = {HEAD_DIM, HEADS, 2, 1, seen, q, chain, chain, mask, NULL, 0.125f, 0, F16};
+    const struct es_attention straight = {HEAD_DIM, HEAD_DIM, HEADS, 2,    1,      seen, q,
+                                          chain,    chain,    mask,  NULL, 0.125f, 0,    F16};
     check(!es_kernels_attention(&straight, out[1], 2), "attention");
     check(!memcmp(out[0], out[1], sizeof out[0]), "the same attention with gaps and without");
     free(kv);
@@ -154,6 +177,7 @@ int main(void) {
     test_matmul(30, 64, 32);   /* BF16 */
     test_experts(0);
     test_experts(1);
+    test_states();
     for (int branches = 0; branches <= 1; branches++) {
         test_attention(1, branches);
         test_attention(60, branches);

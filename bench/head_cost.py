@@ -119,7 +119,9 @@ class Timed:
         for at in range(0, args.context, 64):
             features.put(at, self._text[at : at + 64], states[at : at + 64])
         timed_fusion: Any = watch.around("fusion", fusion)
-        self._head = HeadModel(Session.within(cache), head, timed_fusion, features, n_vocab=head.n_vocab)
+        self._head = HeadModel(
+            Session.within(cache), features, n_vocab=head.n_vocab, head=head, fusion=timed_fusion
+        )
         self._head.begin(self._text)
         self._sampler = SamplingParams(temperature=args.temperature).sampler(head.n_vocab, args.gamma)
         self._nothing = np.empty(0, np.int32)

@@ -26,9 +26,12 @@ import numpy.typing as npt
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.architectures import ARCHITECTURES, make_tiny
+from edgespec.llama.gguf_header import read_header
+from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.operations import operations_of
 from edgespec.llama.outputs import Rows
 from edgespec.llama.session import Session
+from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.signals import Cancellation
@@ -40,8 +43,9 @@ TIMEOUT_S = 300
 WEIGHTS_TYPE = "q8_0"
 """Of the matrices: edgespec's kernels take it, and the widths of tiny models are multiples of its block."""
 
-SOURCES = ("suffix", "model", "tree", "own")
-"""What drafts: the suffix store, a tiny Llama in chains and in trees, and the model itself."""
+SOURCES = ("suffix", "model", "tree", "own", "mtp")
+"""What drafts: the suffix store, a tiny Llama in chains and in trees, the model itself, and the head in its
+file, if it has one."""
 
 # Another rounding changes a row of logits by about 3 %, and by more where it chooses other experts.
 _TOLERANCE = 0.1
@@ -66,7 +70,7 @@ class Check(msgspec.Struct):
     """In how many pieces, on the one or on the other, a pass is run."""
     same_in_any_batch: bool = False
     drafts: dict[str, str] = {}
-    """Of each of the SOURCES: "equal", "not used", or at which token the text differs."""
+    """Of each of the SOURCES that it can have: "equal", "not used", or at which token the text differs."""
     keeps_cache: bool = False
     takes_back: bool = False
     stops: bool = False
@@ -223,18 +227,18 @@ def _takes_back(model: Model) -> bool:
 
 
 def _stops(model: Model) -> bool:
-    """Whether a pass can be ended, and the session goes on with what it then holds."""
-    tokens = _tokens()
+    """Whether a long pass can be ended, and the session goes on with what it then holds."""
+    tokens = _tokens(_N_TOKENS + LONG)
     with _session(model) as session:
         expected = session.eval(tokens).copy()
     with (
         Cancellation() as cancellation,
         Session(model, n_ctx=256, n_threads=1, interrupt=cancellation.interrupt) as session,
     ):
-        session.eval(tokens[:-_N_MORE])
+        session.eval(tokens[:_N_TOKENS])
         cancellation.cancel()
         try:
-            session.eval(tokens[-_N_MORE:])
+            session.eval(tokens[_N_TOKENS:])
         except KeyboardInterrupt:
             cancellation.drain()
             row = session.eval(tokens[session.n_past :])
@@ -248,7 +252,10 @@ def _stops(model: Model) -> bool:
 def _drafts(path: Path, draft: Path, *, exactly: bool) -> dict[str, str]:
     """Return for each of the SOURCES what becomes of the text; `exactly`: no token may be tied."""
     outcomes = {}
-    for other, sources in ((draft, SOURCES[:-1]), (path, SOURCES[-1:])):
+    pairs: list[tuple[Path | None, Sequence[str]]] = [(draft, SOURCES[:3]), (path, ("own",))]
+    if not why_no_mtp(read_header(path)):
+        pairs.append((None, ("mtp",)))
+    for other, sources in pairs:
         with Engine(path, other, n_threads=1, profile=False) as engine:
             greedy, sampled = (_write(engine, "none", temperature)[0] for temperature in (0.0, 1.0))
             for source in sources:

@@ -75,6 +75,11 @@ class Text:
         """Whether it has more to read than what a step drafts."""
         return isinstance(self.ask, TargetPass) and self.n_rest > MAX_GAMMA + 2
 
+    def read_again_what_lost_its_rows(self) -> None:
+        """Take back what an interrupted pass left in the cache, where its logits are wanted (Cache.eval)."""
+        if isinstance(self.ask, TargetPass) and self.n_rest < self.ask.n_logits:
+            self.session.rewind(self.n_held)
+
     def part(self, n: int) -> TargetPass:
         """Return the pass over the next `n` tokens of what it waits for."""
         ask = self.ask
@@ -196,7 +201,8 @@ class Batcher:
             asks = [text.ask for text in group if isinstance(text.ask, DraftPass)]
             n_past = sum(ask.session.n_past for ask in asks) // len(asks)
             found = self._evaluate(group, asks)
-            if len(found) > 1 and self._clocks.draft and (n := found[0][1].n_tokens) <= N_MAX:
+            n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asks) else 0
+            if self._clocks.draft and 0 < n <= N_MAX:
                 self._clocks.draft.observe(n, n_past, found[0][1].seconds)
             for text, evaluated in found:
                 self._advance(text, evaluated)
@@ -219,6 +225,8 @@ class Batcher:
 
     def _pass(self, waiting: Sequence[Text]) -> None:
         """Make one pass for those who wait for the target, and let those go on whose rows it gave."""
+        for text in waiting:
+            text.read_again_what_lost_its_rows()
         parts = self._parts(waiting)
         n_tokens = sum(len(part.tokens) for _, part in parts)
         while not self.timelines.make_room(n_tokens) and len(self._texts) > 1:
@@ -234,7 +242,7 @@ class Batcher:
         found = self._evaluate([text for text, _ in parts], [part for _, part in parts])
         seconds = found[0][1].seconds if found else 0.0
         self.last = Passed(seconds, n_texts=len(parts), n_tokens=n_tokens, n_read=n_read)
-        if len(parts) > 1 and n_tokens <= N_MAX and found:
+        if len(parts) > 1 and n_tokens <= N_MAX and found and _is_one_pass([part for _, part in parts]):
             self._clocks.target.observe(n_tokens, n_past, seconds)
         costs = self._clocks.target
         share = costs.of(max(1, n_tokens - n_read), n_past) / costs.of(n_tokens, n_past) if n_read else 1.0
@@ -257,7 +265,9 @@ class Batcher:
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
         reading = [text for text in waiting if text.reads]
         n_spared = 0
-        if any(isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting):
+        if cache.all_logits and any(
+            isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting
+        ):
             # Then all tokens of the pass have rows; some are spared for those who read.
             n_left = min(n_left, n_rows)
             n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
@@ -346,6 +356,11 @@ def deal(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]
     return [(wanted[i][0], n) for i, n in sorted(given.items()) if n > 0]
 
 
+def _is_one_pass(passes: Sequence[Pass]) -> bool:
+    """Say whether the library makes one pass of these: of states only for as many tokens of each text."""
+    return not passes[0].session.model.keeps_state or len({len(one.tokens) for one in passes}) == 1
+
+
 def _n_leaves(part: TargetPass) -> int:
     """Return how many leaves a tree has beside its trunk."""
     parents = part.parents or ()
@@ -360,7 +375,7 @@ def _groups(texts: Sequence[Text], n_batch: int) -> list[list[Text]]:
         ask = text.ask
         assert isinstance(ask, DraftPass)  # noqa: S101 - for the type checker
         n_tokens += len(ask.tokens)
-        n_rows = n_tokens if ask.with_features else n_rows + ask.n_logits
+        n_rows += ask.n_outputs
         if not groups or n_tokens > n_batch or n_rows > ask.session.n_logits_max:
             groups.append([])
             n_tokens, n_rows = len(ask.tokens), ask.n_outputs

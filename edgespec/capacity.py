@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.profile import Key
 from edgespec.drafting.profile_store import load
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
-from edgespec.models.footprint import CTX_STEP, cell_bytes
+from edgespec.llama.rollback import RollbackSize
+from edgespec.models.footprint import CTX_STEP, cell_bytes, draft_rollback, states_bytes, target_rollback
 
 MOST_BY_DEFAULT = 16
 """Most texts at once where the user asks for no number."""
@@ -79,26 +80,46 @@ def choose_capacity(
     """
     longest = demand.n_ctx or target.n_ctx_train
     one = cell_bytes(target)
+    # Of one of several texts, and of one that is kept.
+    states = states_bytes(target, target_rollback(target, parallel=2)) + target.state_bytes
     draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
+    draft_bytes += states_bytes(draft, draft_rollback()) if draft else 0
     kept_draft = kept_cells(draft, DRAFT_SHARE * demand.kept_bytes) * cell_bytes(draft) if draft else 0
     budget = None if available is None else int(CACHE_SHARE * available)
     parallel = demand.parallel or texts_that_pay(costs)
     if budget is not None and demand.parallel is None:
-        parallel = max(1, min(parallel, (budget - kept_draft) // (one * USUAL_CELLS + draft_bytes)))
+        parallel = max(1, min(parallel, (budget - kept_draft) // (one * USUAL_CELLS + draft_bytes + states)))
+    if parallel == 1:
+        states = states_bytes(target, target_rollback(target))
     if parallel == 1 and demand.n_cells is None:
-        return Capacity(1, None, longest * one + 2 * draft_bytes + demand.kept_bytes)
+        return Capacity(1, None, longest * one + states + 2 * draft_bytes + demand.kept_bytes)
     cells = max(longest, parallel * USUAL_CELLS) + kept_cells(target, (1.0 - DRAFT_SHARE) * demand.kept_bytes)
     if budget is not None:
-        cells = min(cells, (budget - parallel * draft_bytes - kept_draft) // one)
+        cells = min(cells, (budget - parallel * (draft_bytes + states) - kept_draft) // one)
     least = max(demand.n_ctx or 0, parallel * USUAL_CELLS)
     cells = demand.n_cells or max(least, cells // CTX_STEP * CTX_STEP)
-    return Capacity(parallel, cells, cells * one + parallel * draft_bytes + kept_draft)
+    return Capacity(parallel, cells, cells * one + parallel * (draft_bytes + states) + kept_draft)
 
 
 def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
     """Return how many tokens are kept in so many bytes beside those of texts under way."""
     return min(int(n_bytes) // cell_bytes(header), KEPT * header.n_ctx_train)
+
+
+def kept_timelines(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:
+    """Return how many timelines are kept beside those of texts under way, in so many bytes.
+
+    Several texts share a cache that has room for them in any case. But a state has a place of its own: of a
+    model that keeps such, as many timelines as texts, or what the bytes allow.
+    """
+    if not n_bytes and parallel == 1:
+        return 0
+    states = states_bytes(header, replace(rollback, n_kept=1))
+    if not states:
+        return KEPT
+    affordable = n_bytes // (states + USUAL_CELLS * cell_bytes(header))
+    return min(KEPT, max(affordable, parallel if parallel > 1 else 0))
 
 
 def texts_that_pay(costs: Sequence[float], most: int = MOST_BY_DEFAULT) -> int:

@@ -6,10 +6,11 @@ from typing import Literal, get_args
 
 from edgespec.errors import UsageError
 
-DrafterName = Literal["auto", "tree", "chain", "model", "suffix", "staged", "none"]
+DrafterName = Literal["auto", "tree", "chain", "model", "mtp", "suffix", "staged", "none"]
 """What may draft. "auto" chooses among all drafters at each step; "chain" does so without branches, "tree"
-with more branches (several tokens sampled for one position). "model", "suffix" (text seen before) and
-"staged" (the model, with the suffix store's guesses) use only that one. "none" decodes plainly."""
+with more branches (several tokens sampled for one position). "model", "mtp" (the head in the target's own
+file), "suffix" (text seen before) and "staged" (the model, with the suffix store's guesses) use only that.
+"none" decodes plainly."""
 
 Rule = Literal["block", "chain", "match"]
 """How drafted tokens are accepted; all rules are exact (decoding/verify.py). With the match rule, the target

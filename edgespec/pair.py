@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.capacity import DRAFT_CELLS, DRAFT_SHARE, KEPT, Capacity, Demand, choose_capacity, kept_cells
+from edgespec.capacity import (
+    DRAFT_CELLS,
+    DRAFT_SHARE,
+    Capacity,
+    Demand,
+    choose_capacity,
+    kept_cells,
+    kept_timelines,
+)
 from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
@@ -20,15 +28,27 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.context import check_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
+from edgespec.llama.published_heads import refuse_published_head
+from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
-from edgespec.models.choosing import choose_models
-from edgespec.models.footprint import CTX_STEP, USUAL_CTX, fits_in_memory
+from edgespec.models.choosing import DRAFTLESS, choose_models
+from edgespec.models.footprint import (
+    CTX_STEP,
+    USUAL_CTX,
+    draft_rollback,
+    fits_in_memory,
+    shape_of,
+    states_bytes,
+    target_rollback,
+)
 from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
 from edgespec.platform.closing import Closing
@@ -45,6 +65,9 @@ MAX_PARALLEL = 64
 _ROWS = 64  # rows of logits in a pass for several texts
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
+
+_OWN_HEAD = "mtp"
+"""The name of a draft that is the head in the target's own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +121,7 @@ class Pair(Closing):
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
-    """The draft, if it is a head that reads the target's hidden states, else None."""
+    """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
     draft_is_stuck = False
     """Whether the draft is not used because it or the target cannot take tokens back."""
 
@@ -112,13 +135,20 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        names = [name for name in (self.target_name, self.draft_name) if name is not None]
-        self._headers = [check_model_file(resolve(name)) for name in names]
+        self._headers = [check_model_file(resolve(self.target_name))]
         check_target(self.target_header)
         check_cache_type(self.target_header, options.cache_type)
+        if self.draft_name:
+            path = resolve(self.draft_name)
+            refuse_published_head(read_header(path), self.target_header)
+            self._headers.append(check_model_file(path))
+        self.uses_mtp = self.draft_name is None and self._has_mtp()
+        """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
             check_head(head, self.target_header)
             self.head = head
+        elif self.uses_mtp:
+            self.draft_name = _OWN_HEAD
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
@@ -131,6 +161,24 @@ class Pair(Closing):
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
         self._fusion: Fusion | None = None
+
+    @property
+    def rollback(self) -> RollbackSize:
+        """What the target's cache sets aside to take drafts back."""
+        drafts = self.options.drafter != "none"
+        return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
+
+    def _has_mtp(self) -> bool:
+        """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
+        reason = why_no_mtp(self.target_header)
+        if reason and self.options.drafter == "mtp":
+            raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
+        return not reason and self.options.drafter not in DRAFTLESS
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the draft is a head, which reads the target's hidden states."""
+        return self.head is not None or self.uses_mtp
 
     @property
     def target_header(self) -> GGUFHeader:
@@ -150,8 +198,12 @@ class Pair(Closing):
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:
             on_message(f"stock kernels: {loaded.reason}")
-        for header in self._headers:
-            self._models.append(Model(header.path, kernels=own_kernels, header=header))
+        if self.uses_mtp:
+            with_head = MtpTarget(self.target_header, kernels=own_kernels)
+            self._models, self.draft = [with_head], MtpHead(with_head)
+        else:
+            for header in self._headers:
+                self._models.append(Model(header.path, kernels=own_kernels, header=header))
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
@@ -159,19 +211,19 @@ class Pair(Closing):
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
-            on_message(
-                f"{self.target.name} cannot take tokens back (recurrent or hybrid): one text at a time"
-            )
+            on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
+        elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
+            on_message(f"nothing but text seen before drafts: {why_no_mtp(self.target_header)}")
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
         self.cut = read_cut(draft.header)
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
-            on_message(f"{stuck[0]} cannot take tokens back (recurrent or hybrid): {what}")
+            on_message(f"{stuck[0]} cannot take tokens back: {what}")
             draft.close()
             self._models.remove(draft)
             self.draft_name = self.draft = self.head = None
@@ -197,7 +249,7 @@ class Pair(Closing):
         """Return the draft model if it can write in a cascade, else raise UsageError."""
         if self.draft is None:
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
-        if self.head:
+        if self.reads_states:
             raise UsageError(
                 f"{self.draft_name} is a draft head, which cannot write in a cascade by itself: "
                 "choose a draft model"
@@ -267,13 +319,17 @@ class Pair(Closing):
 
     def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
         """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
-        parallel = self.parallel
-        n_timelines = parallel + (KEPT if self.options.prefix_cache or parallel > 1 else 0)
+        parallel, prefix_cache = self.parallel, self.options.prefix_cache
+        rollback = self.rollback if model is self.target else draft_rollback()
+        n_kept = kept_timelines(model.header, parallel, prefix_cache or 0, rollback)
+        n_kept = min(n_kept, MAX_TIMELINES - parallel)
+        n_timelines = parallel + n_kept
         size = CacheSize(
             n_ctx=cells,
             # Of all tokens whose hidden states a head wants the library computes the logits too.
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 and not self.head else max(_ROWS, 2 * parallel),
-            n_timelines=min(n_timelines, MAX_TIMELINES) if model.can_rewind else 1,
+            n_timelines=n_timelines if model.can_rewind else 1,
+            rollback=replace(rollback, n_kept=n_kept),
         )
         kept = smaller.last() if smaller else None
         if smaller:
@@ -285,7 +341,7 @@ class Pair(Closing):
             keeps=self.options.prefix_cache is not None,
         )
         if kept:
-            larger.adopt(*kept)
+            larger.adopt(kept)
         return larger
 
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
@@ -312,10 +368,10 @@ class Pair(Closing):
             return self._idle_drafts.pop()
         if self._vocabulary_map:
             return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
-        if self.head and self._fusion:
-            features = TargetFeatures(self.head.n_embd)
+        if self.reads_states:
+            features, n_vocab = TargetFeatures(self.target.n_embd), self.target.n_vocab
             session = self._draft_timelines.begin([0])
-            return HeadModel(session, self.head, self._fusion, features, n_vocab=self.target.n_vocab)
+            return HeadModel(session, features, n_vocab=n_vocab, head=self.head, fusion=self._fusion)
         model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
         model.timelines = self._draft_timelines
         return model
@@ -334,19 +390,25 @@ class Pair(Closing):
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
         if self._small is None or self._small.n_ctx < n_ctx:
             self._small = None
-            cache = self._cache(draft, CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1))
+            size = CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1, rollback=draft_rollback())
+            cache = self._cache(draft, size)
             self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
         return self._small
 
     def _cache(self, model: Model, size: CacheSize) -> Cache:
-        fits_in_memory([(model.header, size.n_ctx)], weights_loaded=True)
+        header = model.header
+        states = states_bytes(header, size.rollback, size.n_timelines)
+        if self.options.prefix_cache is not None:
+            states += MOST_COPIES * size.n_timelines * header.state_bytes
+        more = states - shape_of(header).states
+        fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
         signals = self.options.signals
         return Cache(
             model,
             size,
             n_threads=self.n_threads,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
-            takes_inputs=self.head is not None and model is self.draft,
+            takes_inputs=self.reads_states and model is self.draft,
             interrupt=signals.interrupt if signals else None,
         )
 

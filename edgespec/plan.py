@@ -23,6 +23,7 @@ _POLICIES: dict[DrafterName, Policy] = {
     "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),
     "model": Policy(suffix=False, model=True, staged=False),
+    "mtp": Policy(suffix=False, model=True, staged=False),
     "suffix": Policy(suffix=True, model=False, staged=False),
     "staged": Policy(suffix=False, model=True, staged=True),
 }
@@ -86,6 +87,9 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
     name = options.drafter or pair.options.drafter
     if name == "none" or options.gamma == 0 or not pair.target.can_rewind:
         return None
+    if name == "mtp" and not pair.uses_mtp:
+        problem = "no head in the target's own file was loaded: its file has none, or another draft was given"
+        raise UsageError(problem, field="drafter", value=name)
     policy = replace(_POLICIES[name], gamma=options.gamma)
     if policy.model and pair.draft is None:
         if pair.draft_is_stuck and not policy.suffix:
@@ -93,7 +97,12 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
         if not policy.suffix:
             raise UsageError("no draft model was loaded", field="drafter", value=name)
         policy = replace(policy, model=False, staged=False)
-    if pair.head:
+    if pair.target.keeps_state:
+        rereads = pair.rollback.n_snapshots == 0
+        policy = replace(policy, branches=False, siblings=False, rereads=rereads, splits=True)
+    if policy.model and pair.draft and pair.draft.keeps_state:
+        policy = replace(policy, staged=False)  # a wrong guess would take all of its pass with it
+    if pair.reads_states:
         policy = replace(policy, staged=False, after_store=False)
     if options.cascade and options.cascade.span != "rest":
         # No suffix store: it would have to read the text again for each span.

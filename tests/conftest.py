@@ -41,6 +41,7 @@ DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 LONGEST = (
     "test_cli_draft.py",
     "test_make.py",
+    "test_architecture_check.py",
     "test_cli_compare.py",
     "test_tree_drafter.py",
     "test_compare.py",

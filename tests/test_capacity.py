@@ -8,16 +8,26 @@ import pytest
 
 from edgespec import Engine
 from edgespec.capacity import (
+    KEPT,
     USUAL_CELLS,
     Capacity,
     Demand,
     choose_capacity,
     expected_capacity,
+    kept_timelines,
     texts_that_pay,
 )
 from edgespec.drafting.costs import N_MAX, guessed_curve
+from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.footprint import cell_bytes
+from edgespec.models.footprint import (
+    DRAFT_MARKS,
+    cell_bytes,
+    fits_in_memory,
+    required_bytes,
+    states_bytes,
+    target_rollback,
+)
 
 GIB = 1 << 30
 SHARED = [0.0, *(1.0 + 0.15 * n for n in range(N_MAX))]
@@ -122,3 +132,84 @@ def test_a_prompt_not_read_yet_takes_its_room(tiny_path):
 
 def test_in_words():
     assert str(Capacity(1, None, 5_000_000)) == "1 text at once, the cache grows with it, up to 5 MB"
+
+
+# ---- models that keep a state ----
+
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def hybrid(target):
+    """Like Qwen3.5-2B: a quarter of the layers attend, and a state of 20 MB."""
+    heads = tuple(2 if i % 4 == 3 else 0 for i in range(24))
+    return replace(
+        target,
+        architecture="qwen35",
+        n_layer=24,
+        n_head_kv=heads,
+        head_dim_k=256,
+        head_dim_v=256,
+        state_bytes=20 * MB,
+        file_bytes=1300 * MB,
+    )
+
+
+def test_one_text_has_snapshots_and_several_have_a_mark_and_a_kept_one(hybrid):
+    alone = choose_capacity(SHARED, hybrid, None, Demand(1), 64 * GIB)
+    assert alone.n_bytes == hybrid.n_ctx_train * cell_bytes(hybrid) + 9 * 20 * MB
+    held = choose_capacity(SHARED, hybrid, None, Demand(), 64 * GIB)
+    assert held.parallel == 16
+    assert held.n_bytes == held.n_cells * cell_bytes(hybrid) + 16 * 3 * 20 * MB
+    little = choose_capacity(SHARED, hybrid, None, Demand(), 2 * GIB)
+    assert 1 < little.parallel < 8
+    assert little.n_bytes <= GIB / 2
+
+
+def test_a_draft_model_that_keeps_a_state_has_marks(target, hybrid):
+    without = choose_capacity(SHARED, target, None, Demand(1), 64 * GIB)
+    held = choose_capacity(SHARED, target, hybrid, Demand(1), 64 * GIB)
+    assert held.n_bytes - without.n_bytes == 2 * (1024 * cell_bytes(hybrid) + (1 + DRAFT_MARKS) * 20 * MB)
+
+
+def test_a_model_without_attention_needs_no_cells(hybrid):
+    recurrent = replace(hybrid, n_head_kv=(0,) * 24)
+    held = choose_capacity(SHARED, recurrent, None, Demand(kept_bytes=256 * MB), 64 * GIB)
+    assert (held.parallel, held.n_bytes - held.n_cells) == (16, 16 * 3 * 20 * MB)
+
+
+@pytest.mark.parametrize(
+    ("file_bytes", "state_bytes", "expected"),
+    [(700 * MB, 0.16 * MB, 32), (1300 * MB, 20 * MB, 8), (4000 * MB, 20 * MB, 12)],
+)
+def test_a_draft_may_be_longer_where_states_are_small(hybrid, file_bytes, state_bytes, expected):
+    one = replace(hybrid, file_bytes=int(file_bytes), state_bytes=int(state_bytes))
+    assert target_rollback(one).n_snapshots == expected
+    for without in (
+        target_rollback(one, parallel=2),
+        target_rollback(one, drafts=False),
+        target_rollback(replace(one, architecture="mamba2")),
+    ):
+        assert (without.n_snapshots, without.n_marks) == (0, 1)
+
+
+def test_kept_timelines_are_few_where_each_has_a_state(target, hybrid):
+    size = target_rollback(hybrid)
+    assert kept_timelines(target, 1, 0, target_rollback(target)) == 0
+    assert kept_timelines(target, 1, 256 * MB, target_rollback(target)) == KEPT
+    assert kept_timelines(hybrid, 1, 256 * MB, size) == 1
+    assert kept_timelines(hybrid, 4, 0, target_rollback(hybrid, parallel=4)) == 4
+    assert kept_timelines(hybrid, 1, 10_000 * MB, size) == KEPT
+
+
+def test_states_are_in_what_has_to_fit(hybrid, tmp_path):
+    states = states_bytes(hybrid, target_rollback(hybrid))
+    assert states == 9 * 20 * MB
+    assert required_bytes(hybrid, 2048) - required_bytes(replace(hybrid, state_bytes=0), 2048) == states
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 2000000 kB\nMemAvailable: 1500000 kB\n")
+    fits_in_memory([(replace(hybrid, state_bytes=0), 512)], tmp_path)
+    with pytest.raises(EdgespecError, match=r"for 512 tokens of context and 0\.17 GiB for states"):
+        fits_in_memory([(hybrid, 512)], tmp_path)
+    with pytest.raises(EdgespecError, match="not enough memory"):
+        fits_in_memory([(hybrid, 512)], tmp_path, weights_loaded=True, more_states=2000 * MB)

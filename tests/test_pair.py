@@ -96,9 +96,10 @@ def test_same_seed_same_text_and_different_seeds_differ(engine):
     assert texts[0] != texts[2]
 
 
-def test_the_command_with_its_defaults(pair, child_environment):
+def test_the_command_with_its_defaults(pair, child_environment, tmp_path):
     """No model is named: the default pair, its chat template, drafting."""
-    with started("run", "Name three colours.", "-n", 24, "--json", "--seed", 1, env=child_environment) as run:
+    env = child_environment | {"XDG_CONFIG_HOME": str(tmp_path)}  # without drafts that were made here
+    with started("run", "Name three colours.", "-n", 24, "--json", "--seed", 1, env=env) as run:
         stdout, _ = run.communicate()
     assert run.returncode == 0
     result = json.loads(stdout)

@@ -63,7 +63,7 @@ def _measure(request: Request) -> None:
         ) as engine,
     ):
         if request.draft and engine.draft is None:
-            raise EdgespecError("a model that cannot take tokens back (recurrent or hybrid) does not draft")
+            raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
         if too_long := unfit(engine, request.prompts, settings.n_predict):
             name, why = next(iter(too_long.items()))
             raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")

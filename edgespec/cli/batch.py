@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.choices import DrafterName
 from edgespec.cli.batch_cluster import RayOption, check_cluster, open_cluster
 from edgespec.cli.console import INTERRUPTED, message
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import OUTPUT, Compute, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption, refuse_contradictions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
@@ -74,32 +73,9 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
-    """How the models are loaded."""
+class Loading(SharedModels):
+    """How the models are loaded, and where."""
 
-    drafter: Annotated[
-        DrafterName, typer.Option(help="What drafts, as in `run`; a request may choose another.")
-    ] = "auto"
-    ctx: Annotated[
-        int | None,
-        typer.Option(
-            "--ctx",
-            "-c",
-            min=1,
-            help="Most tokens of prompt and answer together.",
-            show_default="what the target was trained for, if its cache fits in memory",
-        ),
-    ] = None
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=64,
-            help="Most answers written at once.",
-            show_default="as many as pay and fit in memory, at most 16",
-        ),
-    ] = None
-    compute: Compute
     ray: RayOption = None
 
 

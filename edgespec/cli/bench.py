@@ -117,6 +117,8 @@ def bench_command(
 
 def _drafter(settings: Settings) -> DrafterName:
     """Return the drafter that the engine loads models for."""
+    if any(way.drafter == "mtp" for way in settings.ways):
+        return "mtp"
     if any(way.needs_model for way in settings.ways):
         return "model"  # each way says itself what drafts
     return "auto" if any(way.drafter == "auto" for way in settings.ways) else "suffix"

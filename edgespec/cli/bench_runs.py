@@ -159,7 +159,9 @@ class Bench:
 
 def _models(engine: Engine) -> list[ModelFacts]:
     """Return the facts of the target and draft files, under different names even if the files' are equal."""
-    names = [name for name in (engine.target_name, engine.draft_name) if name is not None]
+    names = [engine.target_name]
+    if engine.draft and engine.draft_name and not engine.draft.is_mtp:
+        names.append(engine.draft_name)
     with err.status("hashing the models"):
         models = [model_file(name).facts() for name in names]
     if len({model.name for model in models}) < len({model.sha256 for model in models}):
@@ -170,7 +172,7 @@ def _models(engine: Engine) -> list[ModelFacts]:
 def llama_cpp(folder: Path, engine: Engine, suite: Suite, settings: Settings) -> Peer:
     """Return llama.cpp's programs on the engine's files; they draft as many tokens as the ways, or 3."""
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
-    draft = engine.draft.path if engine.draft else None
+    draft = engine.draft.path if engine.draft and not engine.draft.is_mtp else None
     programs = LlamaCpp(
         folder,
         engine.target.path,

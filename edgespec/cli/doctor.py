@@ -116,6 +116,20 @@ def _print_kernels(found: Report) -> None:
         print_line("", f"{where} ({why})")
 
 
+def _rollback_line(rollback: Report) -> str:
+    """Say how tokens are taken back, where that is not as usual."""
+    from edgespec.cli.machine import size
+
+    if rollback["by"] is None:
+        return "tokens cannot be taken back: nothing drafts for it"
+    if rollback["by"] == "cells":
+        return ""
+    held = f"{size(rollback['states_bytes'])} of states for a text"
+    if rollback["by"] == "snapshots":
+        return f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {held}"
+    return f"keeps a state: after a rejected draft its accepted tokens are read again; {held}"
+
+
 def _print_model(model: Report) -> None:
     from edgespec.capacity import Capacity
     from edgespec.cli.machine import size
@@ -128,6 +142,8 @@ def _print_model(model: Report) -> None:
         return
     held = model["capacity"]
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
+    if line := _rollback_line(model["rollback"]):
+        print_line("", line)
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
     for row in model["types"]:
         table.add_row(

@@ -27,7 +27,7 @@ from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.choosing import choose_models
-from edgespec.models.footprint import fits_in_memory
+from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.resolve import resolve
 from edgespec.pair import default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
@@ -131,6 +131,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         "path": str(path),
         "error": None,
         "capacity": None,
+        "rollback": None,
         "types": [],
         "unpacked": [],
     }
@@ -140,11 +141,13 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         with err.status(f"loading {name}"), Model(path, header=header) as model:
             packed = {tensor.name: tensor for tensor in model.packed}
             capacity = _capacity(model, loaded.name if model.uses_kernels else STOCK, root)
+            rollback = _rollback(model)
         matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
     except EdgespecError as error:
         return report | {"error": line_of(error)}
     return report | {
         "capacity": capacity,
+        "rollback": rollback,
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
         ],
@@ -167,6 +170,19 @@ def _capacity(model: Model, kernels_name: str, root: Path) -> Report:
         parallel=None if model.can_rewind else 1,
     )
     return {"parallel": held.parallel, "cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
+
+
+def _rollback(model: Model) -> Report:
+    """Return how tokens are taken back of the model as a target, and the bytes of the states for one text."""
+    if not model.can_rewind:
+        return {"by": None, "tokens": 0, "states_bytes": 0}
+    size = target_rollback(model.header)
+    by = "cells" if not model.keeps_state else "snapshots" if size.n_snapshots else "reading again"
+    return {
+        "by": by,
+        "tokens": size.n_snapshots or None,
+        "states_bytes": states_bytes(model.header, size),
+    }
 
 
 def _facts(tensor: TensorInfo) -> Report:

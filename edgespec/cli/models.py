@@ -16,6 +16,7 @@ from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.made_drafts import made_drafts
+from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
 from edgespec.models.resolve import resolve
@@ -35,6 +36,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 def _state(entry: Entry, store: Store, registry: Registry) -> str:
     """Return "present" or "absent", and what else there is to know."""
     state = "present" if store.is_present(entry, registry) else "absent"
+    if has_mtp_head(entry):
+        state += ", MTP head"
     if entry.path:
         return f"{state}, yours"
     if entry.derived:
@@ -54,6 +57,7 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
         "sha256": entry.sha256 or (stamp.sha256 if stamp else None),
         "verified": entry.verified,
         "derived_from": entry.derived.base if entry.derived else None,
+        "mtp_head": has_mtp_head(entry),
         "present": store.is_present(entry, registry),
         "path": str(store.file(entry)),
     }

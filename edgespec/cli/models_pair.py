@@ -81,7 +81,7 @@ def _measured(target: Path, draft: Path, overlap: Overlap) -> Overlap:
     chosen = load_suite(DEFAULT).select(_MEASURED, 1).prompts
     with Model(target) as ours, Model(draft) as theirs:
         if not (ours.can_rewind and theirs.can_rewind):
-            raise EdgespecError("--measure: one of the models cannot take tokens back (recurrent or hybrid)")
+            raise EdgespecError("--measure: one of the models cannot take tokens back")
         prompts = [
             ours.tokenize_chat([{"role": "user", "content": prompt.text}])
             if ours.chat_template

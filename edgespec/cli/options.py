@@ -46,8 +46,8 @@ WattsOption = Annotated[
 DrafterOption = Annotated[
     DrafterName | None,
     typer.Option(
-        help="What drafts: the model, text seen before (suffix), the model helped by it (staged), "
-        "nothing, or what pays at each step (auto).",
+        help="What drafts: the model, the head in the target's own file (mtp), text seen before (suffix), "
+        "the model helped by it (staged), nothing, or what pays at each step (auto).",
         show_default="auto",
         rich_help_panel=DRAFTING,
     ),
@@ -120,7 +120,8 @@ class ModelChoice:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
         return {
             "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
-            f"--draft and --drafter {drafter}": self.draft is not None and drafter in ("none", "suffix"),
+            f"--draft and --drafter {drafter}": self.draft is not None
+            and drafter in ("none", "suffix", "mtp"),
         }
 
     def names(self) -> tuple[str | None, str | None]:
@@ -152,6 +153,35 @@ class Compute:
             help="Keys and values of the target's cache; q8_0: half the memory, logits change a little."
         ),
     ] = "f16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedModels:
+    """How models are loaded that answer several requests at once."""
+
+    drafter: Annotated[
+        DrafterName, typer.Option(help="What drafts, as in `run`; a request may choose another.")
+    ] = "auto"
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx",
+            "-c",
+            min=1,
+            help="Most tokens of prompt and answer together.",
+            show_default="what the target was trained for, if its cache fits in memory",
+        ),
+    ] = None
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Most answers written at once, in shared passes.",
+            show_default="as many as pay and fit in memory, at most 16",
+        ),
+    ] = None
+    compute: Compute
 
 
 @dataclass(frozen=True, kw_only=True)

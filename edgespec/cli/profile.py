@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from edgespec.choices import DrafterName
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import Compute, ModelChoice, refuse_contradictions
-from edgespec.cli.progress import WorkDisplay, pull_named
+from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.registry import load_registry
+from edgespec.models.mtp_heads import has_mtp_head
+from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
     from edgespec.drafting.costs import Curve
@@ -43,13 +45,11 @@ def profile_command(
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
-    target, draft = load_registry().complete(*models.names())
-    pull_named(target, draft)
+    target, draft = models.pull("auto")
+    drafter: DrafterName = "model" if draft else "mtp" if has_mtp_head(locate(target)) else "none"
     with (
         SignalPipe() as signals,
-        load_engine(
-            (target, draft), compute, drafter="model" if draft else "none", signals=signals
-        ) as engine,
+        load_engine((target, draft), compute, drafter=drafter, signals=signals) as engine,
     ):
         key = Key.of(
             engine.target.header,

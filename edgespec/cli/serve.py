@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.choices import DrafterName
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import Compute, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.options import ModelChoice, SharedModels, WattsOption, refuse_contradictions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
@@ -32,33 +31,9 @@ _LIMITS = "Limits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
-    """How the models are loaded and kept."""
+class Loading(SharedModels):
+    """How the models are loaded, and what is kept of conversations."""
 
-    drafter: Annotated[
-        DrafterName,
-        typer.Option(help="What drafts, as in `run`; a request may choose another."),
-    ] = "auto"
-    ctx: Annotated[
-        int | None,
-        typer.Option(
-            "--ctx",
-            "-c",
-            min=1,
-            help="Most tokens of prompt and answer together.",
-            show_default="what the target was trained for, and the cache holds",
-        ),
-    ] = None
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=64,
-            help="Answers written at once, in shared passes.",
-            show_default="as many as pay, up to 16, and fit in memory",
-        ),
-    ] = None
-    compute: Compute
     prefix_cache: Annotated[
         int,
         typer.Option(

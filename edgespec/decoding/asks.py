@@ -52,12 +52,12 @@ class Pass(Ask):
     parents: Sequence[int] | None = None
     inputs: Inputs | None = None
     with_features: bool = False
-    """Whether the hidden states of the tokens are wanted: then they count as rows of logits of the pass."""
+    """Whether the hidden states of the tokens are wanted."""
 
     @property
     def n_outputs(self) -> int:
         """Tokens whose logits the library computes."""
-        return len(self.tokens) if self.with_features else self.n_logits
+        return len(self.tokens) if self.with_features and self.session.all_logits else self.n_logits
 
     def answer(self) -> Evaluated:
         """Evaluate it by itself."""

@@ -36,6 +36,8 @@ class Outcome:
     """The accepted nodes of the tree, root to leaf."""
     emitted: Sequence[int]
     """The accepted tokens and the target's own after them."""
+    n_pending: int
+    """Tokens that the target's next pass has in any case: the last one, and what its cache lacks before."""
     n_evaluated: int
     """Tokens in the target's pass, those of other texts among them."""
     verify_s: float

@@ -1,8 +1,10 @@
 """The exact loop: propose, verify, accept or resample. It yields a Step at a time.
 
 The target's cache lags its timeline by the last emitted token, which is evaluated with the next draft, and
-by the accepted tokens of a side branch before it: a cache in one piece and in the order of the text is that
-of plain decoding, bit for bit. Whatever ends the loop, the cache holds emitted tokens and nothing else.
+by the accepted tokens before it that it does not hold. Those are the ones of a side branch, for a cache in
+one piece and in the order of the text is that of plain decoding, bit for bit; and those that went with the
+rejected ones where these could not be taken back alone (Session.rewind). Whatever ends the loop, the cache
+holds emitted tokens and nothing else.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class Generation:
         finally:
             if self._constraint:
                 self._constraint.close()
-            self._target.rewind(min(self._target.n_past, len(self.tokens) - 1))
+            self._target.rewind(min(self._target.n_past, len(self.tokens)))
 
     def _run(self) -> Generator[Ask | Made, Any]:
         yield (yield from self._prefill())
@@ -147,7 +149,7 @@ class Generation:
         """Read the prompt and sample a token: what verification of no nodes gives."""
         self.mark("rest")
         started = time.perf_counter()
-        self._target.rewind(self.n_known)
+        self.n_known = self._target.rewind(self.n_known)
         rows = yield from self._read_prompt()
         _, token, _ = self._verifier.verify(NO_NODES, rows)
         logprobs = self._logprobs([rows[0]], [token])
@@ -159,7 +161,7 @@ class Generation:
     def _read_prompt(self) -> Generator[Ask, Any, Rows]:
         """Read what of the prompt is not known; return the logits after it.
 
-        Where hidden states are wanted the end of it takes passes of its own: the library then computes the
+        Where hidden states are wanted the end of it takes passes of its own: the library may then compute the
         logits of all of their tokens, and has room for few.
         """
         session, start, n_prompt = self._target, self.n_known, len(self.tokens)
@@ -173,7 +175,7 @@ class Generation:
         if start < n_prompt - n_wanted:
             yield TargetPass(session, self.tokens[start : n_prompt - n_wanted], 0)
         while True:
-            start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_logits_max)
+            start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_features_max)
             part = self.tokens[start : n_prompt - n_wanted]
             evaluated = yield TargetPass(session, part, 0 if n_wanted else 1, with_features=True)
             if evaluated.features is not None:  # those of the part, or of its end
@@ -219,14 +221,14 @@ class Generation:
             kept = [*range(len(pending)), *(len(pending) + i for i in path)]
             self.keep_features(self._n_cached, evaluated.features[kept])
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
-        self._n_cached = min(n_past + n_trunk, len(self.tokens) - 1)
-        self._target.rewind(self._n_cached)
+        self._n_cached = self._target.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
         if drafts:
             self.mark("rest")
         ready = time.perf_counter()
         if self._drafter:
+            n_evaluated, seconds = evaluated.n_tokens, evaluated.seconds
             self._drafter.accept(
-                self.tokens, Outcome(path, emitted, evaluated.n_tokens, evaluated.seconds, judged)
+                self.tokens, Outcome(path, emitted, self.n_pending, n_evaluated, seconds, judged)
             )
             if drafts:
                 self.mark("draft")
@@ -243,10 +245,11 @@ class Generation:
         )
 
     def _propose(self) -> Generator[Ask, Any, Tree]:
-        """Ask the drafter for no more than can still be emitted and held."""
+        """Ask the drafter for no more than can still be emitted and held, and taken back."""
         if not self._drafter:
             return ()
-        return (yield from self._drafter.draft(self.tokens, self._timeline.room, self._position))
+        room = min(self._timeline.room, self._target.most_drafted)
+        return (yield from self._drafter.draft(self.tokens, room, self._position))
 
     def _emit(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from edgespec.decoding.asks import Ask
 from edgespec.drafting.costs import N_MAX, beyond
-from edgespec.drafting.gains import ASLEEP, Chain, Prefix, best_prefixes
+from edgespec.drafting.gains import ASLEEP, Prefix, best_prefixes
 from edgespec.drafting.scheduler import Choice, Others, RunModel, Scheduler
 
 
@@ -88,10 +88,18 @@ def _prefixes(bids: Sequence[Bid], load: Load) -> list[Prefix | None]:
     if not free:
         return found
     offered = [bids[i].offered if bids[i].scheduler.policy.suffix else () for i in free]
-    chains = [Chain(bids[i].path, chances) for i, chances in zip(free, offered, strict=True)]
-    curve = bids[free[0]].scheduler.learnt.target.at(load.n_past)
-    n_most = load.n_tokens + sum(map(len, offered))
-    verify = beyond(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
+    chains = [
+        bids[i].scheduler.chain(bids[i].path, bids[i].depth, chances)
+        for i, chances in zip(free, offered, strict=True)
+    ]
+    first = bids[free[0]].scheduler
+    curve = first.learnt.target.at(load.n_past)
+    n_more = sum(map(len, offered))
+    if first.policy.splits and load.n_texts > 1:
+        verify = beyond(curve, max(n_more, N_MAX))[: n_more + 1]
+    else:
+        n_most = load.n_tokens + n_more
+        verify = beyond(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
     for i, prefix in zip(free, best_prefixes(verify, load.rate, chains), strict=True):
         found[i] = prefix
     return found

@@ -27,6 +27,8 @@ class Chain(NamedTuple):
     """Probability that all tokens before it are accepted."""
     chances: Sequence[float]
     """Of each, given that the one before is accepted."""
+    again: Sequence[float] = ()
+    """What it costs if one is rejected (Gains.again), of the first one on; empty: nothing."""
 
 
 class Prefix(NamedTuple):
@@ -44,22 +46,23 @@ def best_prefixes(verify: Sequence[float], rate: float, chains: Sequence[Chain])
     tokens of all chains are taken in the order of their P, as long as the sum of P - rate * added time grows:
     a later token may pay for one before it, since T has steps.
     """
-    candidates: list[tuple[float, int]] = []  # (P, chain); along a chain P never grows
-    for i, (path, chances) in enumerate(chains):
-        for chance in chances:
+    candidates: list[tuple[float, int, float]] = []  # (P, chain, price); along a chain P never grows
+    for i, (path, chances, again) in enumerate(chains):
+        for depth, chance in enumerate(chances):
+            lost = again[min(depth, len(again) - 1)] * path * (1.0 - chance) if again else 0.0
             path *= chance  # noqa: PLW2901 - the P of the next one
-            candidates.append((path, i))
+            candidates.append((path, i, lost))
     if len(chains) > 1:
         candidates.sort(key=lambda candidate: -candidate[0])
     best, best_gain, gain = 0, 0.0, 0.0
     own = []
-    for n, (path, _) in enumerate(candidates[: len(verify) - 1], 1):
-        own.append(path - rate * (verify[n] - verify[n - 1]))
+    for n, (path, _, lost) in enumerate(candidates[: len(verify) - 1], 1):
+        own.append(path - rate * (verify[n] - verify[n - 1]) - lost)
         gain += own[-1]
         if gain > best_gain:
             best, best_gain = n, gain
     found = [Prefix(0, 0.0, chain.path) for chain in chains]
-    for (path, i), more in zip(candidates[:best], own, strict=False):
+    for (path, i, _), more in zip(candidates[:best], own, strict=False):
         found[i] = Prefix(found[i].n + 1, found[i].gain + more, path)
     return found
 
@@ -75,6 +78,17 @@ class Gains:
     """T(n) of the draft model's pass; empty without one."""
     rate: float
     """Tokens a second (or a joule) that generation makes now."""
+    again: Sequence[float] = ()
+    """What it costs, in tokens, if the token after n drafted ones is rejected: all before it in the pass are
+    then read again with the next one. Empty where rejected ones are taken back alone."""
+
+    def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
+        """Return tokens that may follow after `depth` drafted ones, as a Chain."""
+        return Chain(path, chances, self.again[depth:])
+
+    def _lost(self, before: float, path: float, depth: int) -> float:
+        """Return what it costs, in tokens, that the one after `depth` may be rejected."""
+        return self.again[depth] * (before - path) if self.again else 0.0
 
     @property
     def least_price(self) -> float:
@@ -84,11 +98,15 @@ class Gains:
 
     def best_prefix(self, path: float, depth: int, chances: Sequence[float]) -> Prefix:
         """Return how many tokens to take that cost no pass; arguments as of a Chain, after `depth` tokens."""
-        return best_prefixes(self.verify[depth + 1 :], self.rate, [Chain(path, chances)])[0]
+        return best_prefixes(self.verify[depth + 1 :], self.rate, [self.chain(path, depth, chances)])[0]
 
-    def of_token(self, path: float, depth: int) -> float:
-        """Return what verifying one token gains that is there, and accepted with `path`, after `depth`."""
-        return path - self.rate * (self.verify[depth + 2] - self.verify[depth + 1])
+    def of_token(self, path: float, depth: int, before: float) -> float:
+        """Return what verifying one token gains that is there, and accepted with `path`, after `depth`.
+
+        Those before it are accepted with `before`.
+        """
+        added = self.verify[depth + 2] - self.verify[depth + 1]
+        return path - self.rate * added - self._lost(before, path, depth)
 
     def n_guesses(self, unread: int, chances: Sequence[float]) -> int:
         """Return how many guesses the draft model should check: a right one saves it a pass.
@@ -112,34 +130,34 @@ class Gains:
         """
         if unread > ASLEEP or depth + 1 > MAX_GAMMA:
             return 0.0
-        verify, rate, passes = self.verify, self.rate, self.passes
-        table = self.learnt.predictor.next
+        rate, passes, table = self.rate, self.passes, self.learnt.predictor.next
         gain = -rate * passes[min(unread + len(guesses), N_MAX)]
         chance = 1.0  # that the pass comes so far
-        path *= table.chance(depth, bucket)
+        before, path = path, path * table.chance(depth, bucket)
         for i in range(len(guesses) + 1):
-            gain += chance * self.of_token(path, depth)
+            gain += chance * self.of_token(path, depth, before)
             depth += 1
             if depth >= MAX_GAMMA:
                 return gain
             if i < len(guesses):
-                path *= table.overall
+                before, path = path, path * table.overall
                 chance *= guesses[i]
         gain += chance * path * self.learnt.follow_up
-        path *= table.overall
+        before, path = path, path * table.overall
         best, least = gain, rate * passes[1]
         while depth < MAX_GAMMA and path >= least:  # else not even if verification were free
-            gain += chance * (path - least - rate * (verify[depth + 2] - verify[depth + 1]))
+            gain += chance * (self.of_token(path, depth, before) - least)
             best = max(best, gain)
-            path *= table.overall
+            before, path = path, path * table.overall
             depth += 1
         return best
 
     def best_model_rate(self) -> float:
         """Return the tokens a second of the best fixed length with the draft model alone."""
-        best, tokens, path = 0.0, 1.0, 1.0
+        best, tokens, path, lost = 0.0, 1.0, 1.0, 0.0
         for depth in range(_LOOK_AHEAD):
-            path *= self.learnt.predictor.next.overall
+            before, path = path, path * self.learnt.predictor.next.overall
+            lost += self._lost(before, path, depth) / self.rate
             tokens += path
-            best = max(best, tokens / ((depth + 1) * self.passes[1] + self.verify[depth + 2]))
+            best = max(best, tokens / ((depth + 1) * self.passes[1] + self.verify[depth + 2] + lost))
         return best

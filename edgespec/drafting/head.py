@@ -1,7 +1,9 @@
 """A draft head: one block that goes on from the target's hidden states, in the place of a draft model.
 
-Token i is read together with the hidden state of token i - 1 (head_file.py). That is the target's own where
-the target has been, and else, along a draft, the head's last one:
+It has a file of its own, made here (head_file.py), or is in the target's own file (llama/mtp.py).
+
+Token i is read together with the hidden state of token i - 1. That is the target's own where the target has
+been, and else, along a draft, the head's last one:
 
     timeline     t0  t1  t2  t3 | d4  d5          t3 is emitted, d4 and d5 are drafted
     read with        f0  f1  f2 | g3  g4          f: the target's, known after its pass; g: the head's
@@ -21,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.decoding.asks import Ask, DraftPass, Evaluated
-from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.drafting.gains import Gains
+from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import CAUTION
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.scheduler import Scheduler
@@ -40,6 +43,7 @@ from edgespec.models.hashes import sha256_of
 _MOST_STATES = 192
 """Tokens of a prompt whose hidden states a head reads: it was trained on no more (forge/dataset.py)."""
 _FEWER_STATES = 64  # a pass of them
+_MOST_OWN = KEPT  # a head in the target's file was trained on whole texts: all states that are kept
 _STATES_SHARE = 0.25  # of what drafting saves, lost where the head knows nothing of the prompt: a guess
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
 
@@ -69,6 +73,8 @@ def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
 
     A head gets hidden states of zeros: what a pass costs does not depend on them.
     """
+    if draft.is_mtp:
+        return lambda tokens: np.zeros((len(tokens), target.n_embd), np.float32)
     if cut := read_cut(draft.header):
         return Embeddings(cut)
     head = read_head(draft.header)
@@ -81,25 +87,23 @@ def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
 def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
     """Return of how many of a prompt's last tokens the target's hidden states are worth what they cost.
 
-    `n_unread` tokens of it are to be read, at most `n_predict` follow. The library computes the logits of
-    each token whose state is wanted, in passes of their own: of the default target a sixth of what reading
-    costs. For a short prompt that is all of it, and it is spent before anything of the answer is there. So it
-    is left out where a short answer is possible enough; the head then begins with the answer.
+    `n_unread` tokens of it are to be read, at most `n_predict` follow. For a short prompt the price is much,
+    and it is spent before anything of the answer is there. So it is left out where a short answer is possible
+    enough; the head then begins with the answer.
     """
     learnt, policy = scheduler.learnt, scheduler.policy
+    sizes = (_MOST_STATES, _FEWER_STATES) if target.hidden_states.all_logits else (_MOST_OWN, _FEWER_STATES)
     if policy.gamma is not None or not policy.suffix:
-        return min(_MOST_STATES, n_unread)  # the head was asked for
+        return min(sizes[0], n_unread)  # the head was asked for
     if learnt.draft is None:
         return 0
     costs, most = learnt.target.at(n_unread), math.inf if n_predict is None else n_predict
     best = Gains(learnt, costs, learnt.draft.at(0), 1.0 / costs[1]).best_model_rate()
     saved = _STATES_SHARE * max(0.0, costs[1] - 1.0 / best)
-    n_output = target.n_vocab * target.n_embd
-    logits_s = learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
     spent = learnt.target.read(n_unread, 0)
-    for n in (_MOST_STATES, _FEWER_STATES):
+    for n in sizes:
         n_wanted = min(n, n_unread)
-        price = n_wanted * logits_s + (n_wanted // _FEWER_STATES) * _PASS_SHARE * costs[1]
+        price = _price_of_states(learnt, target, n_wanted, costs[1])
         gained = 0.0  # as a share of what the whole answer costs, as its reader feels it
         for length, chance in scheduler.lengths.after(1):
             n_tokens = min(length, most)
@@ -108,6 +112,20 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
         if gained > 0.0:
             return n_wanted
     return 0
+
+
+def _price_of_states(learnt: Learnt, target: Model, n: int, one: float) -> float:
+    """Return what the hidden states of `n` tokens of a prompt cost, where a pass over one token costs `one`.
+
+    Mostly the library computes the logits of each token whose state is wanted, in passes of their own: of the
+    default target a sixth of what reading costs. A head in the target's file needs no logits, but reads as
+    many tokens.
+    """
+    if not target.hidden_states.all_logits:
+        return learnt.draft.read(n, 0) if learnt.draft else 0.0
+    n_output = target.n_vocab * target.n_embd
+    logits_s = learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
+    return n * logits_s + (n // _FEWER_STATES) * _PASS_SHARE * one
 
 
 class HeadModel(DraftModel):
@@ -120,22 +138,28 @@ class HeadModel(DraftModel):
     waits = False
 
     def __init__(
-        self, session: Session, head: HeadFile, fusion: Fusion, features: TargetFeatures, *, n_vocab: int
+        self,
+        session: Session,
+        features: TargetFeatures,
+        *,
+        n_vocab: int,
+        head: HeadFile | None = None,
+        fusion: Fusion | None = None,
     ) -> None:
         """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
 
-        Only the first `n_vocab` tokens are drafted.
+        Only the first `n_vocab` tokens are drafted. `head`: its file, and `fusion` the matrix in it; without
+        them it is in the target's file, knows all tokens, and takes hidden states as they are.
         """
         super().__init__(session, n_vocab=n_vocab)
-        self.n_vocab = min(n_vocab, head.n_vocab)
-        self._set_tokens(head.token_ids)
+        if head:
+            self.n_vocab = min(n_vocab, head.n_vocab)
+            self._set_tokens(head.token_ids)
         self._fusion = fusion
         self.features = features
         self._n_true = 0  # of the timeline's tokens, those before it were read with the target's states
         self._own_at = -1
-        self._own: Features = np.empty(
-            (0, head.n_embd), np.float32
-        )  # its own hidden state of token `_own_at`
+        self._own: Features = features.rows(0, 0)  # its own hidden state of token `_own_at`
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; what was read of one that begins like it stays."""
@@ -176,7 +200,7 @@ class HeadModel(DraftModel):
         started = time.perf_counter()
         start = self._find_start()
         pending = [*tokens[start:], *guesses]
-        if (n_first := len(pending) - self._session.n_logits_max) > 0:
+        if (n_first := len(pending) - self._session.n_features_max) > 0:
             inputs = self._inputs(start, pending[:n_first])
             yield DraftPass(self._session, pending[:n_first], 0, inputs=inputs)
             start, pending = start + n_first, pending[n_first:]
@@ -218,4 +242,4 @@ class HeadModel(DraftModel):
         states = self.features.rows(start - 1, start - 1 + n_known)
         if n_known < len(tokens):
             states = np.concatenate([states, self._own])
-        return self._fusion(tokens, states)
+        return self._fusion(tokens, states) if self._fusion else states

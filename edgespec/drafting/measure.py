@@ -23,7 +23,7 @@ from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.footprint import fits_in_memory
+from edgespec.models.footprint import draft_rollback, fits_in_memory, target_rollback
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.signals import Cancellation
 
@@ -104,8 +104,8 @@ def measure(
     for model in models:
         if not model.can_rewind:
             raise EdgespecError(
-                f"{model.name} cannot take tokens back (recurrent or hybrid): it is decoded plainly, "
-                "which needs no profile"
+                f"{model.name} cannot take tokens back (architecture {model.header.architecture}): it is "
+                "decoded plainly, which needs no profile"
             )
         if model.n_ctx_train <= 2 * N_MAX:
             raise EdgespecError(
@@ -225,6 +225,7 @@ class _Measurement:
             n_logits_max=N_MAX,
             embeddings=draft_inputs(self._models[0], model),
             interrupt=interrupt,
+            rollback=target_rollback(model.header) if model is self._models[0] else draft_rollback(),
         )
         timeline = Timeline(self._stack.enter_context(session), n_past)
         return timeline, *self._fill(timeline)

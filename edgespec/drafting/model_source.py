@@ -110,7 +110,9 @@ class ModelSource:
         as_argmax = self._predictor.argmax.chance(place.depth, place.bucket)
         sampled = may_sample and as_sampled > as_argmax
         chance = as_sampled if sampled else as_argmax
-        if proposal.n_left <= 0 or not self._scheduler.keeps(place.path * chance, place.depth, place.bucket):
+        if proposal.n_left <= 0 or not self._scheduler.keeps(
+            place.path * chance, place.depth, place.bucket, chance=chance
+        ):
             return False
         n_siblings = self._n_siblings(place, proposal) if sampled else 0
         next_bucket, slot = proposal.bucket, proposal.n_slots

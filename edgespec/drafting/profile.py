@@ -20,6 +20,7 @@ from edgespec.platform.cpu import read_cpu
 FORMAT, VERSION = "edgespec profile", 1
 
 _LONGEST_STEM = 60  # characters of a model's name in a file's
+_OWN_HEAD = "@mtp"  # of a draft that is the head in the target's file, not a model in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Key:
     target: str
     """`file_fingerprint` of the target's file."""
     draft: str | None
-    """Of the draft's; None for a target alone."""
+    """Of the draft's, marked where it is the head in the target's own; None for a target alone."""
     target_name: str = field(compare=False)
     """The file's name without its ending; of no meaning, but for the profile's own name."""
     draft_name: str | None = field(compare=False)
@@ -44,15 +45,16 @@ class Key:
     @classmethod
     def of(cls, target: GGUFHeader, draft: GGUFHeader | None, *, kernels: str, threads: int) -> Key:
         """Return the key of these models on this machine; `kernels` as Engine.kernels names them."""
+        own = _OWN_HEAD if draft and draft.is_mtp else ""
         return cls(
             cpu=read_cpu().model,
             llama_cpp=library_version(),
             kernels=kernels,
             threads=threads,
             target=file_fingerprint(target),
-            draft=file_fingerprint(draft) if draft else None,
+            draft=file_fingerprint(draft) + own if draft else None,
             target_name=target.path.stem,
-            draft_name=draft.path.stem if draft else None,
+            draft_name=draft.path.stem + own if draft else None,
         )
 
     @property

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.drafting.costs import N_MAX, beyond
-from edgespec.drafting.gains import ASLEEP, Gains, Prefix
+from edgespec.drafting.gains import ASLEEP, Chain, Gains, Prefix
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths, Lengths
 from edgespec.options import MAX_GAMMA
@@ -41,7 +41,7 @@ _SHORTEST_TEST, _LONGEST_TEST = 24, 96  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a user leaves to the scheduler: which sources may propose, and whether the length is fixed."""
+    """What a user and the models leave to the scheduler: which sources may propose, in which form."""
 
     suffix: bool = True
     """The suffix store may propose to the target."""
@@ -58,6 +58,12 @@ class Policy:
     """A step may propose several tokens for one position, where `gamma` does not fix its length."""
     siblings: bool = True
     """Several may also be sampled for one position; these cannot be pruned."""
+    rereads: bool = False
+    """The target takes rejected tokens back only together with all others of their pass, which are then read
+    again; a recurrent or hybrid target without snapshots does."""
+    splits: bool = False
+    """A pass over several texts is made of one for each number of tokens that they have in it; that of a
+    recurrent or hybrid target is."""
 
     @property
     def may_branch(self) -> bool:
@@ -182,19 +188,32 @@ class Scheduler:
             if self._gains:
                 self._price()
 
+    def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
+        """Return tokens that may follow after `depth` drafted ones, with what they may let be read again."""
+        return self._now.chain(path, depth, chances)
+
     def _price(self) -> None:
         """Look up what passes of this step cost, and the rate."""
         learnt, others = self.learnt, self._others
         n_before = self._n_pending + others.n_target - 1  # in the target's pass in any case, but one
         verify: Sequence[float] = learnt.target.at(self._n_past)
-        if n_before:
+        if n_before and self.policy.splits and others.n_target:
+            together = beyond(verify, n_before + 1)[n_before + 1]
+            verify = [0.0, *(together + cost for cost in verify[: N_MAX + 1])]
+        elif n_before:
             verify = [0.0, *beyond(verify, n_before + N_MAX)[n_before + 1 :]]
         passes: Sequence[float] = learnt.draft.at(self._n_draft) if learnt.draft else []
         if others.n_draft and passes:
             n_all, passes = others.n_draft, beyond(passes, others.n_draft + N_MAX)
             passes = [passes[n_all + n] * n / (n_all + n) for n in range(N_MAX + 1)]
         self._own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
-        self._gains = Gains(learnt, verify, passes, self._own_rate + others.rate)
+        rate = self._own_rate + others.rate
+        again: Sequence[float] = ()
+        if self.policy.rereads:
+            n = self._n_pending
+            costs = beyond(learnt.target.at(self._n_past), n + N_MAX)
+            again = [rate * max(0.0, cost - costs[1]) for cost in costs[n + 1 :]]
+        self._gains = Gains(learnt, verify, passes, rate, again)
 
     def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
         """Learn what the suffix store offers after a token of the draft model; arguments as for `next`."""
@@ -312,16 +331,17 @@ class Scheduler:
             return max(0, min(len(chances), self.policy.gamma - depth))
         return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth]).n
 
-    def keeps(self, path: float, depth: int, bucket: int) -> bool:
+    def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
         """Say whether to verify a token of the draft model, which has run: only verification is left to pay.
 
-        `path`, the probability that the token and all before it are accepted, and `bucket` come from the
-        distribution at the position. The token pays alone, or together with those that may follow.
+        `path`, the probability that the token and all before it are accepted, its own `chance` among that,
+        and `bucket` come from the distribution at the position. The token pays alone, or together with those
+        that may follow.
         """
         if self.policy.gamma is not None:
             return depth < self.policy.gamma
         now = self._now
-        gain = now.of_token(path, depth)
+        gain = now.of_token(path, depth, path / chance if chance > 0.0 else path)
         return gain >= 0.0 or gain + now.of_model(path, depth + 1, 1, bucket) > 0.0
 
     def branches(self, path: float, n_drafted: int) -> bool:

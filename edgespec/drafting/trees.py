@@ -221,9 +221,9 @@ class TreeDrafter:
         learn_step(self._scheduler.learnt.predictor, proposal, outcome)
         self._forced_chance.learn(proposal.tree, outcome)
         n_own = self._n_pending + len(proposal.tree)
-        if outcome.n_evaluated <= n_own:  # else the batcher, which knows what was in it, observes the pass
-            self._target_clock.observe(min(n_own, N_MAX), proposal.n_timeline, outcome.verify_s)
-        self._n_pending = 1 + sum(i != depth for depth, i in enumerate(outcome.path))
+        if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
+            self._target_clock.observe(n_own, proposal.n_timeline, outcome.verify_s)
+        self._n_pending = outcome.n_pending
         accepted = set(outcome.path)
         for i, node in enumerate(proposal.tree):
             n, n_accepted = self._totals.get(node.source, (0, 0))

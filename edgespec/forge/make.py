@@ -176,7 +176,7 @@ class _Making:
         self._around.on_progress(Step("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
             if not model.can_rewind:
-                problem = "cannot take tokens back (recurrent or hybrid): no draft can be used with it"
+                problem = "cannot take tokens back: no draft can be used with it"
                 raise UsageError(problem, field="target", value=self._target.name)
             write_texts(
                 model, self._dataset, self._request.data, self._state.until, self._threads, self._around

@@ -151,7 +151,7 @@ def _run(trial: Trial) -> None:
         kernels=settings.kernels,
     ) as engine:
         if trial.draft and engine.draft is None:
-            raise EdgespecError("a model that cannot take tokens back (recurrent or hybrid) does not draft")
+            raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
         if trial.round is None:
             _answer_all(engine, trial, _TIMED, GREEDY, 0)
             return

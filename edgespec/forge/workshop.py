@@ -110,7 +110,8 @@ def remove_draft(name: str) -> tuple[MadeDraft | None, list[Path]]:
         record = read_record(file)
     except EdgespecError:
         record = None
-    remove_local(name)
+    if name in load_registry().entries:
+        remove_local(name)
     gone = [path for path in (file, record_file(file)) if path.exists()]
     for path in gone:
         path.unlink()
@@ -132,8 +133,12 @@ def remove_data(target_name: str, target_sha256: str) -> tuple[Path | None, int]
 
 
 def draft_file(name: str) -> Path:
-    """Return the file of a draft that was made here. Raises UsageError for a name that none has."""
+    """Return the file of a draft that was made here. Raises UsageError for a name that none has.
+
+    One whose name was removed from models.toml is found by its file.
+    """
     entry = load_registry().entries.get(name)
-    if entry is None or entry.path is None or not record_file(entry.path).exists():
+    file = entry.path if entry else Store.default().root / Path(f"{name}.gguf").name
+    if file is None or not record_file(file).exists():
         raise UsageError(f"no draft that was made here is called {name!r}; see `edgespec draft list`")
-    return entry.path
+    return file

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from edgespec.forge.prompts import Given, Prompt
 from edgespec.forge.running_text import RunningText
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.outputs import Rows
+from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of
 from edgespec.models.sources import format_size
@@ -145,6 +146,7 @@ class Writing(Closing):
             n_batch=self.settings.n_pass,
             n_logits_max=self.settings.n_pass,
             n_timelines=self._n_texts,
+            rollback=RollbackSize(n_marks=0),  # nothing drafts
         )
         self._cache = Cache(model, size, n_threads=n_threads, interrupt=interrupt)
         self._samplers: dict[float, Sampler] = {}
@@ -311,7 +313,8 @@ def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_me
     available = available_bytes()
     n_texts = settings.n_texts if model.can_rewind else 1
     while available is not None:
-        needed = loaded_bytes(0, shape_of(model.header), n_texts * longest, settings.n_pass, settings.n_pass)
+        states = replace(shape_of(model.header), states=n_texts * model.header.state_bytes)
+        needed = loaded_bytes(0, states, n_texts * longest, settings.n_pass, settings.n_pass)
         if needed <= available:
             break
         if n_texts == 1:

@@ -12,7 +12,7 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +72,8 @@ class _Tensor(ctypes.Structure):  # the start of struct ggml_tensor
     _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
 
 
+_DIFFERENT_ROWS = 64  # of a matrix of `make_random`
+
 _gguf_init = foreign_function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _InitParams)
 _gguf_free = foreign_function("gguf_free", None, ctypes.c_void_p)
 _tensor_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
@@ -103,6 +105,48 @@ def make_tiny(
         weights = _fused(weights)
     _write(path, fields, [_tensor(tensor, rows, weights_type) for tensor, rows in weights.items()])
     return path
+
+
+def make_random(
+    architecture: str,
+    metadata: Mapping[str, Value],
+    path: Path,
+    *,
+    lacks: str = "^$",
+    weights_type: str = "q4_0",
+) -> Path:
+    """Write a random model of any size to `path`, without a tokenizer, to measure with; return `path`.
+
+    `metadata` is that of `architecture`, llama.cpp's name, without it before each key; `lacks` matches
+    tensors that the model does not have. Of each matrix only some rows are random, and those repeat: what a
+    pass costs does not depend on them. Raises EdgespecError if the library cannot make it.
+    """
+    fields = [
+        encode_text("general.architecture", architecture),
+        encode_text("general.name", path.stem),
+        encode_text("tokenizer.ggml.model", "no_vocab"),
+        *(_field(f"{architecture}.{key}", value) for key, value in metadata.items()),
+    ]
+    rng = np.random.default_rng(1)
+    tensors = [
+        _repeating(name, shape, weights_type, rng)
+        for name, shape in _wanted_tensors(architecture, fields).items()
+        if not re.search(lacks, name) and not re.search(UNCOMMON, name)
+    ]
+    _write(path, fields, tensors)
+    return path
+
+
+def _repeating(
+    name: str, shape: tuple[int, ...], weights_type: str, rng: np.random.Generator
+) -> tuple[TensorInfo, bytes]:
+    """Return a tensor of which the first rows are random, and the others repeat them."""
+    columns, *others = shape
+    n_rows = math.prod(others)
+    n = min(_DIFFERENT_ROWS, n_rows)
+    info, data = _tensor(name, _weights(name, (columns, n) if others else shape, rng), weights_type)
+    n_bytes = len(data) // n * n_rows
+    return replace(info, shape=shape), (data * -(-n_bytes // len(data)))[:n_bytes]
 
 
 # ---- metadata ----

@@ -14,7 +14,7 @@ from edgespec.llama.backend import llama
 
 EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 """Returns the rows that the first layer takes for n tokens, shape (n, n_embd); already scaled if the
-architecture scales embeddings (Gemma)."""
+architecture scales embeddings (Gemma). For a head in its target's file: the target's hidden states."""
 
 Inputs = npt.NDArray[np.float32]
 """Such rows, for the tokens of a piece."""
@@ -145,14 +145,17 @@ class PassInput:
         n_embd: int,
         embeddings: EmbeddingsFn | None,
         takes_inputs: bool = False,
+        with_tokens: bool = False,
     ) -> None:
         """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences.
 
-        `takes_inputs`: each pass brings the rows for its tokens.
+        `takes_inputs`: each pass brings the rows for its tokens. `with_tokens`: rows come beside the tokens,
+        not in their place.
         """
         self._n_batch, self._n_sequences, self._n_embd = n_batch, n_sequences, n_embd
         self._embeddings = embeddings
         self._takes_rows = takes_inputs or embeddings is not None
+        self._takes_tokens = with_tokens or not self._takes_rows
         self._tokens = (ctypes.c_int32 * n_batch)()
         self._flags = (ctypes.c_int8 * (2 * n_batch))(*[0] * n_batch, *[1] * n_batch)
         self._first_one = ctypes.addressof(self._flags) + n_batch
@@ -161,7 +164,7 @@ class PassInput:
 
     @property
     def _tokens_in_use(self) -> object:
-        return None if self._takes_rows else self._tokens
+        return self._tokens if self._takes_tokens else None
 
     @cached_property
     def parts(self) -> PartsBatch:
@@ -171,14 +174,14 @@ class PassInput:
     def fill(
         self, batch: Batch, tokens: Sequence[int], n_logits: int | None, inputs: Inputs | None = None
     ) -> None:
-        """Put `tokens`, or `inputs` in their place, into `batch`.
+        """Put `tokens`, or `inputs` in their place or beside them, into `batch`.
 
         Logits are asked for of the last `n_logits`; None: as it is laid out.
         """
         n = len(tokens)
-        if not self._takes_rows:
+        if self._takes_tokens:
             self._tokens[:n] = list(map(int, tokens))
-        else:
+        if self._takes_rows:
             if inputs is None:
                 if self._embeddings is None:
                     raise ValueError("a pass without the rows for its tokens")

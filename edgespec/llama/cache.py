@@ -1,10 +1,6 @@
 """A llama_context whose cache several timelines share, and its passes over pieces of them.
 
-Each timeline is a sequence of llama.cpp. A piece may end with a tree of tokens: it gets one more sequence per
-further leaf, which shares the timeline's cells down to where it branches off.
-
-    sequence   0 .. n_timelines - 1            the timelines
-               n_timelines .. + MAX_LEAVES - 2    leaves beside the trunk, of all trees of a pass together
+A piece may end with a tree of tokens, of which only the trunk stays. rollback.py takes tokens back.
 """
 
 from __future__ import annotations
@@ -12,11 +8,10 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
@@ -25,19 +20,18 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.outputs import Features, Outputs, Rows
+from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State
+from edgespec.llama.states import States
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
-
-State: TypeAlias = npt.NDArray[np.uint8]
-"""A copy of the cache of a timeline, as the library writes it."""
 
 MAX_LEAVES = 32
 """Most leaves of the trees of a pass: the library keeps room for a row of logits for each."""
 
-MAX_TIMELINES = 256 - MAX_LEAVES
-"""Most timelines of a cache: llama.cpp has 256 sequences."""
+MAX_TIMELINES = MAX_SEQUENCES - MAX_LEAVES
+"""Most timelines of a cache."""
 
-_DECODE_NO_SLOT, _DECODE_ABORTED = 1, 2
+_DECODE_NO_SLOT, _DECODE_ABORTED, _DECODE_BAD_INPUT = 1, 2, -1
 _SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
 
 
@@ -56,6 +50,7 @@ class CacheSize:
     n_logits_max: int = 64
     """Most rows of logits of one pass; it sets the size of buffers."""
     n_timelines: int = 1
+    rollback: RollbackSize = field(default_factory=RollbackSize)
 
     def __post_init__(self) -> None:
         if self.n_ctx < 1 or self.n_batch < 1 or self.n_logits_max < 1:
@@ -105,7 +100,8 @@ class Cache(Closing):
         self.n_ctx = size.n_ctx
         self.n_batch = min(size.n_batch, size.n_ctx)
         self.n_logits_max = min(size.n_logits_max, self.n_batch)
-        self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if model.can_rewind else 1
+        has_trees = model.can_rewind and not model.keeps_state
+        self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if has_trees else 1
         """Most leaves of the trees of a pass; 1: chains only."""
         self.n_timelines = size.n_timelines
         if self.n_timelines > 1 and not model.can_rewind:
@@ -113,12 +109,20 @@ class Cache(Closing):
                 f"{model.name} cannot hold several texts in one cache "
                 f"(architecture {model.header.architecture}); ask for one at a time"
             )
-        if embeddings and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
+        self._trees: Cells | None = None
+        self._rollback: Rollback
+        if model.keeps_state:
+            self._rollback = _states(model, size, self.n_batch)
+        else:
+            self._rollback = self._trees = Cells(self.n_timelines, self.max_leaves)
+        self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
+        """Most tokens of a pass that may be taken back after it."""
+        if embeddings and not model.is_mtp and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
             raise EdgespecError(
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"
             )
-        n_sequences = self.n_timelines + self.max_leaves - 1
+        n_sequences = self.n_timelines + self._rollback.n_spare
         context = create_context(
             model,
             n_ctx=self.n_ctx,
@@ -126,25 +130,29 @@ class Cache(Closing):
             n_batch=self.n_batch,
             n_logits_max=self.n_logits_max,
             n_sequences=n_sequences,
+            n_snapshots=self._rollback.n_snapshots,
         )
         # The finalizer's reference keeps the weights until the context that uses them is freed, even if the
         # garbage collector finds both unreachable at once.
         self._finalizer = weakref.finalize(self, _free, context, model)
         model.sessions.add(self)
         self._context = context
-        self._memory = llama.llama_get_memory(context)
-        if interrupt:
-            callback = ctypes.cast(ctypes.c_void_p(interrupt.callback), llama.ggml_abort_callback)
-            llama.llama_set_abort_callback(context, callback, ctypes.c_void_p(interrupt.data))
+        self._rollback.attach(context)
         self._interrupt = interrupt  # its data must live as long as the context
-        n_embd = llama.llama_model_n_embd_inp(model.handle)
+        self._listens = False
+        self._listen(True)
         self._input = PassInput(
-            self.n_batch, n_sequences, n_embd=n_embd, embeddings=embeddings, takes_inputs=takes_inputs
+            self.n_batch,
+            n_sequences,
+            n_embd=model.n_embd if model.is_mtp else llama.llama_model_n_embd_inp(model.handle),
+            embeddings=embeddings,
+            takes_inputs=takes_inputs,
+            with_tokens=model.is_mtp,
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
-        self._sides = [-1] * (self.max_leaves - 1)  # whose cells each side sequence shares; -1: nobody's
-        self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
-        self._outputs = Outputs(context, model, self.n_logits_max)
+        self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
+        self.all_logits = model.hidden_states.all_logits
+        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self.features: list[Features] = []
         """Of the last pass, for each piece those of its tokens; empty if it was made without.
 
@@ -170,25 +178,22 @@ class Cache(Closing):
     def n_past(self, sequence: int) -> int:
         """Return the number of tokens in a timeline."""
         self.require_open()
-        return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+        return self._rollback.n_past(sequence)
 
-    def share(self, source: int, sequence: int, n_tokens: int) -> None:
-        """Let the empty timeline `sequence` begin with the first `n_tokens` of `source`: the same cells."""
-        llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n_tokens)
+    @property
+    def rollback(self) -> Rollback:
+        """What takes tokens of its timelines back."""
+        self.require_open()
+        return self._rollback
 
-    def cut(self, sequence: int, n_keep: int) -> bool:
-        """Cut a timeline, and what shares it, back to `n_keep` tokens; return whether the library could."""
-        done = bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
-        for i, owner in enumerate(self._sides):
-            if owner == sequence:
-                side = self.n_timelines + i
-                llama.llama_memory_seq_rm(self._memory, side, n_keep or -1, -1)
-        return done
+    def cut(self, sequence: int, n_keep: int) -> int:
+        """Cut a timeline back to `n_keep` tokens, or to the most below that can be had; return how many."""
+        return self._rollback.cut(sequence, n_keep)
 
     def clear(self) -> None:
         """Empty all timelines."""
         self.require_open()
-        llama.llama_memory_clear(self._memory, False)
+        self._rollback.clear()
 
     # ---- passes ----
 
@@ -197,37 +202,43 @@ class Cache(Closing):
 
         The rows are valid until the next `eval` or `close`. Only a piece that comes alone may have more than
         `n_batch` tokens: it takes several passes. `with_features` leaves the hidden states of all tokens in
-        `features`: the library then computes the logits of all of them, at most `n_logits_max`. A failed or
-        interrupted pass leaves all timelines as they were before the call, or empty if the model cannot
-        rewind. Raises CacheFull, EdgespecError if the model has no hidden states to give, and as
-        `Session.eval`.
+        `features`; with `all_logits` they count as rows of logits, of which there are at most `n_logits_max`.
+        A failed or interrupted pass leaves all timelines as they were before the call; of a model that keeps
+        a state one may also end with tokens of its piece before the tree, or become empty. Raises CacheFull,
+        EdgespecError if the model has no hidden states to give, and as `Session.eval`.
         """
         branches = [self._branches(piece) for piece in pieces]
         before = [self.n_past(piece.sequence) for piece in pieces]
         n_tokens = sum(len(piece.tokens) for piece in pieces)
-        n_outputs = n_tokens if with_features else sum(piece.n_logits for piece in pieces)
+        self._outputs.ask(with_features=with_features)
+        n_outputs = sum(self._n_outputs(piece) for piece in pieces)
         if n_outputs > self.n_logits_max or (len(pieces) > 1 and n_tokens > self.n_batch):
             raise ValueError(f"a pass of {n_tokens} tokens and {n_outputs} rows of logits")
-        self._outputs.ask(with_features=with_features)
         backend.clear_log()
-        if self._has_branches:
-            self._drop_branches()
+        coming = [_coming(piece, n_past) for piece, n_past in zip(pieces, before, strict=True)]
+        self._rollback.begin(coming)
+        self.features = []
         try:
             if len(pieces) > 1:
                 self._decode_parts(pieces, branches, before)
+                last = list(pieces)
             else:
-                self._decode_alone(pieces[0], branches[0], before[0])
+                last = [self._decode_alone(pieces[0], branches[0], before[0])]
         except BaseException:
-            self._restore(pieces, before)
+            self._rollback.undo(coming)
             raise
-        rows = self._outputs.rows(n_outputs)
-        found, first = [], 0
-        for piece in pieces:
-            end = first + (len(piece.tokens) if with_features else piece.n_logits)
-            found.append(rows[end - piece.n_logits : end])
-            first = end
-        self.features = self._outputs.features([len(p.tokens) for p in pieces]) if with_features else []
-        return found
+        ends = list(accumulate(self._n_outputs(piece) for piece in last))
+        rows = self._outputs.rows(ends[-1])
+        if self.features:
+            self._gather_features(last[0])
+        elif with_features:
+            self.features = self._outputs.features([len(piece.tokens) for piece in pieces])
+        return [rows[end - piece.n_logits : end] for piece, end in zip(last, ends, strict=True)]
+
+    def _gather_features(self, part: Piece) -> None:
+        """Add those of a pass over a part of a piece to `features`: the next pass overwrites them."""
+        found = self._outputs.features([len(part.tokens)])
+        self.features = [np.concatenate([*self.features, *found])]
 
     def _branches(self, piece: Piece) -> Branches | None:
         """Check the tree that a piece ends with and return it; None for a chain."""
@@ -243,7 +254,7 @@ class Cache(Closing):
         if nodes == list(range(-1, len(nodes) - 1)):
             return None
         branches = find_branches(nodes)
-        if not self.model.can_rewind:
+        if self.max_leaves == 1:
             raise EdgespecError(
                 f"{self.model.name} cannot evaluate branches (architecture {self.model.header.architecture})"
             )
@@ -251,24 +262,29 @@ class Cache(Closing):
             raise ValueError(f"a tree of {branches.n_leaves} leaves, max_leaves {self.max_leaves}")
         return branches
 
-    def _decode_alone(self, piece: Piece, branches: Branches | None, n_past: int) -> None:
-        """Decode one piece, in several passes if it is longer than one."""
-        tokens, start = piece.tokens, 0
+    def _decode_alone(self, piece: Piece, branches: Branches | None, n_past: int) -> Piece:
+        """Decode one piece, in several passes if it is longer than one; return what was in the last."""
+        tokens, start, part = piece.tokens, 0, piece
         while start < len(tokens):
-            n = len(tokens) - start
-            if n > self.n_batch:
+            if start and self._outputs.with_features:
+                self._gather_features(part)
+            left = len(tokens) - start
+            n = min(self.n_batch, self._rollback.stop_before(piece.sequence, n_past + start, left))
+            if n < left:
                 # Leave all tokens whose logits are wanted to the last pass.
-                n = min(self.n_batch, n - piece.n_logits)
+                n = min(n, left - piece.n_logits) or left
             last = start + n == len(tokens)
             inputs = None if piece.inputs is None else piece.inputs[start : start + n]
             part = Piece(
                 piece.sequence, tokens[start : start + n], piece.n_logits if last else 0, inputs=inputs
             )
             if piece.sequence == 0 and not (last and branches):
+                self._begin_pass([_coming(part, n_past + start)])
                 self._decode(self._input.chain, part.tokens, self._n_outputs(part), inputs)
             else:
                 self._decode_parts([part], [branches if last else None], [n_past + start])
             start += n
+        return part
 
     def _decode_parts(
         self, pieces: Sequence[Piece], branches: Sequence[Branches | None], n_past: Sequence[int]
@@ -278,40 +294,37 @@ class Cache(Closing):
         n_sides = 0
         for piece, tree, n in zip(pieces, branches, n_past, strict=True):
             sequences = [piece.sequence]
-            for _ in range(tree.n_leaves - 1 if tree else 0):
-                sequences.append(self._side_of(piece.sequence, n_sides, n))
-                n_sides += 1
+            if tree and self._trees:
+                sides = range(n_sides, n_sides + tree.n_leaves - 1)
+                sequences += [self._trees.side(piece.sequence, i, n) for i in sides]
+                n_sides = sides.stop
             parts.append(Part(sequences, n, len(piece.tokens), self._n_outputs(piece), tree))
-        self._has_branches = n_sides > 0
         self._input.parts.lay_out(parts)
         tokens = [token for piece in pieces for token in piece.tokens]
         given = [piece.inputs for piece in pieces if piece.inputs is not None]
+        self._begin_pass([_coming(piece, n) for piece, n in zip(pieces, n_past, strict=True)])
         self._decode(self._input.parts, tokens, None, np.concatenate(given) if given else None)
-        for part in parts:
-            for side in part.sequences[1:]:
+        if self._trees and n_sides:
+            for part in parts:
                 n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
-                llama.llama_memory_seq_rm(self._memory, side, part.n_past + n_before, -1)
-        self._has_branches = False
+                self._trees.drop_tree(part.sequences[1:], part.n_past + n_before)
+            self._trees.end_trees()
 
     def _n_outputs(self, piece: Piece) -> int:
         """Return of how many of a piece's tokens the library computes the logits."""
-        return len(piece.tokens) if self._outputs.with_features else piece.n_logits
+        return len(piece.tokens) if self._outputs.all_logits else piece.n_logits
 
-    def _side_of(self, sequence: int, i: int, n_past: int) -> int:
-        """Let side sequence `i` share all of a timeline of `n_past` tokens; return its number.
+    def _begin_pass(self, coming: Sequence[Coming]) -> None:
+        self._listen(self._rollback.begin_pass(coming))
 
-        It goes on sharing between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence; sharing
-        only those new since the last tree takes 5 us.
-        """
-        if i >= len(self._sides):
-            raise ValueError(f"trees of more than {self.max_leaves} leaves in one pass")
-        side = self.n_timelines + i
-        if self._sides[i] != sequence:
-            llama.llama_memory_seq_rm(self._memory, side, -1, -1)
-            self._sides[i] = sequence
-        n_shared = llama.llama_memory_seq_pos_max(self._memory, side) + 1
-        llama.llama_memory_seq_cp(self._memory, sequence, side, n_shared, n_past)
-        return side
+    def _listen(self, wanted: bool) -> None:
+        """Let the interrupt break off the passes that follow, or not."""
+        if wanted == self._listens or not self._interrupt:
+            return
+        self._listens = wanted
+        address, data = (self._interrupt.callback, self._interrupt.data) if wanted else (None, None)
+        callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
+        llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
 
     def _decode(
         self, batch: Batch, tokens: Sequence[int], n_logits: int | None, inputs: Inputs | None
@@ -322,6 +335,8 @@ class Cache(Closing):
             code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
+        if code not in (_DECODE_NO_SLOT, _DECODE_BAD_INPUT):
+            self._rollback.break_off()
         if code == _DECODE_ABORTED:
             raise KeyboardInterrupt
         if code == _DECODE_NO_SLOT:
@@ -331,21 +346,6 @@ class Cache(Closing):
         raise EdgespecError(
             f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
         )
-
-    def _restore(self, pieces: Sequence[Piece], before: Sequence[int]) -> None:
-        """Make timelines as long as they were `before`."""
-        for piece, n_past in zip(pieces, before, strict=True):
-            if not self.cut(piece.sequence, n_past):
-                self.clear()
-        if self._has_branches:
-            self._drop_branches()
-
-    def _drop_branches(self) -> None:
-        """Empty the side sequences."""
-        for i in range(len(self._sides)):
-            llama.llama_memory_seq_rm(self._memory, self.n_timelines + i, -1, -1)
-            self._sides[i] = -1
-        self._has_branches = False
 
     # ---- copies ----
 
@@ -376,6 +376,18 @@ class Cache(Closing):
         """Raise EdgespecError if the cache is closed."""
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.model.path}: the session is closed")
+
+
+def _states(model: Model, size: CacheSize, n_batch: int) -> States:
+    """Return how tokens are taken back on a model that keeps a state, in passes of up to `n_batch` tokens."""
+    # The library wants room in a pass for a token more than snapshots reach.
+    wanted = replace(size.rollback, n_snapshots=max(0, min(size.rollback.n_snapshots, n_batch - 2)))
+    return States(size.n_timelines, wanted, has_snapshots=model.header.has_snapshots)
+
+
+def _coming(piece: Piece, n_past: int) -> Coming:
+    """Return what `piece` will add to a timeline of `n_past` tokens."""
+    return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
 
 
 def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:

@@ -24,19 +24,29 @@ def check_cache_type(header: GGUFHeader, cache_type: CacheType) -> None:
 
 
 def create_context(
-    model: Model, *, n_ctx: int, n_threads: int, n_batch: int, n_logits_max: int, n_sequences: int
+    model: Model,
+    *,
+    n_ctx: int,
+    n_threads: int,
+    n_batch: int,
+    n_logits_max: int,
+    n_sequences: int,
+    n_snapshots: int = 0,
 ) -> llama.llama_context_p:
     """Return a context of `n_ctx` tokens for `n_sequences` sequences; the caller frees it.
 
-    `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. Raises EdgespecError if the library
+    `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. `n_snapshots`: earlier states that
+    the last pass leaves of each sequence, where a model keeps a state. Raises EdgespecError if the library
     fails.
     """
     params = llama.llama_context_default_params()
+    params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
     params.n_ctx = n_ctx
     # n_batch == n_ubatch keeps the rows of logits in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = max(n_logits_max, n_sequences)  # the library plans a pass with one for each
     params.n_seq_max = n_sequences
+    params.n_rs_seq = n_snapshots
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
     params.type_k = params.type_v = _CACHE_TYPES[model.cache_type]

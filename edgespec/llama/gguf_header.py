@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo, read_gguf
+from edgespec.llama.recurrent import BOTH_IN_A_LAYER, SNAPSHOTS, layer_state_bytes, recurrent_layers
 
 HEAD_PREFIX = "edgespec.head."
 """Begins the keys of a draft head's own metadata (head_file.py)."""
@@ -20,7 +21,8 @@ _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
-_HELPERS = {"eagle3", "dflash", "gemma4-assistant"}  # draft heads: run only inside their target
+HELPERS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "a Gemma 4 head"}
+"""Architectures of draft heads that are published as files of their own, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class GGUFHeader:
     """Parts of a model split over several files; 0 or 1 for a single file."""
     gguf: GGUF = field(repr=False)
     """All of the file's metadata."""
+    n_mtp: int = 0
+    """Blocks after the model's own, counted in `n_layer`, that are a head which drafts (mtp.py)."""
+    is_mtp: bool = False
+    """Whether it tells of that head alone, as if the file held nothing else (`header_of_head`)."""
+    state_bytes: int = 0
+    """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
     other_parts: tuple[Path, ...] = ()
     """The files beside `path` that complete a split model; found by `check_model_file`."""
 
@@ -74,11 +82,13 @@ class GGUFHeader:
         """Whether the file can turn text into tokens."""
         return self.n_vocab > 0
 
-    def kv_bytes(self, n_ctx: int) -> int:
-        """Return the bytes of an F16 cache of keys and values for `n_ctx` tokens.
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether a pass can leave the state after each of its last tokens (recurrent.py)."""
+        return self.architecture in SNAPSHOTS
 
-        An upper bound for models that keep less than every token (recurrent layers).
-        """
+    def kv_bytes(self, n_ctx: int) -> int:
+        """Return the bytes of an F16 cache of keys and values for `n_ctx` tokens."""
         cells = math.ceil(n_ctx / _KV_PAD) * _KV_PAD
         return cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v) * 2
 
@@ -102,6 +112,15 @@ def read_header(path: str | Path) -> GGUFHeader:
     n_embd = largest(f"{architecture}.embedding_length")
     n_head = largest(f"{architecture}.attention.head_count")
     head_dim = n_embd // n_head if n_head > 0 else 0
+
+    def of_architecture(key: str) -> tuple[int, ...]:
+        return gguf.integers(f"{architecture}.{key}")
+
+    head_dim_k = largest(f"{architecture}.attention.key_length", head_dim)
+    recurrent = recurrent_layers(architecture, min(n_layer, _MAX_LAYERS), of_architecture)
+    n_head_kv = _per_layer(of_architecture("attention.head_count_kv"), n_layer, n_head)
+    if architecture not in BOTH_IN_A_LAYER:
+        n_head_kv = tuple(0 if i in recurrent else heads for i, heads in enumerate(n_head_kv))
     return GGUFHeader(
         path=path,
         architecture=architecture,
@@ -114,8 +133,8 @@ def read_header(path: str | Path) -> GGUFHeader:
         n_embd=n_embd,
         n_ff=largest(f"{architecture}.feed_forward_length"),
         n_head=n_head,
-        n_head_kv=_per_layer(gguf.integers(f"{architecture}.attention.head_count_kv"), n_layer, n_head),
-        head_dim_k=largest(f"{architecture}.attention.key_length", head_dim),
+        n_head_kv=n_head_kv,
+        head_dim_k=head_dim_k,
         head_dim_v=largest(f"{architecture}.attention.value_length", head_dim),
         tokenizer=text("tokenizer.ggml.model"),
         n_vocab=gguf.n_texts(TOKENS),
@@ -124,6 +143,10 @@ def read_header(path: str | Path) -> GGUFHeader:
         split_no=largest("split.no"),
         split_count=largest("split.count"),
         gguf=gguf,
+        n_mtp=largest(f"{architecture}.nextn_predict_layers"),
+        state_bytes=len(recurrent) * layer_state_bytes(n_embd, n_head, head_dim_k, of_architecture)
+        if recurrent
+        else 0,
     )
 
 
@@ -205,9 +228,15 @@ def _check_kind(header: GGUFHeader) -> None:
         refuse(f"an embedding, reranking or encoder model (architecture {header.architecture})")
     if header.architecture == "t5":
         refuse("an encoder-decoder model (architecture t5)")
-    if header.architecture in _HELPERS:
-        refuse(f"a draft head that runs only inside its own target (architecture {header.architecture})")
+    if header.architecture in HELPERS:
+        refuse(f"{HELPERS[header.architecture]}, which drafts beside its own target only")
+    if header.n_mtp and header.split_count < 2 and not _has_first_block(header):
+        refuse("only the MTP head of a model, without the model")
     if not header.has_tokenizer and not header.is_head:
         refuse("a model without a tokenizer")
     if not 1 <= header.n_layer <= _MAX_LAYERS:
         raise EdgespecError(f"{header.path}: damaged: a model of {header.n_layer} layers; download it again")
+
+
+def _has_first_block(header: GGUFHeader) -> bool:
+    return any(tensor.name.startswith("blk.0.") for tensor in header.gguf.tensors)

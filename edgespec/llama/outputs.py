@@ -19,22 +19,26 @@ Rows: TypeAlias = npt.NDArray[np.float32]
 """Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
 
 Features: TypeAlias = npt.NDArray[np.float32]
-"""Hidden states after the last norm, shape (n_tokens, n_embd): a view on the library's buffer, not a copy."""
+"""Hidden states, shape (n_tokens, n_embd): a view on the library's buffer, not a copy."""
 
-# Our own prototypes: llama_cpp's return a pointer object, whose address costs another conversion.
+# Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
 _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
-_get_embeddings = backend.foreign_function("llama_get_embeddings", ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Outputs:
     """The buffers of a context that hold what its last pass computed."""
 
     with_features = False
-    """Whether the passes that follow keep hidden states; the library then computes all logits of a pass."""
+    """Whether the passes that follow keep hidden states."""
 
-    def __init__(self, context: llama.llama_context_p, model: Model, n_logits_max: int) -> None:
-        """Read from `context`, a context of `model` that gives at most `n_logits_max` rows of logits."""
-        self._context, self._model, self._n_logits_max = context, model, n_logits_max
+    def __init__(self, context: llama.llama_context_p, model: Model, n_logits_max: int, n_batch: int) -> None:
+        """Read from `context`, a context of `model`.
+
+        Its passes have at most `n_batch` tokens and give at most `n_logits_max` rows of logits.
+        """
+        self._context, self._model = context, model
+        self._n_logits_max, self._n_batch = n_logits_max, n_batch
+        self._states = model.hidden_states
         self._rows_address = 0
         self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
         self._features_address = 0
@@ -43,8 +47,13 @@ class Outputs:
     def ask(self, *, with_features: bool) -> None:
         """Say for the passes that follow whether hidden states are kept."""
         if with_features != self.with_features:
-            llama.llama_set_embeddings(self._context, with_features)
+            self._states.ask(self._context, with_features)
             self.with_features = with_features
+
+    @property
+    def all_logits(self) -> bool:
+        """Whether the passes that follow compute the logits of all of their tokens."""
+        return self.with_features and self._states.all_logits
 
     def rows(self, n_logits: int) -> Rows:
         """Return the logits of the last pass, which computed `n_logits` rows."""
@@ -52,7 +61,8 @@ class Outputs:
             return self._rows[:0]
         address = _get_logits(self._context)
         if address != self._rows_address:  # the buffer moves only when it grows
-            self._rows, self._rows_address = self._view(address, self._model.n_vocab), address
+            self._rows = _view(address, self._n_logits_max, self._model.n_vocab)
+            self._rows_address = address
         return self._rows[:n_logits]
 
     def features(self, lengths: Sequence[int]) -> list[Features]:
@@ -60,16 +70,18 @@ class Outputs:
 
         Raises EdgespecError if the model has none to give.
         """
-        address = _get_embeddings(self._context)
+        address = self._states.address(self._context)
         if not address:
             raise EdgespecError(f"{self._model.path}: llama.cpp gives no hidden states of this model")
         if address != self._features_address:
-            self._features, self._features_address = self._view(address, self._model.n_embd), address
+            n_rows = self._n_logits_max if self._states.all_logits else self._n_batch
+            self._features = _view(address, n_rows, self._model.n_embd)
+            self._features_address = address
         ends = accumulate(lengths)
         return [self._features[end - n : end] for n, end in zip(lengths, ends, strict=True)]
 
-    def _view(self, address: int, width: int) -> npt.NDArray[np.float32]:
-        """Return rows at `address`. They are as many as a pass can have; only those it had are ever read."""
-        shape = (self._n_logits_max, width)
-        buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
-        return np.frombuffer(memoryview(buffer), np.float32).reshape(shape)
+
+def _view(address: int, n_rows: int, width: int) -> Rows:
+    """Return rows at `address`. They are as many as a pass can have; only those it had are ever read."""
+    buffer = (ctypes.c_float * (n_rows * width)).from_address(address)
+    return np.frombuffer(memoryview(buffer), np.float32).reshape(n_rows, width)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama.batch import EmbeddingsFn, Inputs
-from edgespec.llama.cache import Cache, CacheSize, Piece, State
+from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.outputs import Rows
+from edgespec.llama.rollback import RollbackSize, State
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 
@@ -18,10 +19,11 @@ class Session(Closing):
     """A growing sequence of tokens and the model's cache of it. A context manager.
 
     The token ids are noted before a pass; `timeline` returns the first `n_past` of them. A failed or
-    interrupted `eval` leaves the timeline as it was before the call, or empty if the model cannot rewind.
+    interrupted `eval` leaves the timeline as it was before the call; that of a model that keeps a state may
+    also end with the first of the tokens that were to be read, or become empty.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a cache of its own is made of
         self,
         model: Model,
         *,
@@ -31,15 +33,22 @@ class Session(Closing):
         n_logits_max: int = 64,
         embeddings: EmbeddingsFn | None = None,
         interrupt: Interrupt | None = None,
+        rollback: RollbackSize | None = None,
     ) -> None:
         """Open a timeline of up to `n_ctx` tokens in a cache of its own.
 
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns; it sets the
         size of buffers. `embeddings`: returns the input rows of tokens, for a model whose own table lacks
-        some. `interrupt` can end a pass: then `eval` raises KeyboardInterrupt. Raises EdgespecError if the
-        context cannot be created or the model cannot take embeddings.
+        some. `interrupt` can end a pass: then `eval` raises KeyboardInterrupt. `rollback`: what a model that
+        keeps a state sets aside to take tokens back. Raises EdgespecError if the context cannot be created
+        or the model cannot take embeddings.
         """
-        size = CacheSize(n_ctx=n_ctx, n_batch=n_batch, n_logits_max=n_logits_max)
+        size = CacheSize(
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_logits_max=n_logits_max,
+            rollback=rollback or RollbackSize(),
+        )
         cache = Cache(model, size, n_threads=n_threads, embeddings=embeddings, interrupt=interrupt)
         self._begin(cache, owns_cache=True)
 
@@ -62,6 +71,12 @@ class Session(Closing):
         self.n_batch = cache.n_batch
         self.n_logits_max = cache.n_logits_max
         self.max_leaves = cache.max_leaves
+        self.most_drafted = cache.most_drafted
+        """Most tokens of a pass that may be taken back after it."""
+        self.all_logits = cache.all_logits
+        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
+        self.n_features_max = cache.n_logits_max if cache.all_logits else cache.n_batch
+        """Most tokens of a pass that leaves hidden states."""
         self._owns_cache = owns_cache
         self._sequence = cache.take()
         self._is_open = True
@@ -117,26 +132,49 @@ class Session(Closing):
         return Piece(self._sequence, tokens, n_logits, parents, inputs)
 
     def begin_as(self, other: Session, n_tokens: int) -> None:
-        """Begin the empty timeline with the first `n_tokens` of `other`, which share their cells."""
-        self._written = other.timeline[:n_tokens]
-        self.cache.share(other._sequence, self._sequence, n_tokens)
+        """Begin the empty timeline with the first `n_tokens` of `other`, or fewer, and share their cells.
 
-    def rewind(self, n_keep: int) -> None:
+        Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
+        """
+        n = self.cache.rollback.share(other._sequence, self._sequence, n_tokens)
+        self._written = other.timeline[:n]
+
+    def n_reachable(self, n_keep: int) -> int:
+        """Return how many tokens `rewind(n_keep)` would leave."""
+        return self.cache.rollback.n_reachable(self._sequence, n_keep)
+
+    def rewind(self, n_keep: int) -> int:
         """Cut the timeline back to its first `n_keep` tokens, as if the others had never been read.
 
-        Raises EdgespecError if the model cannot rewind (`Model.can_rewind`).
+        Returns how many are left: fewer where a model keeps a state and the one after `n_keep` tokens cannot
+        be had; the others must then be read again. Raises EdgespecError if the model cannot rewind
+        (`Model.can_rewind`).
         """
         n_past = self.n_past
         if not 0 <= n_keep <= n_past:
             raise ValueError(f"cannot keep {n_keep} of {n_past} tokens")
         if n_keep == n_past:
-            return
+            return n_keep
         if n_keep == 0:
             self.clear()
-        elif not self.model.can_rewind or not self.cache.cut(self._sequence, n_keep):
+            return 0
+        if not self.model.can_rewind:
             raise EdgespecError(
                 f"{self.model.name} cannot take tokens back (architecture {self.model.header.architecture})"
             )
+        return self.cache.cut(self._sequence, n_keep)
+
+    def keep(self) -> None:
+        """See to it that `rewind` can come back to where the timeline is now, whatever follows."""
+        self.cache.rollback.keep(self._sequence)
+
+    def keep_at(self, *n_tokens: int) -> None:
+        """Do so when the timeline gets to these numbers of tokens, or shortly before."""
+        self.cache.rollback.keep_at(self._sequence, n_tokens)
+
+    def rest(self) -> None:
+        """Free what only a timeline under way needs; this one is kept as it is."""
+        self.cache.rollback.rest(self._sequence)
 
     def clear(self) -> None:
         """Empty the timeline."""
@@ -154,11 +192,17 @@ class Session(Closing):
         """Return a copy of the timeline's cache, for `restore`."""
         return self.cache.state(self._sequence)
 
-    def restore(self, state: State, timeline: Sequence[int]) -> None:
+    def copies(self) -> dict[int, State]:
+        """Return what was kept to come back to, by the number of tokens; only where a model keeps a state."""
+        return self.cache.rollback.copies(self._sequence)
+
+    def restore(
+        self, state: State, timeline: Sequence[int], copies: Mapping[int, State] | None = None
+    ) -> None:
         """Set the timeline to `timeline` and its cache to `state`, copied from a session of this model.
 
-        That session may have had another context size. Raises EdgespecError, and leaves the timeline empty,
-        if the cache does not fit.
+        That session may have had another context size; `copies` are its `copies()`. Raises EdgespecError,
+        and leaves the timeline empty, if the cache does not fit.
         """
         self.clear()
         self._written = list(timeline)
@@ -167,6 +211,7 @@ class Session(Closing):
             raise EdgespecError(
                 f"{self.model.path}: llama.cpp could not restore a cache of {len(timeline)} tokens"
             )
+        self.cache.rollback.adopt(self._sequence, copies or {})
 
     def close(self) -> None:
         """End the timeline; a second call does nothing. Rows become invalid if the cache is its own."""

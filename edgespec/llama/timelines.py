@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 from edgespec.llama.backend import llama
-from edgespec.llama.cache import Cache, State
+from edgespec.llama.cache import Cache
+from edgespec.llama.rollback import State
 from edgespec.llama.session import Session
 from edgespec.platform.closing import Closing
 
 _WORTH_KEEPING = 32  # tokens: reading fewer again costs no more than what keeping them may push out
+_WORTH_A_STOP = 256  # tokens to read: a stop to copy a state, where there is one, makes a pass more
+_ENDING = 8  # tokens: those that a chat template puts after a question may be others in later prompts
+
+
+class KeptTimeline(NamedTuple):
+    """A copy of a timeline, for a larger cache."""
+
+    state: State
+    tokens: list[int]
+    copies: dict[int, State]
+    """States that it can be cut back to, where the model keeps one."""
 
 
 class Timelines(Closing):
@@ -59,7 +72,7 @@ class Timelines(Closing):
         At most len(tokens) - 1 of them: the last one must be read for its logits. One of the cache's
         timelines must not be under way.
         """
-        best, n = self._best(tokens)
+        best, n, n_same = self._best(tokens)
         session: Session | None = None
         if best and id(best) in self._kept:
             # With no number left, or if little follows what both have, the timeline itself goes on.
@@ -73,18 +86,35 @@ class Timelines(Closing):
             session = Session.within(self.cache, self.n_ctx)
             if best and n:
                 session.begin_as(best, n)
+        if self._keeps:
+            self._keep_places(session, n_same, len(tokens))
         self._running.append(session)
         return session
 
-    def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int]:
-        """Return the timeline that has most of the beginning of `tokens`, and how many tokens that is."""
-        best, n_best = None, 0
+    def _keep_places(self, session: Session, n_same: int, n_prompt: int) -> None:
+        """See to it that later prompts can go on from where they are likely to part from this one.
+
+        That is where this one parts from those before, at `n_same`, and shortly before its end.
+        """
+        n_past = session.n_past
+        if n_prompt - n_past >= _WORTH_A_STOP:
+            session.keep_at(n_same, n_prompt - _ENDING)
+        elif n_past:
+            session.keep()
+
+    def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int, int]:
+        """Return the timeline that gives most of the beginning of `tokens`, how many, and how many are known.
+
+        Where a model keeps a state, not all that are known can be had.
+        """
+        best, n_best, n_same = None, 0, 0
         if self._keeps:
             for session in [*self._running, *self._kept.values()]:
                 n = min(n_common(session.timeline, tokens), len(tokens) - 1)
-                if n > n_best and self._has_all(session, n):
+                n_same = max(n_same, n)
+                if n > n_best and self._has_all(session, n) and (n := session.n_reachable(n)) > n_best:
                     best, n_best = session, n
-        return best, n_best
+        return best, n_best, n_same
 
     def _has_all(self, session: Session, n: int) -> bool:
         """Say whether a timeline still has all that its first `n` tokens need.
@@ -102,6 +132,7 @@ class Timelines(Closing):
         if not self._keeps or (n < _WORTH_KEEPING and self._kept):
             session.close()
             return
+        session.rest()
         timeline = session.timeline
         for key, other in list(self._kept.items()):
             n_both = n_common(other.timeline, timeline)
@@ -128,16 +159,16 @@ class Timelines(Closing):
         while self._kept:
             self._drop_oldest()
 
-    def last(self) -> tuple[State, list[int]] | None:
+    def last(self) -> KeptTimeline | None:
         """Return a copy of the timeline that was kept last, for `adopt`; None if none is kept."""
         for session in reversed(self._kept.values()):
-            return session.state(), session.timeline
+            return KeptTimeline(session.state(), session.timeline, session.copies())
         return None
 
-    def adopt(self, state: State, timeline: Sequence[int]) -> None:
+    def adopt(self, kept: KeptTimeline) -> None:
         """Keep a timeline that `last` copied from a smaller cache."""
         session = Session.within(self.cache, self.n_ctx)
-        session.restore(state, timeline)
+        session.restore(kept.state, kept.tokens, kept.copies)
         self._kept[id(session)] = session
 
     def close(self) -> None:

@@ -14,12 +14,14 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Packing, packing
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
 
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _NO_TOKEN = -1
+_NEVER_BACK = {"deepseek4"}  # a cache of its own kind, whose parts of sequences the library does not copy
 _DROP_EVERY = 64 << 20  # bytes loaded: little beside a model, but /proc/self/maps is read rarely
 
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
@@ -31,6 +33,12 @@ class Model(Closing):
     `close` (or the garbage collector) frees first its open sessions, then the model.
     Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
     """
+
+    is_mtp = False
+    """Whether it is the head in another model's file, which reads hidden states beside tokens (mtp.py)."""
+    hidden_states: HiddenStates = LAST_NORM
+    """How its passes give hidden states."""
+    _with_mtp = False  # whether the head in its file is loaded too
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class Model(Closing):
                 repack=repack,
                 check_tensors=check_tensors,
                 vocab_only=vocab_only,
+                with_mtp=self._with_mtp,
                 on_progress=_page_dropper(self.path, self.header, packed),
             )
             self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
@@ -88,10 +97,13 @@ class Model(Closing):
         self.eot: int | None = _token_or_none(llama.llama_vocab_eot(self._vocab))
         self.add_bos: bool = llama.llama_vocab_get_add_bos(self._vocab)
         self.can_rewind = not (
-            llama.llama_model_is_recurrent(model)
-            or llama.llama_model_is_hybrid(model)
-            or llama.llama_model_is_diffusion(model)
+            llama.llama_model_is_diffusion(model) or self.header.architecture in _NEVER_BACK
         )
+        """Whether tokens can be taken back. If not, nothing drafts and each text has a cache of its own."""
+        self.keeps_state = self.can_rewind and bool(
+            llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
+        )
+        """Whether it keeps a state of a text that every token changes (rollback.py)."""
         template = llama.llama_model_chat_template(model, None)
         self.chat_template = None if template is None else template.decode(errors="replace")
 
@@ -230,6 +242,7 @@ def _load(
     repack: bool,
     check_tensors: bool,
     vocab_only: bool,
+    with_mtp: bool,
     on_progress: Callable[[float], None],
 ) -> llama.llama_model_p:
     params = llama.llama_model_default_params()
@@ -238,6 +251,7 @@ def _load(
     params.use_extra_bufts = repack
     params.check_tensors = check_tensors
     params.vocab_only = vocab_only
+    params.load_mtp = with_mtp
 
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
         def progressed(progress: float, _data: object) -> bool:

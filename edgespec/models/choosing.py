@@ -2,7 +2,8 @@
 
 target   as named, else the default pair's
 draft    as named, else the best that was made here for this very file of the target (made_drafts.py),
-         else that of the registry's first pair with the target
+         else that of the registry's first pair with the target; where there is none, a head in the
+         target's own file may draft (mtp_heads.py)
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from pathlib import Path
 from edgespec.choices import DrafterName
 from edgespec.errors import UsageError
 from edgespec.models.made_drafts import drafts_for
+from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
+
+DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
+"""Drafters that use no draft model."""
 
 
 def choose_models(
@@ -31,11 +36,15 @@ def choose_models(
     chosen, partner = load_registry().complete(
         None if target is None else str(target), None if draft is None else str(draft)
     )
-    if drafter in ("none", "suffix"):
+    if drafter == "mtp" and draft is not None:
+        raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
+    if drafter in (*DRAFTLESS, "mtp"):
         return chosen, None
     if draft is None and not writes and (made := drafts_for(chosen)):
         return chosen, made[0].name
     if partner is None and drafter != "auto":
-        locate(chosen)  # complain about a mistyped target first
+        found = locate(chosen)  # complain about a mistyped target first
+        if has_mtp_head(found) and not writes:
+            return chosen, None
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner

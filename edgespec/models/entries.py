@@ -63,6 +63,8 @@ class Shape:
     """Width of the feed-forward layer plus twice that of the embedding."""
     vocabulary: int
     """Number of tokens."""
+    states: int = 0
+    """Bytes of the states of one text, earlier ones included, where a model keeps such (llama/states.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Entry:
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
     sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
+    mtp: bool = False
+    """Whether the file has a head that drafts for it; its header wins."""
     path: Path | None = None
     """A file of the user's own (`edgespec models add`), used where it is."""
 

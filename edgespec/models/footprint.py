@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.rollback import RollbackSize
 from edgespec.models.entries import Shape
 from edgespec.platform.memory import available_bytes
 
@@ -20,6 +21,32 @@ USUAL_CTX = 2048
 _BYTES_PER_VOCAB = 400
 CTX_STEP = 256
 """llama.cpp rounds contexts up to this many tokens."""
+
+DRAFT_MARKS = 8
+"""Earlier states that a draft model can go back to: it drafts a token a pass, mostly no more of them."""
+_FEWEST_SNAPSHOTS, _MOST_SNAPSHOTS = 8, 32
+_SNAPSHOTS_SHARE = 1 / 16  # of the file's bytes, for more than the fewest snapshots
+
+
+def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = True) -> RollbackSize:
+    """Return what a target's cache sets aside to take drafts back: as many tokens as a draft should have.
+
+    Several texts at once, and one that is decoded plainly, do without snapshots: each is a state of memory.
+    """
+    if not header.has_snapshots or parallel > 1 or not drafts:
+        return RollbackSize()
+    affordable = int(_SNAPSHOTS_SHARE * header.file_bytes) // max(1, header.state_bytes)
+    return RollbackSize(n_snapshots=min(_MOST_SNAPSHOTS, max(_FEWEST_SNAPSHOTS, affordable)))
+
+
+def draft_rollback() -> RollbackSize:
+    """Return what a draft model's cache sets aside."""
+    return RollbackSize(n_marks=DRAFT_MARKS)
+
+
+def states_bytes(header: GGUFHeader, rollback: RollbackSize, n_timelines: int = 1) -> int:
+    """Return the bytes of the states in a cache of a model that keeps such; else 0."""
+    return rollback.n_states(n_timelines) * header.state_bytes
 
 
 def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
@@ -44,6 +71,7 @@ def shape_of(header: GGUFHeader) -> Shape:
         heads=header.n_head,
         width=header.n_ff + 2 * header.n_embd,
         vocabulary=header.n_vocab,
+        states=states_bytes(header, target_rollback(header)),
     )
 
 
@@ -52,32 +80,38 @@ def loaded_bytes(
 ) -> int:
     """Return the estimated memory of a model of this size and shape with `n_ctx` tokens of context.
 
-    That is the weights, the F16 cache, and an allowance for the compute buffers: mostly attention scores
-    (heads x batch x context) and rows of logits.
+    That is the weights, the F16 cache, states, and an allowance for the compute buffers: mostly attention
+    scores (heads x batch x context) and rows of logits.
     """
     cache = shape.cache * math.ceil(n_ctx / CTX_STEP) * CTX_STEP
     floats = min(n_batch, n_ctx) * ((shape.heads + 1) * n_ctx + shape.width)
     floats += n_logits_max * shape.vocabulary
-    return file_bytes + cache + 4 * floats + _BYTES_PER_VOCAB * shape.vocabulary
+    return file_bytes + cache + shape.states + 4 * floats + _BYTES_PER_VOCAB * shape.vocabulary
 
 
 def fits_in_memory(
-    models: Sequence[tuple[GGUFHeader, int]], root: Path = Path("/"), *, weights_loaded: bool = False
+    models: Sequence[tuple[GGUFHeader, int]],
+    root: Path = Path("/"),
+    *,
+    weights_loaded: bool = False,
+    more_states: int = 0,
 ) -> None:
     """Raise EdgespecError, with the figures, if `models` (header, n_ctx) do not fit together.
 
-    With `weights_loaded`, the weights are not counted.
+    With `weights_loaded`, the weights are not counted. `more_states`: bytes of states beside those of one
+    text that drafts.
     """
     available = available_bytes(root)
     needs = [
         session_bytes(header, n_ctx) if weights_loaded else required_bytes(header, n_ctx)
         for header, n_ctx in models
     ]
-    required = PROCESS_BYTES + sum(needs)
+    required = PROCESS_BYTES + sum(needs) + max(0, more_states)
     if available is None or required <= available:
         return
     shares = ", ".join(
         f"{header.path.name} {_gib(need)}, of it {_gib(header.kv_bytes(n_ctx))} for {n_ctx} tokens of context"
+        + (f" and {_gib(shape_of(header).states)} for states" if header.state_bytes else "")
         for (header, n_ctx), need in zip(models, needs, strict=True)
     )
     raise EdgespecError(

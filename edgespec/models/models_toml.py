@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,7 +128,8 @@ def _derivation(value: object, where: str) -> Derivation:
 
 def _shape(value: object, where: str) -> Shape:
     table = _TomlTable(value, where)
-    shape = Shape(**{field.name: table.positive(field.name) for field in fields(Shape)})
+    names = [field.name for field in fields(Shape) if field.default is MISSING or table.has(field.name)]
+    shape = Shape(**{name: table.positive(name) for name in names})
     table.close()
     return shape
 
@@ -164,6 +165,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
         derived=_derivation(table.take("derived", dict), f"{where}.derived")
         if table.has("derived")
         else None,
+        mtp=table.take("mtp", bool, False),
         path=_path(table) if table.has("path") else None,
     )
     table.close()

@@ -159,7 +159,7 @@ class _Answerer:
             edgespec=ModelFacts(
                 aliases=[*service.aliases],
                 draft=engine.draft.name if engine.draft else None,
-                drafters=[*get_args(DrafterName)] if engine.draft else ["auto", "suffix", "none"],
+                drafters=_drafters(engine),
                 n_ctx=service.n_ctx,
                 kernels=engine.kernels,
                 chat=engine.target.chat_template is not None,
@@ -257,6 +257,13 @@ class _EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._run.close()
+
+
+def _drafters(engine: Engine) -> list[str]:
+    """Return what may be asked to draft."""
+    if engine.draft is None:
+        return ["auto", "suffix", "none"]
+    return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.is_mtp]
 
 
 def _exhaust(chunks: Iterable[BaseModel]) -> None:

@@ -10,7 +10,7 @@ import prompts as prompt_sets
 from edgespec.errors import UsageError
 from edgespec.suites import load_suite
 
-HURT = {"random words": 4, "poem": 4, "hot": 4, "other style": 4, "long prompt, short answer": 3}
+HURT = {"random words": 4, "poem": 4, "hot": 4, "other style": 6, "long prompt, short answer": 3}
 LIMITS = prompt_sets.limits()
 
 

@@ -23,6 +23,7 @@ from hub_server import FakeServer
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
+from tiny_states import tiny
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 
@@ -160,6 +161,19 @@ def test_remove(server, tmp_path):
     assert "removed" in ok(models_app, "remove", "m")
     assert [p.name for p in (tmp_path / "models").iterdir()] == [".m.lock"]
     assert "nothing to remove" in str(error(models_app, "remove", "m"))
+
+
+def test_list_says_which_models_have_a_head_that_drafts(server):
+    """From the header of a file that is here, else from models.toml."""
+    ok(models_app, "add", str(tiny("glm4-moe-mtp")), "--name", "own")
+    ok(models_app, "add", str(tiny("glm4-moe")), "--name", "headless")
+    ok(models_app, "pull", "m")
+    known = {line.split()[0]: line for line in ok(models_app, "list").splitlines() if line.strip()}
+    assert "present, MTP head, yours" in known["own"]
+    assert "absent, MTP head" in known["qwen3.5-4b-mtp-q4_k_m"]
+    assert "MTP" not in known["headless"] + known["m"]
+    heads = {one["name"]: one["mtp_head"] for one in json.loads(ok(models_app, "list", "--json"))["models"]}
+    assert (heads["own"], heads["headless"], heads["qwen3.5-4b-mtp-q4_k_m"]) == (True, False, True)
 
 
 def test_add_and_remove_a_file_of_ones_own(server, tmp_path):

@@ -261,7 +261,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
         Cache(model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as session,
     ):
-        drafting = HeadModel(session, head, fusion, kept, n_vocab=engine.target.n_vocab)
+        drafting = HeadModel(session, kept, n_vocab=engine.target.n_vocab, head=head, fusion=fusion)
         n = len(text) - 1
         rows = [drafting.run(text[:i])[0].copy() for i in range(kept.first + 2, n)]
         session.clear()
@@ -287,7 +287,7 @@ def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head
         Session.within(cache) as session,
         Session(model, n_ctx=256, n_threads=1, embeddings=lambda tokens: np.zeros((len(tokens), 256))) as _,
     ):
-        drafting = HeadModel(session, head, fusion, features, n_vocab=engine.target.n_vocab)
+        drafting = HeadModel(session, features, n_vocab=engine.target.n_vocab, head=head, fusion=fusion)
         assert drafting.follows(len(prompt))
         assert drafting.n_unread(len(prompt)) == len(prompt) - 1, "the first token has no state before it"
         drafting.run(prompt)
@@ -331,7 +331,12 @@ def test_states_that_are_kept():
 
 def test_states_of_a_prompt_are_asked_for_where_they_pay():
     """Known long answers: as many as there are; known short ones: none; else it depends on the prompt."""
-    target = SimpleNamespace(n_vocab=152_000, n_embd=1536, n_params=1_543_000_000)
+    target = SimpleNamespace(
+        n_vocab=152_000,
+        n_embd=1536,
+        n_params=1_543_000_000,
+        hidden_states=SimpleNamespace(all_logits=True),
+    )
     lengths = AnswerLengths(128.0)
     for _ in range(8):
         lengths.learn("yes or no?", 4)
@@ -348,6 +353,12 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         for policy in (Policy(suffix=False), Policy(gamma=3)):
             assert worth("yes or no?", n_unread, policy) == min(192, n_unread), "the head was asked for"
     assert worth("something else", 60) == 0 < worth("something else", 2000)
+
+    target.hidden_states.all_logits = False  # the head is in the target's file, and reads as many tokens
+    for n_unread in (100, 1000):
+        assert worth("write much", n_unread) == min(KEPT, n_unread)
+        assert worth("write much", n_unread, n_predict=2) == 0
+        assert worth("yes or no?", n_unread, Policy(suffix=False)) == min(KEPT, n_unread)
 
 
 # ---- what is refused ----

@@ -17,7 +17,7 @@ from edgespec.drafting.scheduler import Policy, RunModel, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.sampling import SamplingParams
-from toy_heads import ToyTargetSession, state_of, toy_head
+from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import RandomScheduler, curves
 from toy_tasks import task_of
@@ -64,17 +64,31 @@ def expected(target, params, prompt=PROMPT):
     return total
 
 
-def counts_of(clock, params, rule, n_runs, policy, *, scheduler=Scheduler, prompt=PROMPT, window=3, n_ctx=64):
+def counts_of(
+    clock,
+    params,
+    rule,
+    n_runs,
+    policy,
+    *,
+    scheduler=Scheduler,
+    prompt=PROMPT,
+    window=3,
+    n_ctx=64,
+    is_mtp=False,
+):
     """Count the sequences of LENGTH tokens that the loop emits after `prompt`; return also what was accepted.
 
-    One head writes all texts, as an engine has it: `window` tokens of each prompt have states.
+    One head writes all texts, as an engine has it: `window` tokens of each prompt have states. `is_mtp`: it
+    is in the target's own file.
     """
     target = ToyModel(1)
     clocks = curves()
     chosen = scheduler(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
-    head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001, n_ctx=n_ctx)
+    options = {"clock": clock, "cost": lambda n: 0.001, "n_ctx": n_ctx}
+    head = toy_mtp_head(V, **options) if is_mtp else toy_head(V, KEPT, **options)
     head.features.n_prompt = window
     counts = np.zeros((V,) * LENGTH)
     n_accepted = 0
@@ -103,13 +117,28 @@ def test_every_policy_is_exact(clock, name, rule, temperature):
     assert chi_square_p_value(counts, n * expected(ToyModel(1), params)) > 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
-def test_at_temperature_0_the_text_is_the_targets(clock, name):
+def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
+    n = 4_000
+    scheduler = WithoutGuesses if name == "random" else Scheduler
+    policy = POLICIES.get(name, POLICIES["auto"])
+    counts, n_accepted = counts_of(clock, warm(0.9), rule, n, policy, scheduler=scheduler, is_mtp=True)
+    assert n_accepted > n / 20, "little was accepted: it proves little"
+    assert chi_square_p_value(counts, n * expected(ToyModel(1), warm(0.9))) > 1e-4
+
+
+@pytest.mark.parametrize("is_mtp", [False, True])
+@pytest.mark.parametrize("name", [*POLICIES, "random"])
+def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
     params = warm(0.0)
     scheduler = WithoutGuesses if name == "random" else Scheduler
     policy = POLICIES.get(name, POLICIES["auto"])
     for prompt in [(0,), PROMPT, (2, 1) * 6]:
-        counts, _ = counts_of(clock, params, "match", 20, policy, scheduler=scheduler, prompt=prompt)
+        counts, _ = counts_of(
+            clock, params, "match", 20, policy, scheduler=scheduler, prompt=prompt, is_mtp=is_mtp
+        )
         assert np.array_equal(counts, 20 * expected(ToyModel(1), params, prompt))
 
 

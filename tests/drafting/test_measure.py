@@ -56,7 +56,13 @@ class World:
 
 
 def fake_model(cost: Cost, *, read: float = 1e-3, n_ctx: int = 32768, can_rewind: bool = True) -> Any:
-    header = SimpleNamespace(path=Path("fake"), is_head=False, gguf=SimpleNamespace(fields={}))
+    header = SimpleNamespace(
+        path=Path("fake"),
+        is_head=False,
+        gguf=SimpleNamespace(fields={}),
+        architecture="fake",
+        has_snapshots=False,
+    )
     return SimpleNamespace(
         name="fake",
         n_vocab=100,
@@ -73,6 +79,7 @@ class FakeSession(Closing):
         assert n_ctx <= model.n_ctx_train
         self.world, self.model, self.n_ctx, self.n_logits_max = world, model, n_ctx, n_logits_max
         self.n_past = 0
+        self.kept: list[int] = []
         world.open.append(self)
 
     def eval(self, tokens: list[int], *, n_logits: int) -> None:
@@ -84,9 +91,13 @@ class FakeSession(Closing):
         self.world.pass_time(self.model.cost(n, self.n_past) if n_logits else n * self.model.read)
         self.n_past += n
 
-    def rewind(self, n_keep: int) -> None:
-        assert n_keep <= self.n_past
+    def rewind(self, n_keep: int) -> int:
+        assert n_keep in self.kept, "only there can every model go back to"
         self.n_past = n_keep
+        return n_keep
+
+    def keep(self) -> None:
+        self.kept.append(self.n_past)
 
     def clear(self) -> None:
         self.n_past = 0

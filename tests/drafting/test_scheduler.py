@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.options import MAX_GAMMA
 from edgespec.sampling import SamplingParams
-from toy_sessions import ToySession
+from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
 V = 512
@@ -57,6 +58,7 @@ class World:
         policy,
         lengths=None,
         n=30_000,
+        session=ToySession,
     ):
         rng = np.random.default_rng(5)
         self.truth = rng.integers(0, V, n)
@@ -69,7 +71,7 @@ class World:
         draft_costs = draft_costs or [0.0, *[draft_s] * N_MAX]
         self.draft_clock = OnlineCurve(curve_of([believed * seconds for seconds in draft_costs], reads[1]))
         learnt = Learnt(self.target_clock, self.draft_clock, Predictor())
-        self.session = ToySession(self.target_logits, V, clock=clock, cost=costs.__getitem__)
+        self.session = session(self.target_logits, V, clock=clock, cost=costs.__getitem__)
         self.draft_session = ToySession(
             self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)]
         )
@@ -141,6 +143,55 @@ def test_where_only_very_long_drafts_pay(clock):
     world = World(clock, [0.97], STOCK, policy=Policy(suffix=False, staged=False)).run(12_000)
     assert world.rate(200) > 0.9 * oracle(0.97, STOCK)
     assert world.rate(200) > 1.05 / STOCK[1]  # better than plain decoding
+
+
+@pytest.mark.parametrize(("costs", "acceptance"), [("ours", 0.4), ("ours", 0.8), ("stock", 0.8)])
+def test_on_a_target_that_keeps_a_state(clock, costs, acceptance):
+    """Never slower than plain decoding, and about as fast as the best fixed length."""
+    policy = Policy(suffix=False, staged=False, branches=False, rereads=True)
+
+    def rate(gamma):
+        one = replace(policy, gamma=gamma)
+        return (
+            World(clock, [acceptance], COSTS[costs], policy=one, session=ToyStateSession).run(1500).rate(100)
+        )
+
+    assert rate(None) > 0.97 * max(1.0 / COSTS[costs][1], rate(1), rate(2), rate(4))
+
+
+def test_what_a_rejection_lets_be_read_again_is_in_the_price():
+    """The prefix that is chosen is the one whose expected gain is largest, counted case by case."""
+    rng = np.random.default_rng(1)
+    n_shorter = 0
+    for _ in range(200):
+        costs = np.concatenate([[0.0], np.cumsum(rng.uniform(0.001, 0.02, N_MAX))])
+        rate, n_pending, chances = 1.0 / costs[1], int(rng.integers(1, 5)), rng.uniform(0.3, 1.0, 6)
+
+        def gain(n):
+            """Of drafting n tokens: accepted ones, less the time of the pass and of what is read again."""
+            total = -rate * (costs[n_pending + n] - costs[n_pending])  # noqa: B023
+            reach = 1.0
+            for i in range(n):
+                rejected = reach * (1.0 - chances[i])  # noqa: B023
+                total -= rejected * rate * (costs[n_pending + i + 1] - costs[1])  # noqa: B023
+                reach *= chances[i]  # noqa: B023
+                total += reach
+            return total
+
+        curve = OnlineCurve(curve_of(list(costs)))
+        scheduler = Scheduler(Learnt(curve, None, Predictor()), Policy(rereads=True, branches=False))
+        scheduler.begin(128, None)
+        scheduler.start_step(128, [], n_pending=n_pending)
+        rate = scheduler.rate
+        choice = scheduler.next(1.0, 0, 0, list(chances), 0)
+        n = choice.n if choice else 0
+        assert gain(n) == pytest.approx(max(map(gain, range(7))), abs=1e-9)
+        free = Scheduler(Learnt(curve, None, Predictor()), Policy(branches=False))
+        free.begin(128, None)
+        free.start_step(128, [], n_pending=n_pending)
+        beside = free.next(1.0, 0, 0, list(chances), 0)
+        n_shorter += n < (beside.n if beside else 0)
+    assert n_shorter > 20
 
 
 def test_a_confidence_that_tells_beats_every_fixed_length(clock):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from edgespec.drafting.trees import TreeDrafter
 from edgespec.sampling import SamplingParams
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves
-from toy_sessions import ToySession
+from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
 LENGTH = 5
@@ -83,7 +83,7 @@ class Branches(Scheduler):
     def next(self, path, depth, unread, offered, bucket, prefix=None):
         return RunModel(0) if depth < 3 else None
 
-    def keeps(self, path, depth, bucket):
+    def keeps(self, path, depth, bucket, *, chance=1.0):
         return True
 
     def branches(self, path, n_drafted):
@@ -103,13 +103,18 @@ def counts_of(
     kind=TreeDrafter,
     prompt=PROMPT,
     n_draft_ctx=1 << 20,
+    keep_states=False,
 ):
-    """Count the sequences of LENGTH tokens that the real loop emits after `prompt`."""
+    """Count the sequences of LENGTH tokens that the real loop emits after `prompt`.
+
+    `keep_states`: both models are such as take tokens back by reading others again.
+    """
     clocks = curves()
     chosen = scheduler(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
-    target_session = ToySession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
-    draft_session = ToySession(cache(draft.logits), V, clock=clock, cost=lambda n: 0.001, n_ctx=n_draft_ctx)
+    kinds = (ToyStateSession, partial(ToyStateSession, n_marks=3)) if keep_states else (ToySession,) * 2
+    target_session = kinds[0](cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
+    draft_session = kinds[1](cache(draft.logits), V, clock=clock, cost=lambda n: 0.001, n_ctx=n_draft_ctx)
     model = DraftModel(draft_session, n_vocab=V)
     counts = np.zeros((V,) * LENGTH)
     totals = {}
@@ -147,6 +152,22 @@ def test_every_policy_is_exact(clock, name, rule):
     assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
     if rule != "match" and policy.model:
         assert totals["sampled"][1] > n / 100, "sampled tokens are what can go wrong"
+    assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain", "match"])
+@pytest.mark.parametrize("name", ["auto", "auto, gamma 3", "random"])
+def test_models_that_keep_a_state_are_exact(clock, name, rule):
+    """What is read again must not change what is sampled, however much of it piles up."""
+    n = 6_000
+    target, draft = ToyModel(1), ToyModel(101)
+    policy = replace(POLICIES.get(name, Policy()), branches=False, siblings=False, rereads=True, splits=True)
+    scheduler = RandomScheduler if name == "random" else Scheduler
+    counts, totals = counts_of(
+        clock, target, draft, WARM, rule, n, policy, scheduler=scheduler, keep_states=True
+    )
+    assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
     assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
 
 

@@ -21,7 +21,7 @@ from edgespec.llama.gguf_header import read_header
 from edgespec.models.choosing import choose_models
 from edgespec.models.made_drafts import read_record, record_file
 from edgespec.models.pull import hash_file
-from edgespec.models.registry import load_registry, user_models_file
+from edgespec.models.registry import load_registry, remove_local, user_models_file
 from tiny_gguf import write_tiny_gguf
 
 
@@ -217,6 +217,16 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
         remove_draft("mine")
 
 
+def test_a_draft_whose_name_was_removed_is_still_found_by_its_file(request_, speeds):
+    speeds["cut-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    remove_local("mine")
+    assert remove_draft("mine") == (made.kept, [made.path, record_file(made.path)])
+    assert not made.path.exists()
+    with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
+        remove_draft("mine")
+
+
 def test_a_damaged_record_can_be_removed(request_, speeds):
     speeds["cut-q8_0"] = 1.5
     made = make(replace(request_, name="mine"))
@@ -272,7 +282,7 @@ def test_a_source_of_two_layers_has_none_to_leave_out(request_, tmp_path):
 
 
 def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
-    monkeypatch.setattr(llama, "llama_model_is_recurrent", lambda _model: True)
+    monkeypatch.setattr(llama, "llama_model_is_diffusion", lambda _model: True)
     with pytest.raises(UsageError, match="target target: cannot take tokens back"):
         make(request_)
 

@@ -148,7 +148,7 @@ def test_truncated_header(tmp_path: Path, tiny_path: Path) -> None:
         ({"architecture": "t5encoder"}, "embedding"),
         ({"architecture": "gemma-embedding"}, "embedding"),
         ({"architecture": "t5"}, "encoder-decoder"),
-        ({"architecture": "eagle3"}, "draft head"),
+        ({"architecture": "eagle3"}, "an EAGLE-3 head"),
         ({"architecture": "qwen3", "extra": {"{arch}.pooling_type": 3}}, "embedding"),
         ({"extra": {"{arch}.attention.causal": False}}, "embedding"),
         ({"tokenizer": False}, "without a tokenizer"),

@@ -15,6 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import context as context_module
 from edgespec.llama.backend import llama, quantize
 from edgespec.llama.cache import MAX_LEAVES, Cache, CacheSize
+from edgespec.llama.rollback import Cells
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
@@ -383,7 +384,7 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
         decode(self, *arguments)
         raise KeyboardInterrupt
 
-    def interrupted_again(self: Cache, *arguments: object) -> None:
+    def interrupted_again(self: Cells, *arguments: object) -> None:
         raise KeyboardInterrupt
 
     with (
@@ -404,7 +405,7 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
             else:
                 patch.setattr(Cache, "_decode", interrupted)
                 if when != "after it":
-                    patch.setattr(Cache, "_restore", interrupted_again)
+                    patch.setattr(Cells, "undo", interrupted_again)
             with pytest.raises(KeyboardInterrupt):
                 session.eval(tokens, **tree)
         limit = 1 << 30

@@ -315,7 +315,7 @@ def test_a_larger_cache_goes_on(model: Model) -> None:
         kept = timelines.last()
         assert kept is not None
     with open_timelines(model, n_cells=512) as timelines:
-        timelines.adopt(*kept)
+        timelines.adopt(kept)
         assert read(timelines, tokens + NEXT) == 200
         session = timelines.begin([*tokens, *NEXT, 0])
         assert np.allclose(rows(session), alone(model, tokens + NEXT + NEXT, len(NEXT)), atol=1e-3)

@@ -11,6 +11,7 @@ from edgespec.errors import UsageError
 from edgespec.models.choosing import choose_models
 from edgespec.models.made_drafts import Gains, MadeDraft, write_record
 from edgespec.models.registry import add_local, remove_local, user_models_file
+from tiny_states import tiny
 
 DEFAULT = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
@@ -87,3 +88,14 @@ def test_another_quantization_has_none(target, tmp_path):
     other = tmp_path / "target-q8_0.gguf"
     other.write_bytes(b"Weights")  # of the same size
     assert choose_models(str(other), None) == (str(other), None)
+
+
+def test_a_head_in_the_targets_own_file():
+    target = str(tiny("glm4-moe-mtp"))
+    for drafter in ("auto", "model", "chain", "mtp"):
+        assert choose_models(target, None, drafter) == (target, None), "the pair finds it in the file"
+    assert choose_models("qwen3.5-4b-mtp-q4_k_m", None, "model") == ("qwen3.5-4b-mtp-q4_k_m", None)
+    with pytest.raises(UsageError, match="leave out any"):
+        choose_models(target, "any.gguf", "mtp")
+    with pytest.raises(UsageError, match="no draft is known"):
+        choose_models(target, None, "model", writes=True)

@@ -39,7 +39,7 @@ class _ToyCache:
         self.features = []
         for session, tokens, n_logits, parents, inputs in pieces:
             if with_features:
-                assert len(tokens) <= session.n_logits_max
+                assert len(tokens) <= session.n_features_max
                 self.features.append(session.states(tokens, parents, inputs))
             rows.append(session.evaluated(tokens, n_logits, parents, inputs))
         return rows
@@ -48,7 +48,7 @@ class _ToyCache:
 class ToyTargetSession(ToySession):
     """Its hidden states are known too."""
 
-    n_logits_max = 40
+    n_features_max = 40
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **options)
@@ -71,11 +71,12 @@ class ToyTargetSession(ToySession):
 class ToyHeadSession(ToySession):
     """A head whose logits, over the kept tokens, and hidden states follow from the last token and state."""
 
-    n_logits_max = 8
+    n_features_max = 8
 
-    def __init__(self, n_kept: int, **options) -> None:
+    def __init__(self, n_kept: int, *, beside: bool = False, **options) -> None:
         super().__init__(lambda prefix: np.zeros(n_kept), n_kept, **options)
         self.cache = _ToyCache()
+        self._beside = beside  # inputs are states that come beside the tokens
         self.inputs: list[tuple[int, float]] = []
         """(token, state) of all that was read: what follows the first `n_past` was taken back."""
 
@@ -88,10 +89,15 @@ class ToyHeadSession(ToySession):
     def eval(self, tokens, **_options):
         raise AssertionError("a head takes inputs")
 
+    def _read(self, tokens, inputs):
+        return np.column_stack([tokens, inputs]) if self._beside else inputs
+
     def states(self, tokens, _parents, inputs):
-        return np.array([[float(hash((int(t), float(f), 1)) % _STATES)] for t, f in inputs], np.float32)
+        read = self._read(tokens, inputs)
+        return np.array([[float(hash((int(t), float(f), 1)) % _STATES)] for t, f in read], np.float32)
 
     def evaluated(self, tokens, n_logits, _parents, inputs):
+        inputs = self._read(tokens, inputs)
         assert [int(t) for t, _ in inputs] == list(tokens)
         self.passes.append(len(tokens))
         if self._clock:
@@ -111,4 +117,10 @@ def toy_head(n_vocab: int, token_ids: Sequence[int], **options) -> HeadModel:
 
     head = SimpleNamespace(n_vocab=n_vocab, n_embd=1, token_ids=np.asarray(token_ids))
     session = ToyHeadSession(len(token_ids), **options)
-    return HeadModel(session, head, fusion, TargetFeatures(1), n_vocab=n_vocab)
+    return HeadModel(session, TargetFeatures(1), n_vocab=n_vocab, head=head, fusion=fusion)
+
+
+def toy_mtp_head(n_vocab: int, **options) -> HeadModel:
+    """A head in the target's own file: it knows all tokens, and takes states beside tokens."""
+    session = ToyHeadSession(n_vocab, beside=True, **options)
+    return HeadModel(session, TargetFeatures(1), n_vocab=n_vocab)

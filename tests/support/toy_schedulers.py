@@ -33,7 +33,7 @@ class RandomScheduler(Scheduler):
             return RunModel(self.random.randint(0, len(offered)))
         return None
 
-    def keeps(self, path, depth, bucket, prefix=None):
+    def keeps(self, path, depth, bucket, *, chance=1.0):
         return self.random.random() < 0.7
 
     def branches(self, path, n_drafted):

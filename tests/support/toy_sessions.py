@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +32,11 @@ class ToySession:
         is_eog: Callable[[int], bool] = lambda token: False,
         n_ctx: int = 1 << 20,
     ) -> None:
-        self.model = SimpleNamespace(n_vocab=n_vocab, is_eog=is_eog, path="toy", name="toy")
+        self.model = SimpleNamespace(
+            n_vocab=n_vocab, is_eog=is_eog, path="toy", name="toy", keeps_state=False
+        )
         self.n_ctx = n_ctx
+        self.most_drafted = n_ctx
         self.tokens: list[int] = []
         self.passes: list[int] = []
         self._logits, self._clock, self._cost = logits, clock, cost
@@ -61,12 +65,43 @@ class ToySession:
                 self.tokens.append(token)
         return np.array(rows, np.float32).reshape(n_logits, self.model.n_vocab)
 
-    def rewind(self, n_keep: int) -> None:
+    def rewind(self, n_keep: int) -> int:
         assert 0 <= n_keep <= len(self.tokens)
         del self.tokens[n_keep:]
+        return n_keep
 
     def clear(self) -> None:
-        self.tokens.clear()
+        self.rewind(0)
 
     def close(self) -> None:
         pass
+
+
+class ToyStateSession(ToySession):
+    """A model that keeps a state: it goes back to where one of its last `n_marks` passes began."""
+
+    def __init__(
+        self,
+        logits: Callable[[tuple[int, ...]], np.ndarray],
+        n_vocab: int,
+        *,
+        n_marks: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(logits, n_vocab, **options)
+        self.model.keeps_state = True
+        self._n_marks, self._marks = n_marks, [0]
+
+    def eval(
+        self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None
+    ) -> np.ndarray:
+        assert parents is None or list(parents) == list(range(-1, len(parents) - 1)), "a chain"
+        if n_logits > 1 or self._n_marks > 1:
+            self._marks = [*self._marks, self.n_past][-self._n_marks :]
+        return super().eval(tokens, n_logits=n_logits, parents=parents)
+
+    def rewind(self, n_keep: int) -> int:
+        if n_keep < self.n_past:
+            n_keep = max((n for n in self._marks if n <= n_keep), default=0)
+            self._marks = [n for n in self._marks if n <= n_keep]
+        return super().rewind(n_keep)

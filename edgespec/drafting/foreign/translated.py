@@ -101,7 +101,7 @@ class TranslatedDraft(DraftModel):
         wanted = self._follow(tokens[:-1])
         n_kept = self._common(wanted)
         if n_kept < len(wanted):
-            self._rewind(n_kept)
+            n_kept = self._rewind(n_kept)
             self._eval_own(wanted[n_kept:], n_logits=0)
 
     def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
@@ -158,10 +158,12 @@ class TranslatedDraft(DraftModel):
             return n
         return next(i for i, (a, b) in enumerate(zip(self._cache, wanted, strict=False)) if a != b)
 
-    def _rewind(self, n_keep: int) -> None:
+    def _rewind(self, n_keep: int) -> int:
+        """Cut the cache back to `n_keep` tokens, or fewer; return how many."""
+        n_keep = self._session.rewind(n_keep)
         del self._cache[n_keep:]
         self._seen = {n: row for n, row in self._seen.items() if n <= n_keep}
-        self._session.rewind(n_keep)
+        return n_keep
 
     def _eval_own(self, own: Sequence[int], *, n_logits: int) -> Rows:
         """Evaluate tokens of the draft's own vocabulary."""
@@ -178,7 +180,7 @@ class TranslatedDraft(DraftModel):
             if n_kept in self._seen:
                 return self._seen[n_kept]
             n_kept -= 1
-        self._rewind(n_kept)
+        n_kept = self._rewind(n_kept)
         self._seen.clear()
         row: Rows = self._eval_own(wanted[n_kept:], n_logits=1)[0]
         return row
@@ -206,8 +208,7 @@ class TranslatedDraft(DraftModel):
 
         Guesses that do not fit get the last row there is: they are just not checked.
         """
-        n_kept = min(self._common(wanted), len(wanted) - 1)
-        self._rewind(n_kept)
+        n_kept = self._rewind(min(self._common(wanted), len(wanted) - 1))
         self._seen.clear()
         pending = [*wanted[n_kept:], *(token for own in spelled for token in own)]
         del pending[self._session.n_ctx - n_kept :]
@@ -264,8 +265,9 @@ class TranslatedDraft(DraftModel):
             if len(written) > 1 or n - n_before == _MOST_LOOKED:
                 return written
             if self._cache[n : n + 1] != [token] or n + 1 not in self._seen:
-                self._rewind(n)
-                self._seen[n + 1] = self._eval_own([token], n_logits=1)[0].copy()
+                before = self._cache[:n]
+                own = [*before[self._rewind(n) :], token]
+                self._seen[n + 1] = self._eval_own(own, n_logits=1)[0].copy()
             n += 1
             token = int(self._seen[n].argmax())
             if token in self._ends:

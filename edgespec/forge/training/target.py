@@ -81,11 +81,17 @@ class Weights:
             field = header.gguf.fields.get(f"{header.architecture}.{key}")
             return float(header.gguf.number(field.key)) if field else default
 
+        n_head_kv = max(header.n_head_kv)
+        if not n_head_kv:
+            raise UsageError(
+                f"{header.path}: a {header.architecture} model has no attention, whose sizes a head takes "
+                "over; choose another family of drafts"
+            )
         return Shape(
             n_embd=header.n_embd,
             n_ff=header.n_ff,
             n_head=header.n_head,
-            n_head_kv=header.n_head_kv[-1],
+            n_head_kv=n_head_kv,
             head_dim=header.head_dim_k,
             rope_base=number("rope.freq_base", 10000.0),
             epsilon=number("attention.layer_norm_rms_epsilon", 1e-5),

@@ -1,0 +1,72 @@
+"""The ways in which llama.cpp gives the hidden states of a pass.
+
+    LAST_NORM   those after the last norm, by its public interface: it then computes the logits of all tokens
+    NEXTN       those that a head in the model's own file goes on from (mtp.py), of all tokens, and as many
+                logits as were asked for; only architectures with such a head have them
+    NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
+                logits of all are asked for
+
+The functions of NEXTN are declared in no public header, but in `llama-ext.h`, and exported under C++ names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+
+_CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """One of these ways."""
+
+    ask: Callable[[Any, bool], object]
+    """Takes a context, and whether the passes that follow keep hidden states."""
+    address: Callable[[Any], int | None]
+    """Takes a context; returns where those of its last pass are, rows in the order of the tokens."""
+    all_logits: bool
+    """Whether a pass that keeps them computes the logits of all of its tokens."""
+
+
+def exported(name: str, arguments: str, restype: type | None, *argtypes: type) -> Callable[..., Any] | None:
+    """Return a function of the library that is exported under a C++ name; None where it is lacking.
+
+    `arguments` are the types of its arguments as such names have them (Itanium C++ ABI, 5.1.5).
+    """
+    try:
+        return backend.foreign_function(f"_Z{len(name)}{name}{arguments}", restype, *argtypes)
+    except AttributeError:
+        return None
+
+
+def _nextn(*, all_logits: bool) -> HiddenStates | None:
+    keep = exported(
+        "llama_set_embeddings_nextn",
+        f"{_CONTEXT}bb",
+        None,
+        ctypes.c_void_p,
+        ctypes.c_bool,
+        ctypes.c_bool,
+    )
+    address = exported("llama_get_embeddings_nextn", _CONTEXT, ctypes.c_void_p, ctypes.c_void_p)
+    if keep is None or address is None:
+        return None
+    of_all = False  # not only of the tokens whose logits are wanted
+    return HiddenStates(lambda context, wanted: keep(context, wanted, of_all), address, all_logits=all_logits)
+
+
+LAST_NORM = HiddenStates(
+    llama.llama_set_embeddings,
+    # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
+    backend.foreign_function("llama_get_embeddings", ctypes.c_void_p, ctypes.c_void_p),
+    all_logits=True,
+)
+NEXTN = _nextn(all_logits=False)
+NEXTN_HEAD = _nextn(all_logits=True)
+"""Both are None where the library does not export what they need."""

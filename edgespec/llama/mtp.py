@@ -1,0 +1,109 @@
+"""The head in a target's own file, which drafts: multi-token prediction (MTP), "nextn" in GGUF files.
+
+It is a block after those of the target, with an input matrix of its own: it reads token t together with the
+target's hidden state before t, and says what may follow t. (DeepSeek-V3, arXiv 2412.19437, section 2.2.)
+Published models were trained with it, so it drafts well; most programs leave it out when they load the file.
+llama.cpp runs it in a context of its own kind, over the weights of the target.
+
+    MtpTarget   a target that is loaded with its head
+    MtpHead     that head, which sessions take as a model of its own
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.errors import EdgespecError
+from edgespec.llama.gguf_header import GGUFHeader, read_tensors
+from edgespec.llama.hidden_states import NEXTN, NEXTN_HEAD
+from edgespec.llama.weights import Model
+
+ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"})
+"""Architectures whose heads were tried here, on random models (llama/architectures.py)."""
+
+_OUTPUTS = ("output.weight", "token_embd.weight")
+
+
+def why_no_mtp(header: GGUFHeader) -> str:
+    """Say in a few words why the file has no head that can be used; "" if it has one.
+
+    The library ends the process where its own assertions about a head fail, so they are checked here.
+    """
+    if header.n_mtp == 0:
+        return "its file has no MTP head"
+    if header.architecture not in ARCHITECTURES:
+        return f"the MTP heads of architecture {header.architecture} are not known here"
+    if header.n_mtp > 1:
+        return f"its MTP head has {header.n_mtp} blocks, and llama.cpp runs one of this architecture"
+    block = f"blk.{header.n_layer - 1}."
+    if not any(tensor.name == f"{block}nextn.eh_proj.weight" for tensor in read_tensors(header)):
+        return "its MTP head was left out of the file"
+    if header.architecture == "deepseek2":
+        has = header.gguf.fields
+        if "deepseek2.attention.key_length_mla" not in has or "deepseek2.attention.temperature_scale" in has:
+            return "llama.cpp runs no MTP head with attention of this kind"
+    if NEXTN is None:
+        return "this llama.cpp does not export what an MTP head needs"
+    return ""
+
+
+class MtpTarget(Model):
+    """A target that is loaded with its head, and gives the hidden states that the head reads."""
+
+    _with_mtp = True
+
+    def __init__(self, header: GGUFHeader, *, kernels: bool) -> None:
+        """Load the file of `header`; arguments as for Model.
+
+        Raises EdgespecError if its head cannot be used (`why_no_mtp`).
+        """
+        reason = why_no_mtp(header)
+        if reason or NEXTN is None:
+            raise EdgespecError(f"{header.path}: {reason}")
+        self.hidden_states = NEXTN
+        super().__init__(header.path, kernels=kernels, header=header)
+
+
+class MtpHead(Model):
+    """The head of a target behind the interface of a model: weights, tokenizer and sessions are the target's.
+
+    It only attends, whatever kind of model the target is.
+    """
+
+    is_mtp = True
+
+    def __init__(self, target: MtpTarget) -> None:
+        """Use the head of `target`, which closes it."""
+        vars(self).update(vars(target))
+        self._target = target  # whose weights these are
+        if NEXTN_HEAD:  # as it is where its target could be loaded
+            self.hidden_states = NEXTN_HEAD
+        self.header = header_of_head(target.header)
+        self.size_bytes = self.header.file_bytes
+        self.can_rewind, self.keeps_state = True, False
+
+    @property
+    def name(self) -> str:
+        """Which model's head it is."""
+        return f"the MTP head of {self._target.name}"
+
+    def close(self) -> None:
+        """Do nothing: the target closes its head's sessions with its own."""
+
+
+def header_of_head(header: GGUFHeader) -> GGUFHeader:
+    """Return the header of a file with a head as if it held the head alone; its bytes are those of a pass."""
+    block = f"blk.{header.n_layer - 1}."
+    tensors = {tensor.name: tensor for tensor in read_tensors(header)}
+    own = [tensor for name, tensor in tensors.items() if name.startswith(block)]
+    names = (f"{block}nextn.shared_head_head.weight", *_OUTPUTS)
+    output = next((tensors[name] for name in names if name in tensors), None)
+    read = {tensor.name: tensor.bytes for tensor in [*own, *([output] if output else [])]}
+    return replace(
+        header,
+        is_mtp=True,
+        n_layer=1,
+        n_head_kv=header.n_head_kv[-1:],
+        state_bytes=0,
+        file_bytes=sum(read.values()),
+    )

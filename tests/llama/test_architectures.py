@@ -16,8 +16,6 @@ from tiny_gguf import EOS, vocabulary
 
 # What csrc/kernels does not do yet. A test that begins to pass fails: then delete the line here.
 WAITS = {
-    "gemma3n": "the look-up of a second table of embeddings",
-    "gemma4": "the look-up of a second table of embeddings",
     "rwkv7": "RWKV's own operation",
 }
 

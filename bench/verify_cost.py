@@ -43,6 +43,7 @@ from edgespec.benchmark.runs import rotated
 from edgespec.choices import CacheType
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
+from edgespec.llama.context import with_cache_type
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -108,8 +109,8 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
     with ExitStack() as stack:
 
         def loaded(*, kernels: bool) -> Model:
-            model = stack.enter_context(Model(path, kernels=kernels, header=read_header(path)))
-            model.cache_type = args.cache_type
+            header = with_cache_type(read_header(path), args.cache_type)
+            model = stack.enter_context(Model(path, kernels=kernels, header=header))
             if kernels and not model.uses_kernels:
                 print(f"{path.name}: edgespec's kernels take none of its weights", file=sys.stderr)
             return model
@@ -142,7 +143,7 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
                     cells.setdefault(cell, {}).setdefault(way, []).append(spent)
                 restore(sessions[way])
 
-        for turn in range(-1, args.prefill_rounds):  # the first round warms up
+        for turn in range(-1, args.prefill_rounds) if args.prefill_rounds else ():  # the first round warms up
             timed((EMPTY, PREFILL), turn, Session.clear)
         for context in contexts:
             for session in sessions.values():
@@ -219,7 +220,7 @@ def main() -> None:
     parse.add_argument("--gigabytes", type=float, default=4.0, help="most of a random model's file")
     parse.add_argument("--cache-type", choices=get_args(CacheType), default="f16")
     parse.add_argument("--rounds", type=int, default=15)
-    parse.add_argument("--prefill-rounds", type=int, default=5)
+    parse.add_argument("--prefill-rounds", type=int, default=5, help="0: none")
     args = parse.parse_args()
 
     args.sizes = sorted({1, *args.sizes})

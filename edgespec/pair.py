@@ -26,7 +26,7 @@ from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
-from edgespec.llama.context import check_cache_type
+from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
@@ -82,7 +82,7 @@ class PairOptions:
     """None: one per physical core."""
     kernels: KernelsChoice = "auto"
     cache_type: CacheType = "f16"
-    """Of the target's cache; a draft model's, which is small, is in F16."""
+    """Of the target's cache; a draft's, which is small, is in F16."""
     prefix_cache: int | None = None
     """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
     is read from its beginning."""
@@ -135,9 +135,8 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        self._headers = [check_model_file(resolve(self.target_name))]
+        self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
         check_target(self.target_header)
-        check_cache_type(self.target_header, options.cache_type)
         if self.draft_name:
             path = resolve(self.draft_name)
             refuse_published_head(read_header(path), self.target_header)
@@ -207,7 +206,6 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
-        self.target.cache_type = self.options.cache_type
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:

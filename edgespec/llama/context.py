@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.choices import CacheType
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
@@ -15,12 +17,13 @@ _POOLING_NONE = 0
 _QUANTIZED_TOGETHER = 32  # numbers of a head in Q8_0
 
 
-def check_cache_type(header: GGUFHeader, cache_type: CacheType) -> None:
-    """Raise UsageError for a model whose keys and values cannot be held in `cache_type`."""
+def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:
+    """Return the header of the same model with caches in `cache_type`; raise UsageError if it cannot be."""
     for width in (header.head_dim_k, header.head_dim_v):
         if cache_type != "f16" and width % _QUANTIZED_TOGETHER:
             problem = f"its heads' width, {width}, must be a multiple of {_QUANTIZED_TOGETHER}; leave it out"
             raise UsageError(f"{header.path}: {problem}", field="cache_type", value=cache_type)
+    return replace(header, cache_type=cache_type)
 
 
 def create_context(
@@ -49,10 +52,10 @@ def create_context(
     params.n_rs_seq = n_snapshots
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
-    params.type_k = params.type_v = _CACHE_TYPES[model.cache_type]
+    params.type_k = params.type_v = _CACHE_TYPES[model.header.cache_type]
     # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without,
     # but it alone reads a quantized cache.
-    flash = model.uses_kernels or model.cache_type != "f16"
+    flash = model.uses_kernels or model.header.cache_type != "f16"
     params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
     params.pooling_type = _POOLING_NONE  # hidden states, where they are asked for, are those of each token
     params.offload_kqv = False

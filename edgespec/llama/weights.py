@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.choices import CacheType
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
@@ -64,8 +63,6 @@ class Model(Closing):
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
-        self.cache_type: CacheType = "f16"
-        """How contexts made from now on hold keys and values."""
         with packing(kernels and not vocab_only) as packed:
             model = _load(
                 self.path,

@@ -8,6 +8,8 @@ import pytest
 from command_line import run_cli, user_environment
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
+from edgespec.llama.context import with_cache_type
+from edgespec.llama.gguf_header import read_header
 from edgespec.llama.operations import operations_of
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -29,7 +31,8 @@ def distance(rows, others):
 def test_a_quantized_cache_says_what_stock_s_says(kernels, packable_path):
     with Model(packable_path) as model, Model(packable_path, kernels=False) as stock:
         in_f16, stock_in_f16 = logits(model), logits(stock)
-        model.cache_type = stock.cache_type = "q8_0"
+        for one in (model, stock):
+            one.header = with_cache_type(one.header, "q8_0")
         ours, theirs = logits(model), logits(stock)
         assert not np.array_equal(ours, in_f16)
         assert not np.array_equal(theirs, stock_in_f16)
@@ -38,16 +41,14 @@ def test_a_quantized_cache_says_what_stock_s_says(kernels, packable_path):
 
 
 def test_a_quantized_cache_does_not_depend_on_the_batch(kernels, packable_path):
-    with Model(packable_path) as model:
-        model.cache_type = "q8_0"
+    with Model(packable_path, header=with_cache_type(read_header(packable_path), "q8_0")) as model:
         each = logits(model, 1)
         for batch in (2, 7, 33, 64):
             np.testing.assert_array_equal(logits(model, batch), each)
 
 
 def test_a_state_of_a_quantized_cache_comes_back(kernels, packable_path):
-    with Model(packable_path) as model:
-        model.cache_type = "q8_0"
+    with Model(packable_path, header=with_cache_type(read_header(packable_path), "q8_0")) as model:
         with Session(model, n_ctx=128, n_threads=1) as session:
             session.eval(TOKENS[:60])
             state, timeline = session.state(), session.timeline
@@ -68,6 +69,12 @@ def test_drafting_over_a_quantized_cache_changes_nothing(packable_path, choice):
             result = engine.generate("one two one two one two", params=GREEDY, n_predict=40, gamma=None)
             texts.append(result.text)
     assert texts[0] == texts[1]
+
+
+def test_it_takes_about_half_the_memory(packable_path):
+    in_f16 = read_header(packable_path)
+    in_q8 = with_cache_type(in_f16, "q8_0")
+    assert in_q8.kv_bytes(1000) / in_f16.kv_bytes(1000) == 34 / 64
 
 
 def test_heads_of_another_width_are_refused(tiny_path):

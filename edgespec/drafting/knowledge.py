@@ -74,7 +74,7 @@ class Knowledge:
     def _costs(self, profile: Profile | None) -> Clocks:
         if self._objective == "latency":
             return self.clocks
-        if not profile or not profile.target_joules or (profile.draft and not profile.draft_joules):
+        if not profile or not profile.target_joules or (self._models[1] and not profile.draft_joules):
             problem = (
                 "no joules are known of these models on this machine; run `edgespec profile` where an energy "
                 "counter can be read, or leave it at latency"

@@ -488,11 +488,25 @@ def test_nan_in_a_table_is_left_alone():
 # ---- cost curves ----
 
 
-def test_a_guess_takes_its_scale_from_the_first_pass():
+@pytest.mark.parametrize("first_s", [0.5, 0.02, 30.0])
+def test_a_guess_takes_its_scale_from_the_first_passes(first_s):
+    """However slow the very first one was, and whatever the guess: it was 0.027."""
     curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
-    curve.observe(1, 100, 0.5)
-    assert curve.at(100)[1] == pytest.approx(0.5)
-    assert curve.at(100)[8] == pytest.approx(0.5 * 2.0, rel=0.01)
+    for seconds in (first_s, 0.1, 0.1, 0.1):
+        curve.observe(1, 100, seconds)
+    assert curve.at(100)[1] == pytest.approx(0.1)
+    assert curve.at(100)[8] == pytest.approx(0.1 * 2.0, rel=0.01)
+
+
+def test_a_small_model_whose_first_pass_is_slow_drafts_all_the_same(clock):
+    """Its weights are read from the disk then, and its threads begin."""
+    policy = Policy(suffix=False, staged=False)
+    world = World(clock, [0.6], OURS, draft_s=0.001, policy=policy)
+    world.draft_clock.__init__(curve_of([0.0, *[0.0008] * N_MAX]), guessed=True)
+    costs = itertools.chain([0.03], itertools.repeat(0.001))
+    world.draft_session._cost = lambda _n: next(costs)
+    world.run(128)
+    assert world.rate(2) > 0.95 * oracle(float(world.agrees[1:128].mean()), OURS, 0.001)
 
 
 def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured():

@@ -149,7 +149,9 @@ float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *sc
     F x[ATTN_BLOCK / LANES], largest = f_set1(max);
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
         x[v] = f_mul(f_load(scores + v * LANES), f_set1(unit.scale));
-        if (unit.soft_cap > 0) {
+    }
+    if (unit.soft_cap > 0) {
+        for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
             x[v] = f_mul(f_set1(unit.soft_cap), f_tanh(f_div(x[v], f_set1(unit.soft_cap))));
         }
     }

@@ -51,26 +51,47 @@ void Executor::matmul(const Step &step, int thread, int n) {
     });
 }
 
-// Of weights as they are in the file: routers, which are small.
+// Of weights as they are in the file: routers, which are small. All of this thread's rows go by for a tile of tokens:
+// they stay in cache, as those of a long prompt would not.
 void Executor::float_matmul(const Step &step, int thread, int n) {
     const Tensor *op = step.op, *w = op->src[0], *x = op->src[1];
-    const int64_t matrices = op->ne[2] * op->ne[3], tokens = op->ne[1];
-    const Share share(w->ne[1] * matrices, thread, n);
-    for (int64_t unit = share.first; unit < share.last; unit++) {
-        const int64_t r = unit % w->ne[1], i2 = unit / w->ne[1] % op->ne[2], i3 = unit / w->ne[1] / op->ne[2];
-        const float *weights = at<const float>(w, r, i2 / (op->ne[2] / w->ne[2]), i3 / (op->ne[3] / w->ne[3]));
+    const int64_t rows = w->ne[1], tokens = op->ne[1];
+    const Share share(rows * op->ne[2] * op->ne[3], thread, n);
+    for (int64_t unit = share.first; unit < share.last;) {
+        const int64_t first = unit % rows, last = std::min(rows, first + share.last - unit);
+        const int64_t i2 = unit / rows % op->ne[2], i3 = unit / rows / op->ne[2];
+        const int64_t w2 = i2 / (op->ne[2] / w->ne[2]), w3 = i3 / (op->ne[3] / w->ne[3]);
         for (int64_t begin = 0; begin < tokens; begin += MAX_TILE) {
             const int nc = (int)std::min<int64_t>(MAX_TILE, tokens - begin);
             const float *columns[MAX_TILE];
-            float y[MAX_TILE];
+            float *y[MAX_TILE];
             for (int c = 0; c < nc; c++) {
                 columns[c] = at<const float>(x, begin + c, i2, i3);
+                y[c] = at<float>(op, begin + c, i2, i3);
             }
-            isa_.dots(w->ne[0], weights, columns, nc, y);
-            for (int c = 0; c < nc; c++) {
-                at<float>(op, begin + c, i2, i3)[r] = y[c];
+            // Several sums at once do not wait for each other: those of many tokens, else those of many rows.
+            if (nc >= MAX_TILE / 2) {
+                for (int64_t r = first; r < last; r++) {
+                    float sums[MAX_TILE];
+                    isa_.dots(w->ne[0], at<const float>(w, r, w2, w3), columns, nc, sums);
+                    for (int c = 0; c < nc; c++) {
+                        y[c][r] = sums[c];
+                    }
+                }
+                continue;
+            }
+            for (int64_t r = first; r < last; r += MAX_TILE) {
+                const int count = (int)std::min<int64_t>(MAX_TILE, last - r);
+                const float *weights[MAX_TILE];
+                for (int i = 0; i < count; i++) {
+                    weights[i] = at<const float>(w, r + i, w2, w3);
+                }
+                for (int c = 0; c < nc; c++) {
+                    isa_.dots(w->ne[0], columns[c], weights, count, y[c] + r);
+                }
             }
         }
+        unit += last - first;
     }
 }
 

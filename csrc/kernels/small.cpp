@@ -202,6 +202,17 @@ void Executor::get_rows(const Step &step, int thread, int n) {
 
 namespace {
 
+// n floats that lie `from_step` and `to_step` bytes apart.
+void copy_numbers(int64_t n, const char *from, size_t from_step, char *to, size_t to_step) {
+    if (from_step == 4 && to_step == 4) {
+        memcpy(to, from, (size_t)n * 4);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++, from += from_step, to += to_step) {
+        memcpy(to, from, 4);
+    }
+}
+
 // Goes through a tensor's numbers in their order.
 class Walk {
   public:
@@ -218,8 +229,7 @@ class Walk {
         }
         return p;
     }
-    // Numbers from here to the end of the row that lie side by side.
-    int64_t run() const { return t_->nb[0] == 4 ? t_->ne[0] - i_[0] : 1; }
+    int64_t rest_of_row() const { return t_->ne[0] - i_[0]; }
     void move(int64_t n) {
         i_[0] += n;
         for (int d = 0; d < 3 && i_[d] == t_->ne[d]; d++) {
@@ -247,8 +257,8 @@ void Executor::copy(const Step &step, int thread, int n) {
     const Share share(op->ne[0] * n_rows(op), thread, n);
     Walk from(x, share.first), to(op, share.first);
     for (int64_t i = share.first; i < share.last;) {
-        const int64_t length = std::min({from.run(), to.run(), share.last - i});
-        memcpy(to.data(), from.data(), (size_t)length * 4);
+        const int64_t length = std::min({from.rest_of_row(), to.rest_of_row(), share.last - i});
+        copy_numbers(length, from.data(), x->nb[0], to.data(), op->nb[0]);
         from.move(length);
         to.move(length);
         i += length;
@@ -261,8 +271,8 @@ void Executor::repeat(const Step &step, int thread, int n) {
     for (int64_t r = share.first; r < share.last; r++) {
         const char *from = row<const char>(x, r, op);
         char *to = row<char>(op, r, op);
-        for (int64_t i = 0; i < op->ne[0]; i++) {
-            memcpy(to + i * (int64_t)op->nb[0], from + i % x->ne[0] * (int64_t)x->nb[0], 4);
+        for (int64_t i = 0; i < op->ne[0]; i += x->ne[0]) {
+            copy_numbers(x->ne[0], from, x->nb[0], to + i * (int64_t)op->nb[0], op->nb[0]);
         }
     }
 }
@@ -272,47 +282,42 @@ void Executor::concat(const Step &step, int thread, int n) {
     const int dim = op->op_params[0];
     const Share share(n_rows(op), thread, n);
     for (int64_t r = share.first; r < share.last; r++) {
-        int64_t at[4] = {0, r % op->ne[1], r / op->ne[1] % op->ne[2], r / op->ne[1] / op->ne[2]};
-        char *to = row<char>(op, r, op);
-        for (int64_t i = 0; i < op->ne[0];) {
-            at[0] = i;
-            const Tensor *from = at[dim] < a->ne[dim] ? a : b;
-            at[dim] -= from == a ? 0 : a->ne[dim];
-            const char *p = (const char *)from->data;
-            for (int d = 0; d < 4; d++) {
-                p += at[d] * (int64_t)from->nb[d];
-            }
-            at[dim] += from == a ? 0 : a->ne[dim];
-            const int64_t last = dim == 0 && from == a ? a->ne[0] : op->ne[0];
-            if (from->nb[0] == 4 && op->nb[0] == 4) {
-                memcpy(to + 4 * i, p, (size_t)(last - i) * 4);
-                i = last;
-                continue;
-            }
-            for (; i < last; i++, p += from->nb[0]) {
-                memcpy(to + i * (int64_t)op->nb[0], p, 4);
-            }
+        int64_t i[4] = {0, r % op->ne[1], r / op->ne[1] % op->ne[2], r / op->ne[1] / op->ne[2]};
+        char *const to = row<char>(op, r, op);
+        if (dim == 0) {
+            copy_numbers(a->ne[0], at<const char>(a, i[1], i[2], i[3]), a->nb[0], to, op->nb[0]);
+            copy_numbers(b->ne[0], at<const char>(b, i[1], i[2], i[3]), b->nb[0],
+                         to + a->ne[0] * (int64_t)op->nb[0], op->nb[0]);
+            continue;
         }
+        const Tensor *from = i[dim] < a->ne[dim] ? a : b;
+        i[dim] -= from == a ? 0 : a->ne[dim];
+        copy_numbers(op->ne[0], at<const char>(from, i[1], i[2], i[3]), from->nb[0], to, op->nb[0]);
     }
 }
 
 // ---- convolution ----
 
-// Each channel's numbers of the tokens before and of these lie side by side; output is by token.
+// Each channel's numbers of the tokens before and of these lie side by side; output is by token. Channels of a line of
+// the processor's cache go together, so that a line of the output is written once.
 void Executor::ssm_conv(const Step &step, int thread, int n) {
+    constexpr int64_t CHANNELS = 16;
     const Tensor *op = step.op, *x = op->src[0], *w = op->src[1];
-    const int64_t width = w->ne[0];
-    const Share share(op->ne[0], thread, n);
-    for (int64_t sequence = 0; sequence < op->ne[2]; sequence++) {
-        for (int64_t channel = share.first; channel < share.last; channel++) {
-            const float *const from = at<const float>(x, channel, sequence);
-            const float *const weights = at<const float>(w, channel);
-            for (int64_t token = 0; token < op->ne[1]; token++) {
+    const int64_t width = w->ne[0], channels = op->ne[0], blocks = (channels + CHANNELS - 1) / CHANNELS;
+    const Share share(blocks * op->ne[2], thread, n);
+    for (int64_t unit = share.first; unit < share.last; unit++) {
+        const int64_t sequence = unit / blocks, first = unit % blocks * CHANNELS;
+        const int64_t last = std::min(channels, first + CHANNELS);
+        for (int64_t token = 0; token < op->ne[1]; token++) {
+            float *const y = at<float>(op, token, sequence);
+            for (int64_t channel = first; channel < last; channel++) {
+                const float *const from = at<const float>(x, channel, sequence) + token;
+                const float *const weights = at<const float>(w, channel);
                 float sum = 0;
                 for (int64_t i = 0; i < width; i++) {
-                    sum += from[token + i] * weights[i];
+                    sum += from[i] * weights[i];
                 }
-                at<float>(op, token, sequence)[channel] = sum;
+                y[channel] = sum;
             }
         }
     }

@@ -16,7 +16,7 @@ from edgespec.capacity import (
     kept_cells,
     kept_timelines,
 )
-from edgespec.choices import DrafterName, KernelsChoice, check_choice
+from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
@@ -26,6 +26,7 @@ from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
+from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
@@ -80,6 +81,8 @@ class PairOptions:
     n_threads: int | None = None
     """None: one per physical core."""
     kernels: KernelsChoice = "auto"
+    cache_type: CacheType = "f16"
+    """Of the target's cache; a draft's, which is small, is in F16."""
     prefix_cache: int | None = None
     """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
     is read from its beginning."""
@@ -94,6 +97,7 @@ class PairOptions:
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
+        check_choice("cache_type", self.cache_type, CacheType)
         for name in ("n_ctx", "n_threads", "n_cells"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -113,7 +117,7 @@ class Pair(Closing):
     target: Model
     draft: Model | None = None
     kernels: str = STOCK
-    """The name of the kernels that the models run on."""
+    """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
@@ -131,7 +135,7 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        self._headers = [check_model_file(resolve(self.target_name))]
+        self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
         check_target(self.target_header)
         if self.draft_name:
             path = resolve(self.draft_name)
@@ -202,6 +206,8 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
+        if self.options.cache_type != "f16":  # a pass costs something else then
+            self.kernels += f", {self.options.cache_type} cache"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:

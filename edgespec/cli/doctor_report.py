@@ -223,8 +223,6 @@ def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, P
     """Return why a matrix was not packed, as far as its facts tell."""
     if tensor.name == "token_embd.weight":
         return "rows are looked up, not multiplied"
-    if tensor.n_matrices > 1:
-        return f"{tensor.n_matrices} matrices in one (experts)"
     if any(other.type == tensor.type and other.name in packed for other in matrices):
         return f"shape {tensor.rows} x {tensor.columns}"
     return f"type {tensor.type}"

@@ -11,10 +11,11 @@ from edgespec.choices import Objective
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Key, Profile
 from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 

@@ -20,8 +20,9 @@ from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, in
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy, RunModel, TakeSuffix
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
-from edgespec.drafting.scheduler import Policy, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.options import MAX_GAMMA

@@ -148,10 +148,11 @@ class AcceptanceTable:
     def fade(self, keep: float, *, wholly: bool = False) -> None:
         """Count all outcomes a little less: cells without new ones return to the common estimate.
 
-        `wholly`: that one, too, returns to its first guess.
+        `wholly`: that one, too, returns to its first guess, if it is lower.
         """
+        n = N_DEPTHS + (wholly and self.overall < self.usual)
         for rows in (self._hits, self._tested):
-            for row in rows if wholly else rows[:N_DEPTHS]:
+            for row in rows[:n]:
                 row[:] = [keep * count for count in row]
         self._refresh()
 

@@ -33,7 +33,7 @@ from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_he
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.published_heads import refuse_published_head
+from edgespec.llama.published_heads import EagleHead, LayersTarget, check_published_head
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
@@ -122,6 +122,8 @@ class Pair(Closing):
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
     """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
+    is_published = False
+    """Whether the draft is a head published in a file of its own (llama/published_heads.py)."""
     draft_is_stuck = False
     """Whether the draft is not used because it or the target cannot take tokens back."""
 
@@ -139,8 +141,9 @@ class Pair(Closing):
         check_target(self.target_header)
         if self.draft_name:
             path = resolve(self.draft_name)
-            refuse_published_head(read_header(path), self.target_header)
-            self._headers.append(check_model_file(path))
+            published = check_published_head(read_header(path), self.target_header)
+            self.is_published = published is not None
+            self._headers.append(published or check_model_file(path))
         self.uses_mtp = self.draft_name is None and self._has_mtp()
         """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
@@ -177,7 +180,7 @@ class Pair(Closing):
     @property
     def reads_states(self) -> bool:
         """Whether the draft is a head, which reads the target's hidden states."""
-        return self.head is not None or self.uses_mtp
+        return self.head is not None or self.uses_mtp or self.is_published
 
     @property
     def target_header(self) -> GGUFHeader:
@@ -200,6 +203,11 @@ class Pair(Closing):
         if self.uses_mtp:
             with_head = MtpTarget(self.target_header, kernels=own_kernels)
             self._models, self.draft = [with_head], MtpHead(with_head)
+        elif self.is_published:
+            target = LayersTarget(*self._headers, kernels=own_kernels)
+            self._models.append(target)
+            head = EagleHead(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
+            self._models.append(head)
         else:
             for header in self._headers:
                 self._models.append(Model(header.path, kernels=own_kernels, header=header))
@@ -233,6 +241,10 @@ class Pair(Closing):
                 raise EdgespecError(
                     f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
                     "choose the model that it was cut from"
+                )
+            if self.is_published:
+                raise UsageError(
+                    f"{draft.path}: a head of another model than {self.target_name}: {match.reason}"
                 )
             self._vocabulary_map = map_vocabularies(self.target, draft)
             if not self._vocabulary_map.n_shared:
@@ -324,6 +336,7 @@ class Pair(Closing):
         n_timelines = parallel + n_kept
         size = CacheSize(
             n_ctx=cells,
+            n_batch=model.most_batch,
             # Of all tokens whose hidden states a head wants the library computes the logits too.
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 and not self.head else max(_ROWS, 2 * parallel),
             n_timelines=n_timelines if model.can_rewind else 1,
@@ -367,9 +380,14 @@ class Pair(Closing):
         if self._vocabulary_map:
             return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
         if self.reads_states:
-            features, n_vocab = TargetFeatures(self.target.n_embd), self.target.n_vocab
-            session = self._draft_timelines.begin([0])
-            return HeadModel(session, features, n_vocab=n_vocab, head=self.head, fusion=self._fusion)
+            return HeadModel(
+                self._draft_timelines.begin([0]),
+                TargetFeatures(self.target.n_state),
+                n_vocab=self.target.n_vocab,
+                head=self.head,
+                fusion=self._fusion,
+                encode=draft.encode if isinstance(draft, EagleHead) else None,
+            )
         model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
         model.timelines = self._draft_timelines
         return model

@@ -44,6 +44,7 @@ def create_context(
     """
     params = llama.llama_context_default_params()
     params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
+    params.ctx_other = model.context_beside
     params.n_ctx = n_ctx
     # n_batch == n_ubatch keeps the rows of logits in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch

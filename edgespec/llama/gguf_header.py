@@ -167,18 +167,27 @@ def read_tensors(header: GGUFHeader) -> list[TensorInfo]:
     return [*header.gguf.tensors, *others]
 
 
-def check_model_file(path: str | Path) -> GGUFHeader:
+def check_model_file(path: str | Path, *, or_head: bool = False) -> GGUFHeader:
     """Return the header of a complete GGUF file that holds a text-generating model.
+
+    `or_head`: or a draft head that is published as a file of its own.
 
     For anything else, raises UsageError (wrong path) or EdgespecError (wrong file), with one line that says
     what it is and what to do. For a split model give the first part; the others must be in the same folder,
     and `file_bytes` is the sum of all.
     """
+    header = check_complete_file(path)
+    if not (or_head and header.architecture in HELPERS):
+        _check_kind(header)
+    return header
+
+
+def check_complete_file(path: str | Path) -> GGUFHeader:
+    """Return the header of a complete GGUF file, whatever it holds; else as `check_model_file`."""
     header = read_header(path)
     parts = [read_header(part) for part in _other_parts(header)]
     for part in (header, *parts):
         _check_complete(part)
-    _check_kind(header)
     return replace(
         header,
         file_bytes=header.file_bytes + sum(part.file_bytes for part in parts),

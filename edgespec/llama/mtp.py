@@ -70,7 +70,7 @@ class MtpHead(Model):
     It only attends, whatever kind of model the target is.
     """
 
-    is_mtp = True
+    is_mtp = takes_states = True
 
     def __init__(self, target: MtpTarget) -> None:
         """Use the head of `target`, which closes it."""

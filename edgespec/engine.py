@@ -18,7 +18,8 @@ from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 from edgespec.options import OptionKeywords, Options
-from edgespec.pair import Pair, PairOptions
+from edgespec.pair import Pair
+from edgespec.pair_options import PairOptions
 from edgespec.plan import make_plan
 from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.capacity import (
@@ -16,7 +16,6 @@ from edgespec.capacity import (
     kept_cells,
     kept_timelines,
 )
-from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
@@ -51,16 +50,12 @@ from edgespec.models.footprint import (
 )
 from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
+from edgespec.pair_options import PairOptions, default_threads
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import physical_cores
 from edgespec.platform.memory import available_bytes
-from edgespec.platform.signals import Cancellation
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
-
-MAX_PARALLEL = 64
-"""Most texts at once."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
 
@@ -68,44 +63,6 @@ _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
 _OWN_HEAD = "mtp"
 """The name of a draft that is the head in the target's own file."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairOptions:
-    """How a pair is loaded and run. Raises UsageError for invalid values."""
-
-    drafter: DrafterName = "auto"
-    """With "suffix" and "none" no draft model is loaded."""
-    n_ctx: int | None = None
-    """Context in tokens; None: as much as a generation needs."""
-    n_threads: int | None = None
-    """None: one per physical core."""
-    kernels: KernelsChoice = "auto"
-    cache_type: CacheType = "f16"
-    """Of the target's cache; a draft's, which is small, is in F16."""
-    prefix_cache: int | None = None
-    """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
-    is read from its beginning."""
-    signals: Cancellation | None = None
-    """Lets Ctrl-C, or another thread, end a running pass."""
-    parallel: int | None = 1
-    """Most texts at once; None: as many as pay and fit in memory."""
-    n_cells: int | None = None
-    """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
-    as capacity.py says for several."""
-
-    def __post_init__(self) -> None:
-        check_choice("drafter", self.drafter, DrafterName)
-        check_choice("kernels", self.kernels, KernelsChoice)
-        check_choice("cache_type", self.cache_type, CacheType)
-        for name in ("n_ctx", "n_threads", "n_cells"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError("must be 1 or more", field=name, value=value)
-        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
-            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
-        if self.prefix_cache is not None and self.prefix_cache < 0:
-            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
 
 
 class Pair(Closing):
@@ -444,8 +401,3 @@ def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
     n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
     return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
-
-
-def default_threads() -> int:
-    """Return the best number of threads: one for each physical core that this process may use."""
-    return physical_cores()

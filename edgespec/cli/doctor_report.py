@@ -30,7 +30,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.resolve import resolve
-from edgespec.pair import default_threads
+from edgespec.pair_options import default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes

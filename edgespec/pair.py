@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.capacity import (
@@ -16,7 +16,6 @@ from edgespec.capacity import (
     kept_cells,
     kept_timelines,
 )
-from edgespec.choices import DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
@@ -26,13 +25,14 @@ from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
+from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.published_heads import refuse_published_head
+from edgespec.llama.published_heads import EagleHead, LayersTarget, check_published_head
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
@@ -50,16 +50,12 @@ from edgespec.models.footprint import (
 )
 from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
+from edgespec.pair_options import PairOptions, default_threads
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import physical_cores
 from edgespec.platform.memory import available_bytes
-from edgespec.platform.signals import Cancellation
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
-
-MAX_PARALLEL = 64
-"""Most texts at once."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
 
@@ -67,41 +63,6 @@ _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
 _OWN_HEAD = "mtp"
 """The name of a draft that is the head in the target's own file."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairOptions:
-    """How a pair is loaded and run. Raises UsageError for invalid values."""
-
-    drafter: DrafterName = "auto"
-    """With "suffix" and "none" no draft model is loaded."""
-    n_ctx: int | None = None
-    """Context in tokens; None: as much as a generation needs."""
-    n_threads: int | None = None
-    """None: one per physical core."""
-    kernels: KernelsChoice = "auto"
-    prefix_cache: int | None = None
-    """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
-    is read from its beginning."""
-    signals: Cancellation | None = None
-    """Lets Ctrl-C, or another thread, end a running pass."""
-    parallel: int | None = 1
-    """Most texts at once; None: as many as pay and fit in memory."""
-    n_cells: int | None = None
-    """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
-    as capacity.py says for several."""
-
-    def __post_init__(self) -> None:
-        check_choice("drafter", self.drafter, DrafterName)
-        check_choice("kernels", self.kernels, KernelsChoice)
-        for name in ("n_ctx", "n_threads", "n_cells"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError("must be 1 or more", field=name, value=value)
-        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
-            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
-        if self.prefix_cache is not None and self.prefix_cache < 0:
-            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
 
 
 class Pair(Closing):
@@ -113,11 +74,13 @@ class Pair(Closing):
     target: Model
     draft: Model | None = None
     kernels: str = STOCK
-    """The name of the kernels that the models run on."""
+    """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
     """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
+    is_published = False
+    """Whether the draft is a head published in a file of its own (llama/published_heads.py)."""
     draft_is_stuck = False
     """Whether the draft is not used because it or the target cannot take tokens back."""
 
@@ -131,12 +94,13 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        self._headers = [check_model_file(resolve(self.target_name))]
+        self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
         check_target(self.target_header)
         if self.draft_name:
             path = resolve(self.draft_name)
-            refuse_published_head(read_header(path), self.target_header)
-            self._headers.append(check_model_file(path))
+            published = check_published_head(read_header(path), self.target_header)
+            self.is_published = published is not None
+            self._headers.append(published or check_model_file(path))
         self.uses_mtp = self.draft_name is None and self._has_mtp()
         """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
@@ -173,7 +137,7 @@ class Pair(Closing):
     @property
     def reads_states(self) -> bool:
         """Whether the draft is a head, which reads the target's hidden states."""
-        return self.head is not None or self.uses_mtp
+        return self.head is not None or self.uses_mtp or self.is_published
 
     @property
     def target_header(self) -> GGUFHeader:
@@ -196,12 +160,19 @@ class Pair(Closing):
         if self.uses_mtp:
             with_head = MtpTarget(self.target_header, kernels=own_kernels)
             self._models, self.draft = [with_head], MtpHead(with_head)
+        elif self.is_published:
+            target = LayersTarget(*self._headers, kernels=own_kernels)
+            self._models.append(target)
+            head = EagleHead(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
+            self._models.append(head)
         else:
             for header in self._headers:
                 self._models.append(Model(header.path, kernels=own_kernels, header=header))
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
+        if self.options.cache_type != "f16":  # a pass costs something else then
+            self.kernels += f", {self.options.cache_type} cache"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
@@ -228,6 +199,10 @@ class Pair(Closing):
                     f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
                     "choose the model that it was cut from"
                 )
+            if self.is_published:
+                raise UsageError(
+                    f"{draft.path}: a head of another model than {self.target_name}: {match.reason}"
+                )
             self._vocabulary_map = map_vocabularies(self.target, draft)
             if not self._vocabulary_map.n_shared:
                 raise EdgespecError(
@@ -243,7 +218,7 @@ class Pair(Closing):
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
         if self.reads_states:
             raise UsageError(
-                f"{self.draft_name} is a draft head, which cannot write in a cascade by itself: "
+                f"{self.draft.name} is a draft head, which cannot write in a cascade by itself: "
                 "choose a draft model"
             )
         if self.cut:
@@ -318,6 +293,7 @@ class Pair(Closing):
         n_timelines = parallel + n_kept
         size = CacheSize(
             n_ctx=cells,
+            n_batch=model.most_batch,
             # Of all tokens whose hidden states a head wants the library computes the logits too.
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 and not self.head else max(_ROWS, 2 * parallel),
             n_timelines=n_timelines if model.can_rewind else 1,
@@ -361,9 +337,14 @@ class Pair(Closing):
         if self._vocabulary_map:
             return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
         if self.reads_states:
-            features, n_vocab = TargetFeatures(self.target.n_embd), self.target.n_vocab
-            session = self._draft_timelines.begin([0])
-            return HeadModel(session, features, n_vocab=n_vocab, head=self.head, fusion=self._fusion)
+            return HeadModel(
+                self._draft_timelines.begin([0]),
+                TargetFeatures(self.target.n_state),
+                n_vocab=self.target.n_vocab,
+                head=self.head,
+                fusion=self._fusion,
+                encode=draft.encode if isinstance(draft, EagleHead) else None,
+            )
         model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
         model.timelines = self._draft_timelines
         return model
@@ -420,8 +401,3 @@ def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
     n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
     return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
-
-
-def default_threads() -> int:
-    """Return the best number of threads: one for each physical core that this process may use."""
-    return physical_cores()

@@ -141,12 +141,13 @@ NodeMemory *memory_below(const Tensor *t) {
 
 bool has_file_layout(const Tensor *w) {
     const Format &format = FORMATS[find_type(w->type)];
-    return w->nb[0] == (size_t)format.block_bytes && w->nb[1] == (size_t)row_bytes(find_type(w->type), w->ne[0]);
+    return w->nb[0] == (size_t)format.block_bytes && w->nb[1] == (size_t)row_bytes(find_type(w->type), w->ne[0]) &&
+           w->nb[2] == w->nb[1] * (size_t)w->ne[1];
 }
 
 // The packed copy of the weights of a product that the kernels can run; nullptr: they cannot.
 const void *packed_weights(const Tensor *op) {
-    if (op->op != OP_MUL_MAT || !can_multiply(op, node().ggml)) {
+    if (!is_packed_matmul(op, node().ggml)) {
         return nullptr;
     }
     const Tensor *const w = op->src[0];
@@ -157,25 +158,30 @@ const void *packed_weights(const Tensor *op) {
 class Sharing {
   public:
     Sharing(const std::vector<Tensor *> &nodes) : who_(nodes.size(), CPU) {
+        std::vector<bool> is_packed(nodes.size());
         bool any_packed = false;
         for (size_t i = 0; i < nodes.size(); i++) {
             if (const void *packed = packed_weights(nodes[i])) {
                 nodes[i]->src[0]->extra = const_cast<void *>(packed);
                 who_[i] = KERNELS;
-                any_packed = true;
+                is_packed[i] = any_packed = true;
             }
         }
-        // As in one process: a model without packable weights runs exactly as in llama.cpp.
-        any_packed = any_packed || holds_packed();
+        // As in one process: a model without packable weights runs exactly as in llama.cpp. A graph without products
+        // (positions that are shifted) could be of either kind of model.
+        const auto is_product = [](const Tensor *t) { return t->op == OP_MUL_MAT || t->op == OP_MUL_MAT_ID; };
+        any_packed = any_packed || (std::none_of(nodes.begin(), nodes.end(), is_product) && holds_packed());
         for (size_t i = 0; i < nodes.size(); i++) {
             if (is_view(nodes[i])) {
                 who_[i] = ANYBODY;
-            } else if (who_[i] == CPU && any_packed && nodes[i]->op != OP_MUL_MAT && can_run(nodes[i], node().ggml)) {
+            } else if (!is_packed[i] && any_packed && can_run(nodes[i], node().ggml)) {
                 who_[i] = KERNELS;
             }
         }
         for (size_t i = 0; i < nodes.size(); i++) {
-            settle(nodes[i], who_[i] == KERNELS && nodes[i]->op == OP_MUL_MAT);
+            if (who_[i] != ANYBODY) {
+                settle(nodes[i], is_packed[i]);
+            }
         }
     }
     Who of(size_t i) const { return (Who)who_[i]; }
@@ -187,14 +193,14 @@ class Sharing {
                            [](const NodeBuffer *b) { return b->memory->has_packed(); });
     }
     // What an operation reads as ggml lays it out must be there; what it writes is packed no more.
-    static void settle(const Tensor *op, bool is_product) {
-        for (int i = is_product ? 1 : 0; i < 10; i++) {
+    static void settle(const Tensor *op, bool is_packed) {
+        for (int i = is_packed ? 1 : 0; i < 10; i++) {
             NodeMemory *const memory = memory_below(op->src[i]);
             if (memory && memory->has_packed() && op->src[i]->data) {
                 memory->show(*node().isa, op->src[i]->data, node().ggml.nbytes(op->src[i]));
             }
         }
-        NodeMemory *const memory = is_view(op) ? nullptr : memory_below(op);
+        NodeMemory *const memory = memory_below(op);
         if (memory && memory->has_packed() && op->data) {
             memory->change(*node().isa, op->data, node().ggml.nbytes(op));
         }
@@ -338,6 +344,7 @@ void *proc_address(Registry *, const char *function) {
 Device *node_device(const Isa &isa, Prefetch prefetch, const Ggml &ggml, Device *cpu, size_t memory) {
     Node &n = node();
     n.ggml = ggml;
+    n.ggml.packed = &n.buffer_type;
     n.isa = &isa;
     n.prefetch = prefetch;
     n.cpu = cpu;

@@ -12,15 +12,17 @@ template <class T> T *at(const Tensor *t, int64_t i1, int64_t i2 = 0, int64_t i3
     return (T *)((char *)t->data + i1 * (int64_t)t->nb[1] + i2 * (int64_t)t->nb[2] + i3 * (int64_t)t->nb[3]);
 }
 inline int64_t n_rows(const Tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
-// Computes nothing: an input, or another look at a tensor.
-inline bool is_view(const Tensor *t) {
-    return t->op == OP_NONE || t->op == OP_RESHAPE || t->op == OP_VIEW || t->op == OP_PERMUTE || t->op == OP_TRANSPOSE;
-}
 // Row `r` of all rows of t, in the order of ggml; rows of a smaller tensor repeat.
 template <class T> T *row(const Tensor *t, int64_t r, const Tensor *shape) {
     const int64_t i1 = r % shape->ne[1], i2 = r / shape->ne[1] % shape->ne[2], i3 = r / (shape->ne[1] * shape->ne[2]);
     return at<T>(t, i1 % t->ne[1], i2 % t->ne[2], i3 % t->ne[3]);
 }
+inline bool same_shape(const Tensor *a, const Tensor *b) { return !memcmp(a->ne, b->ne, sizeof a->ne); }
+inline bool is_view(const Tensor *t) {
+    return t->op == OP_NONE || t->op == OP_RESHAPE || t->op == OP_VIEW || t->op == OP_PERMUTE || t->op == OP_TRANSPOSE;
+}
+// Packed weights: they are aside where the buffer has ggml's own layout (node.cpp).
+inline const uint8_t *packed_data(const Tensor *w) { return (const uint8_t *)(w->extra ? w->extra : w->data); }
 inline float param(const Tensor *op, int i) {
     float x;
     memcpy(&x, &op->op_params[i], 4);

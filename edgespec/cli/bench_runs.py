@@ -172,7 +172,7 @@ def _models(engine: Engine) -> list[ModelFacts]:
 def llama_cpp(folder: Path, engine: Engine, suite: Suite, settings: Settings) -> Peer:
     """Return llama.cpp's programs on the engine's files; they draft as many tokens as the ways, or 3."""
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
-    draft = engine.draft.path if engine.draft and not engine.draft.is_mtp else None
+    draft = engine.draft.path if engine.draft and not engine.draft.takes_states else None
     programs = LlamaCpp(
         folder,
         engine.target.path,

@@ -186,7 +186,7 @@ def add_command(
     from edgespec.llama.gguf_header import check_model_file
 
     path = expand_user(file).absolute()
-    size = check_model_file(path).path.stat().st_size
+    size = check_model_file(path, or_head=True).path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):
         sha256 = hash_file(path)

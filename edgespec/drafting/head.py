@@ -1,6 +1,7 @@
 """A draft head: one block that goes on from the target's hidden states, in the place of a draft model.
 
-It has a file of its own, made here (head_file.py), or is in the target's own file (llama/mtp.py).
+It has a file of its own, made here (head_file.py) or published (llama/published_heads.py), or is in the
+target's own file (llama/mtp.py).
 
 Token i is read together with the hidden state of token i - 1. That is the target's own where the target has
 been, and else, along a draft, the head's last one:
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.outputs import Features
+from edgespec.llama.published_heads import EagleHead
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import n_common
 from edgespec.llama.weights import Model
@@ -71,10 +73,15 @@ def check_head(head: HeadFile, target: GGUFHeader) -> None:
 def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
     """Return what makes the rows that `draft` takes in place of tokens, as for a timed pass; None: nothing.
 
-    A head gets hidden states of zeros: what a pass costs does not depend on them.
+    A head gets hidden states of zeros: what a pass costs does not depend on them. A pass over one token is
+    one along a draft, which an encoder has no part in.
     """
-    if draft.is_mtp:
-        return lambda tokens: np.zeros((len(tokens), target.n_embd), np.float32)
+    if draft.takes_states:
+        return lambda tokens: (
+            draft.encode(np.zeros((len(tokens), target.n_state), np.float32))
+            if isinstance(draft, EagleHead) and len(tokens) > 1
+            else np.zeros((len(tokens), draft.n_embd), np.float32)
+        )
     if cut := read_cut(draft.header):
         return Embeddings(cut)
     head = read_head(draft.header)
@@ -145,17 +152,19 @@ class HeadModel(DraftModel):
         n_vocab: int,
         head: HeadFile | None = None,
         fusion: Fusion | None = None,
+        encode: Callable[[Features], Features] | None = None,
     ) -> None:
         """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
 
         Only the first `n_vocab` tokens are drafted. `head`: its file, and `fusion` the matrix in it; without
-        them it is in the target's file, knows all tokens, and takes hidden states as they are.
+        them it takes hidden states as they are beside tokens, its own too: the target's as `encode` returns
+        them, if it is given.
         """
         super().__init__(session, n_vocab=n_vocab)
         if head:
             self.n_vocab = min(n_vocab, head.n_vocab)
             self._set_tokens(head.token_ids)
-        self._fusion = fusion
+        self._fusion, self._encode = fusion, encode
         self.features = features
         self._n_true = 0  # of the timeline's tokens, those before it were read with the target's states
         self._own_at = -1
@@ -239,7 +248,12 @@ class HeadModel(DraftModel):
     def _inputs(self, start: int, tokens: Sequence[int]) -> Inputs:
         """Return what is read in place of `tokens`, which stand from index `start` on."""
         n_known = min(len(tokens), self.features.end - start + 1)
-        states = self.features.rows(start - 1, start - 1 + n_known)
-        if n_known < len(tokens):
-            states = np.concatenate([states, self._own])
+        if n_known <= 0:
+            states = self._own
+        else:
+            states = self.features.rows(start - 1, start - 1 + n_known)
+            if self._encode:
+                states = self._encode(states)
+            if n_known < len(tokens):
+                states = np.concatenate([states, self._own])
         return self._fusion(tokens, states) if self._fusion else states

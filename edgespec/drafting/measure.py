@@ -221,6 +221,7 @@ class _Measurement:
         session = Session(
             model,
             n_ctx=n_past + N_MAX,
+            n_batch=model.most_batch,
             n_threads=self._n_threads,
             n_logits_max=N_MAX,
             embeddings=draft_inputs(self._models[0], model),

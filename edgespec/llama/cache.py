@@ -117,7 +117,11 @@ class Cache(Closing):
             self._rollback = self._trees = Cells(self.n_timelines, self.max_leaves)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
-        if embeddings and not model.is_mtp and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS:
+        if (
+            embeddings
+            and not model.takes_states
+            and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
+        ):
             raise EdgespecError(
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"
@@ -144,10 +148,10 @@ class Cache(Closing):
         self._input = PassInput(
             self.n_batch,
             n_sequences,
-            n_embd=model.n_embd if model.is_mtp else llama.llama_model_n_embd_inp(model.handle),
+            n_embd=model.n_embd if model.takes_states else llama.llama_model_n_embd_inp(model.handle),
             embeddings=embeddings,
             takes_inputs=takes_inputs,
-            with_tokens=model.is_mtp,
+            with_tokens=model.takes_states,
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
@@ -179,6 +183,12 @@ class Cache(Closing):
         """Return the number of tokens in a timeline."""
         self.require_open()
         return self._rollback.n_past(sequence)
+
+    @property
+    def context(self) -> llama.llama_context_p:
+        """The library's pointer, for what this class does not do."""
+        self.require_open()
+        return self._context
 
     @property
     def rollback(self) -> Rollback:

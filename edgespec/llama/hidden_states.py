@@ -5,14 +5,16 @@
                 logits as were asked for; only architectures with such a head have them
     NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
                 logits of all are asked for
+    of_layers   what goes into some layers, side by side, for a head in a file of its own (published_heads.py)
 
-The functions of NEXTN are declared in no public header, but in `llama-ext.h`, and exported under C++ names.
+The functions of all but LAST_NORM are declared in no public header, but in `llama-ext.h`, and exported under
+C++ names.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +30,14 @@ class HiddenStates:
 
     ask: Callable[[Any, bool], object]
     """Takes a context, and whether the passes that follow keep hidden states."""
-    address: Callable[[Any], int | None]
-    """Takes a context; returns where those of its last pass are, rows in the order of the tokens."""
-    all_logits: bool
+    addresses: Callable[[Any], Sequence[int | None]]
+    """Takes a context; returns where those of its last pass are, rows in the order of the tokens: of each
+    layer, whose rows stand side by side."""
+    all_logits: bool = False
     """Whether a pass that keeps them computes the logits of all of its tokens."""
+    stays: bool = False
+    """Whether they are asked for once and then always kept: each change costs the library as much as a new
+    context, and keeping them costs hardly anything."""
 
 
 def exported(name: str, arguments: str, restype: type | None, *argtypes: type) -> Callable[..., Any] | None:
@@ -58,15 +64,46 @@ def _nextn(*, all_logits: bool) -> HiddenStates | None:
     if keep is None or address is None:
         return None
     of_all = False  # not only of the tokens whose logits are wanted
-    return HiddenStates(lambda context, wanted: keep(context, wanted, of_all), address, all_logits=all_logits)
+    return HiddenStates(
+        lambda context, wanted: keep(context, wanted, of_all),
+        lambda context: (address(context),),
+        all_logits=all_logits,
+    )
 
 
-LAST_NORM = HiddenStates(
-    llama.llama_set_embeddings,
-    # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
-    backend.foreign_function("llama_get_embeddings", ctypes.c_void_p, ctypes.c_void_p),
-    all_logits=True,
-)
+def of_layers(layers: Sequence[int]) -> HiddenStates | None:
+    """Return the way that gives what goes into these layers of a model; None where the library lacks it.
+
+    The library ends the process for an architecture that does not give them, or a layer that is not there.
+    """
+    keep = exported(
+        "llama_set_embeddings_layer_inp",
+        f"{_CONTEXT}jb",
+        None,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_bool,
+    )
+    address = exported(
+        "llama_get_embeddings_layer_inp",
+        f"{_CONTEXT}j",
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+    )
+    if keep is None or address is None:
+        return None
+    return HiddenStates(
+        lambda context, wanted: [keep(context, layer, wanted) for layer in layers],
+        lambda context: tuple(address(context, layer) for layer in layers),
+        stays=True,
+    )
+
+
+# Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
+_last_norm = backend.foreign_function("llama_get_embeddings", ctypes.c_void_p, ctypes.c_void_p)
+
+LAST_NORM = HiddenStates(llama.llama_set_embeddings, lambda context: (_last_norm(context),), all_logits=True)
 NEXTN = _nextn(all_logits=False)
 NEXTN_HEAD = _nextn(all_logits=True)
 """Both are None where the library does not export what they need."""

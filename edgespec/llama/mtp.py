@@ -70,7 +70,7 @@ class MtpHead(Model):
     It only attends, whatever kind of model the target is.
     """
 
-    is_mtp = True
+    is_mtp = takes_states = True
 
     def __init__(self, target: MtpTarget) -> None:
         """Use the head of `target`, which closes it."""
@@ -102,6 +102,7 @@ def header_of_head(header: GGUFHeader) -> GGUFHeader:
     return replace(
         header,
         is_mtp=True,
+        cache_type="f16",
         n_layer=1,
         n_head_kv=header.n_head_kv[-1:],
         state_bytes=0,

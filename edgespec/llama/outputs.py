@@ -19,7 +19,7 @@ Rows: TypeAlias = npt.NDArray[np.float32]
 """Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
 
 Features: TypeAlias = npt.NDArray[np.float32]
-"""Hidden states, shape (n_tokens, n_embd): a view on the library's buffer, not a copy."""
+"""Hidden states, shape (n_tokens, n_states): of one layer a view on the library's buffer, not a copy."""
 
 # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
 _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
@@ -41,14 +41,18 @@ class Outputs:
         self._states = model.hidden_states
         self._rows_address = 0
         self._rows: Rows = np.empty((0, model.n_vocab), np.float32)
-        self._features_address = 0
-        self._features: Features = np.empty((0, model.n_embd), np.float32)
+        self._asked = False
+        self._layer_addresses: Sequence[int | None] = ()
+        self._layers: list[Features] = []
 
     def ask(self, *, with_features: bool) -> None:
         """Say for the passes that follow whether hidden states are kept."""
-        if with_features != self.with_features:
+        if with_features == self.with_features:
+            return
+        if not (self._asked and self._states.stays):
             self._states.ask(self._context, with_features)
-            self.with_features = with_features
+            self._asked = True
+        self.with_features = with_features
 
     @property
     def all_logits(self) -> bool:
@@ -70,15 +74,18 @@ class Outputs:
 
         Raises EdgespecError if the model has none to give.
         """
-        address = self._states.address(self._context)
-        if not address:
-            raise EdgespecError(f"{self._model.path}: llama.cpp gives no hidden states of this model")
-        if address != self._features_address:
+        addresses = self._states.addresses(self._context)
+        if addresses != self._layer_addresses:
+            if not all(addresses):
+                raise EdgespecError(f"{self._model.path}: llama.cpp gives no hidden states of this model")
             n_rows = self._n_logits_max if self._states.all_logits else self._n_batch
-            self._features = _view(address, n_rows, self._model.n_embd)
-            self._features_address = address
+            self._layers = [_view(address or 0, n_rows, self._model.n_embd) for address in addresses]
+            self._layer_addresses = addresses
+        states = self._layers[0]
+        if len(self._layers) > 1:
+            states = np.concatenate([layer[: sum(lengths)] for layer in self._layers], axis=1)
         ends = accumulate(lengths)
-        return [self._features[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+        return [states[end - n : end] for n, end in zip(lengths, ends, strict=True)]
 
 
 def _view(address: int, n_rows: int, width: int) -> Rows:

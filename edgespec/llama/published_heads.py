@@ -1,56 +1,174 @@
-"""Draft heads published as files of their own: EAGLE-3, DFlash and others that llama.cpp loads.
+"""Draft heads published as files of their own: EAGLE-3 (arXiv 2503.01840), DFlash and others.
 
-They read the hidden states of several layers of one target, and have no tokens or output matrix without it.
-edgespec does not run them: it says so, and whether the file fits the target at all.
+They read the hidden states of several layers of one target. llama.cpp runs an EAGLE-3 file in two steps:
+
+    encoder   the states of three layers, side by side, become one row of the head's own width
+    decoder   one block reads token t beside the row before t, and says what may follow t; along a draft
+              the row is the block's own
+
+    LayersTarget   a target that gives the states of these layers
+    EagleHead      the head; what its file lacks of embeddings and output matrix is the target's
+
+The others are recognised, and refused with the reason.
 """
 
 from __future__ import annotations
 
-from edgespec.errors import UsageError
-from edgespec.llama.gguf_header import HELPERS, GGUFHeader
+import numpy as np
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.batch import Batch, Inputs
+from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.ggml_types import type_number
+from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf_header import HELPERS, GGUFHeader, check_complete_file
+from edgespec.llama.hidden_states import NEXTN_HEAD, of_layers
+from edgespec.llama.outputs import Features, Outputs
+from edgespec.llama.weights import Model
+
+EAGLE = "eagle3"
+N_LAYERS = 3
+"""Layers of the target whose states an EAGLE-3 head reads."""
 
 # Architectures of which llama.cpp hands out what goes into single layers; with others it ends the process.
 _GIVE_LAYERS = frozenset(
     {
-        *("llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "gemma4", "gpt-oss"),
-        *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "deepseek4", "bailingmoe3", "hunyuan_vl"),
+        *("llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "gemma4", "gpt-oss"),
+        *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "hunyuan_vl"),
         *("minimax-01", "minimax-m2", "mimo2", "nanbeige", "muse-glimmer"),
     }
 )
+_ENCODED = 16  # rows at once: the library sets aside a row of logits for each, though it computes none
+_BATCH = 64  # tokens of a pass: the library computes the logits of all of them
 
 
-def refuse_published_head(draft: GGUFHeader, target: GGUFHeader) -> None:
-    """Raise UsageError, with the reason, if `draft` is a head published as a file of its own."""
+def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | None:
+    """Return the header of `draft` if it is a published head that can be used; None if it is no such file.
+
+    Raises UsageError, with the reason, if it cannot, EdgespecError if the file is truncated.
+    """
     if draft.architecture not in HELPERS:
-        return
+        return None
     what = HELPERS[draft.architecture]
+    draft = check_complete_file(draft.path)
     if reason := _misfit(draft, target):
         raise UsageError(f"{draft.path}: {what} that does not fit {target.path.name}: {reason}")
-    raise UsageError(
-        f"{draft.path}: {what}, which edgespec does not run; leave it out, or choose a draft model"
-    )
+    if draft.architecture != EAGLE:
+        raise UsageError(
+            f"{draft.path}: {what}, which edgespec does not run; leave it out, or choose a draft model"
+        )
+    if reason := _damage(draft, target):
+        raise UsageError(f"{draft.path}: {what}, damaged: {reason}")
+    if NEXTN_HEAD is None or of_layers(_layers(draft)) is None:
+        raise UsageError(f"{draft.path}: {what}; this llama.cpp does not export what it needs")
+    return draft
+
+
+def _layers(head: GGUFHeader) -> tuple[int, ...]:
+    return head.gguf.integers(f"{head.architecture}.target_layers")
 
 
 def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
-    """Say why llama.cpp could not run `head` beside `target`; "" if it could, as far as the files say."""
-
-    def number(key: str) -> int:
-        return max(head.gguf.integers(f"{head.architecture}.{key}"), default=0)
-
-    layers = head.gguf.integers(f"{head.architecture}.target_layers")
+    """Say why llama.cpp could not run `head` beside `target`; "" if it could, as far as the headers say."""
+    layers, is_eagle = _layers(head), head.architecture == EAGLE
     if head.architecture == "gemma4-assistant":
         is_kin = target.architecture == "gemma4"
         return "" if is_kin else f"it is for Gemma 4, not for architecture {target.architecture}"
-    if not layers or (head.architecture == "eagle3" and len(layers) != 3):
+    if not layers or (is_eagle and len(layers) != N_LAYERS):
         return "damaged: it does not say which layers it reads"
-    width = number("target_hidden_size") if head.architecture == "eagle3" else head.n_embd
+    stated = head.gguf.integers(f"{head.architecture}.target_hidden_size")
+    width = max(stated, default=0) if is_eagle else head.n_embd
     if width != target.n_embd:
         return f"it reads hidden states of {width} numbers, and this model has {target.n_embd}"
     n_trunk = target.n_layer - target.n_mtp
-    if not 0 <= min(layers) <= max(layers) <= n_trunk:
-        return f"it reads layer {max(layers)}, and this model has {n_trunk}"
+    if not 0 <= min(layers) <= max(layers) < n_trunk:
+        return f"it reads what goes into layer {max(layers)}, from 0 on, and this model has {n_trunk}"
     if head.n_vocab < target.n_vocab:
         return f"it knows {head.n_vocab} tokens, and this model has {target.n_vocab}"
     if target.architecture not in _GIVE_LAYERS:
         return f"llama.cpp gives no hidden states of single layers of architecture {target.architecture}"
     return ""
+
+
+def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
+    """Say what in an EAGLE-3 file would make llama.cpp end the process or read past an end; "" if nothing.
+
+    It checks the shapes of other tensors itself when it loads the file.
+    """
+    tensors = {tensor.name: tensor for tensor in head.gguf.tensors}
+    if head.n_layer != 1:
+        return f"it has {head.n_layer} blocks, not one"
+    if head.head_dim_k != head.head_dim_v:
+        return "its keys and values are of different widths"
+    embeddings, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
+    if not (embeddings and output) and head.n_embd != target.n_embd:
+        return "it has no embeddings or output matrix, and those of the target are of another width"
+    if embeddings and embeddings.rows < target.n_vocab:
+        return f"it has embeddings of {embeddings.rows} tokens, and the target has {target.n_vocab}"
+    if not output and ("d2t" in tensors or head.n_vocab != target.n_vocab):
+        return "it has no output matrix, and the target's is of other tokens"
+    return _bad_ids(head, tensors["d2t"]) if "d2t" in tensors else ""
+
+
+def _bad_ids(head: GGUFHeader, ids: TensorInfo) -> str:
+    """Say what is wrong with its list of the tokens that it drafts; "" if nothing."""
+    if ids.kind != type_number("i64") or len(ids.shape) != 1:
+        return "its list of tokens (d2t) is not of 64-bit integers"
+    values = np.fromfile(head.path, np.int64, ids.shape[0], offset=head.gguf.data_start + ids.offset)
+    if (values < 0).any() or (values >= head.n_vocab).any() or len(np.unique(values)) < len(values):
+        return "its list of tokens (d2t) names some twice, or some that it does not know"
+    return ""
+
+
+class LayersTarget(Model):
+    """A target that gives the hidden states of the layers that a published head reads."""
+
+    def __init__(self, header: GGUFHeader, head: GGUFHeader, *, kernels: bool) -> None:
+        """Load the file of `header`, for the head of a file that `check_published_head` has checked."""
+        states = of_layers(_layers(head))
+        if states is None:
+            raise EdgespecError(f"{header.path}: this llama.cpp does not export what {head.path} needs")
+        self.hidden_states = states
+        super().__init__(header.path, kernels=kernels, header=header)
+        self.n_state = N_LAYERS * self.n_embd
+
+
+class EagleHead(Model):
+    """An EAGLE-3 head."""
+
+    takes_states = True
+    most_batch = _BATCH
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool, n_threads: int) -> None:
+        """Load a file that `check_published_head` has checked; `target` must stay open as long as it.
+
+        `n_threads` work on the encoder.
+        """
+        if NEXTN_HEAD:
+            self.hidden_states = NEXTN_HEAD
+        # Only to find the target's weights. A context of texts would be closed when they need a larger one.
+        self._beside = Cache(target, CacheSize(n_ctx=1), n_threads=1)
+        self.context_beside = self._beside.context
+        super().__init__(header.path, kernels=kernels, header=header)
+        # Of its own, as what it leaves must not overwrite what a pass of the decoder has left.
+        size = CacheSize(n_ctx=_ENCODED, n_batch=_ENCODED, n_logits_max=_ENCODED)
+        self._encoder = Cache(self, size, n_threads=n_threads)
+        self._encoded = Outputs(self._encoder.context, self, _ENCODED, _ENCODED)
+        self._encoded.ask(with_features=True)
+        self._batch = Batch(None)
+
+    def encode(self, states: Features) -> Inputs:
+        """Return what it reads for states of the target, shape (n, n_state of the target): (n, n_embd)."""
+        self._encoder.require_open()
+        rows = np.empty((len(states), self.n_embd), np.float32)
+        for start in range(0, len(states), _ENCODED):
+            part = np.ascontiguousarray(states[start : start + _ENCODED])
+            self._batch.embd.value, self._batch.struct.n_tokens = part.ctypes.data, len(part)
+            if code := llama.llama_encode(self._encoder.context, self._batch.struct):
+                raise EdgespecError(
+                    f"{self.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+                )
+            rows[start : start + len(part)] = self._encoded.features([len(part)])[0]
+        return rows

@@ -34,7 +34,13 @@ class Model(Closing):
     """
 
     is_mtp = False
-    """Whether it is the head in another model's file, which reads hidden states beside tokens (mtp.py)."""
+    """Whether it is the head in another model's file (mtp.py)."""
+    takes_states = False
+    """Whether its passes take hidden states beside tokens."""
+    most_batch = 512
+    """Most tokens that a pass should have."""
+    context_beside: Any = None
+    """A context of the model whose weights it uses beside its own, or None."""
     hidden_states: HiddenStates = LAST_NORM
     """How its passes give hidden states."""
     _with_mtp = False  # whether the head in its file is loaded too
@@ -82,6 +88,8 @@ class Model(Closing):
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self.n_embd: int = llama.llama_model_n_embd_out(model)
         """Elements of a hidden state after the last norm."""
+        self.n_state: int = self.n_embd
+        """Elements of a hidden state as its passes give it."""
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)
         self.n_params: int = llama.llama_model_n_params(model)
         self.size_bytes: int = llama.llama_model_size(model)

@@ -14,9 +14,9 @@ from remote_models import loaded, logits
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]
 MEMORY = 1 << 30
 
-WHOLE = ("llama", "qwen2", "phi3")
+WHOLE = ("llama", "gemma2", "phi3", "qwen3moe", "qwen35", "deepseek2")
 """Run whole on the kernels; of the others some operations are handed to llama.cpp's CPU backend."""
-IN_PARTS = ("gemma2", "qwen35", "qwen3moe")
+IN_PARTS = ("rwkv7",)
 
 
 @pytest.fixture

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gguf
+import numpy as np
 import pytest
 
+from eagle_files import write_eagle
 from edgespec import Engine
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import published_heads
+from edgespec.llama.tiny_vocabulary import vocabulary
 from tiny_states import tiny
 
 N_EMBD, N_VOCAB = 64, 512
@@ -18,7 +22,7 @@ def write_head(path, architecture, **fields):
         "block_count": 1,
         "embedding_length": N_EMBD,
         "target_hidden_size": N_EMBD,
-        "target_layers": [0, 1, 2],
+        "target_layers": [0, 1, 1],
         "n_vocab": N_VOCAB,
         **fields,
     }
@@ -48,11 +52,11 @@ def refusal(target, head, kind=UsageError, **options):
 @pytest.mark.parametrize(
     ("architecture", "fields", "said"),
     [
-        ("eagle3", {}, "an EAGLE-3 head, which edgespec does not run; leave it out"),
-        ("dflash", {"target_layers": [0, 1, 1, 2, 2]}, "a DFlash head, which edgespec does not run"),
+        ("dflash", {"target_layers": [0, 1, 1, 0, 1]}, "a DFlash head, which edgespec does not run"),
         ("eagle3", {"target_layers": [0, 1]}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": None}, "damaged: it does not say which layers"),
-        ("eagle3", {"target_layers": [0, 1, 31]}, "reads layer 31, and this model has 2"),
+        ("eagle3", {"target_layers": [0, 1, 31]}, "goes into layer 31, from 0 on, and this model has 2"),
+        ("eagle3", {"target_layers": [0, 1, 2]}, "goes into layer 2, from 0 on, and this model has 2"),
         ("eagle3", {"target_hidden_size": 4096}, "hidden states of 4096 numbers, and this model has 64"),
         ("dflash", {"embedding_length": 4096}, "hidden states of 4096 numbers, and this model has 64"),
         ("eagle3", {"n_vocab": 5}, "it knows 5 tokens"),
@@ -63,6 +67,46 @@ def test_why_a_head_is_not_run(tmp_path, architecture, fields, said):
     message = refusal(tiny("llama"), write_head(tmp_path / "head.gguf", architecture, **fields))
     assert said in message
     assert ("does not fit llama-1.gguf" in message) == ("does not run" not in said)
+
+
+WORDS, TYPES = vocabulary()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"block_count": 2}, UsageError, "damaged: it has 2 blocks, not one"),
+        ({"attention.value_length": 8}, UsageError, "keys and values are of different widths"),
+        ({"n_embd": 32, "own": False}, UsageError, "those of the target are of another width"),
+        ({"token_embd.weight": np.zeros((9, 64), np.float32)}, UsageError, "it has embeddings of 9 tokens"),
+        ({"own": False, "kept": 9}, UsageError, "the target's is of other tokens"),
+        ({"kept": 9, "d2t": np.arange(9, dtype=np.int32)}, UsageError, "not of 64-bit integers"),
+        (
+            {"kept": 2, "d2t": np.array([1, 400])},
+            UsageError,
+            "names some twice, or some that it does not know",
+        ),
+        ({"kept": 2, "d2t": np.array([1, 1])}, UsageError, "names some twice"),
+        ({"fc.weight": None}, EdgespecError, "tensor 'fc.weight' not found"),
+        ({"fc.weight": np.zeros((64, 64), np.float32)}, EdgespecError, "'fc.weight' has wrong shape"),
+        ({"texts": (WORDS[::-1], TYPES)}, UsageError, "a head of another model than"),
+    ],
+)
+def test_a_damaged_head_or_one_of_another_model(tmp_path, options, kind, said):
+    head = write_eagle(tmp_path / "head.gguf", tiny("llama"), **options)
+    assert said in refusal(tiny("llama"), head, kind)
+
+
+def test_a_truncated_head(tmp_path):
+    head = write_eagle(tmp_path / "head.gguf", tiny("llama"))
+    head.write_bytes(head.read_bytes()[:-999])
+    assert "truncated" in refusal(tiny("llama"), head, EdgespecError)
+
+
+def test_a_library_without_these_functions(tmp_path, monkeypatch):
+    monkeypatch.setattr(published_heads, "of_layers", lambda _layers: None)
+    head = write_eagle(tmp_path / "head.gguf", tiny("llama"))
+    assert "this llama.cpp does not export what it needs" in refusal(tiny("llama"), head)
 
 
 def test_a_target_whose_layers_are_not_given_out(tmp_path):

@@ -49,7 +49,7 @@ def ended(process, *, timeout=20):
         pytest.fail("the node goes on")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "rwkv7"])
 def test_layers_on_a_node_have_the_bits_of_this_machine(kernels, tmp_path, name):
     path = make_tiny(name, tmp_path / "tiny.gguf", weights_type="q4_0")
     with loaded(path) as model:

@@ -1,0 +1,245 @@
+"""EAGLE-3 heads, tiny and random, beside tiny random targets: the target's own text, and what they read."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import gguf
+import numpy as np
+import pytest
+
+from eagle_files import write_eagle
+from edgespec import Engine, SamplingParams
+from edgespec.decoding.features import TargetFeatures
+from edgespec.drafting.head import HeadModel
+from edgespec.drafting.measure import measure
+from edgespec.drafting.profile import Key
+from edgespec.energy import EnergyMeter
+from edgespec.llama.architectures import make_tiny
+from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.published_heads import EagleHead, LayersTarget, check_published_head
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from reference import filtered_probs
+from tiny_states import tiny
+from toy_models import chi_square_p_value
+
+TARGETS = ["llama", "qwen3", "qwen3moe", "openai-moe", "gemma4", "qwen35", "qwen3next", "lfm2", "nemotron-h"]
+FILES = {
+    "its own matrices": {},
+    "the target's matrices": {"own": False},
+    "cut vocabulary": {"kept": 200},
+    "narrower": {"n_embd": 32, "kept": 250},
+}
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, top_k=20)
+PROMPTS = {
+    "one token": [1],
+    "short": [3, 7, 9] * 5,
+    "longer than a pass": [(5 * i * i + 11) % 250 for i in range(700)],
+}
+N_PREDICT = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("eagle")
+
+
+@pytest.fixture(scope="module")
+def head_of(folder):
+    """The file of a head for a target."""
+
+    @functools.cache
+    def written(name, file="its own matrices"):
+        return write_eagle(folder / f"{name} {file}.gguf", tiny(name), **FILES[file])
+
+    return written
+
+
+def opened(name, draft, **options):
+    return Engine(tiny(name), draft, n_threads=1, n_ctx=1024, profile=False, prefix_cache=0, **options)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What a target writes alone."""
+    known = {}
+
+    def answer(name, prompt, **options):
+        key = (name, tuple(prompt), repr(options))
+        if key not in known:
+            with opened(name, None, drafter="none") as alone:
+                known[key] = alone.generate(prompt, **options).token_ids
+        return known[key]
+
+    return answer
+
+
+# ---- the text ----
+
+PAIRS = [(name, "its own matrices") for name in TARGETS] + [("llama", file) for file in list(FILES)[1:]]
+
+
+@pytest.mark.parametrize(("name", "file"), PAIRS)
+def test_the_text_is_plain_decodings_own(name, file, head_of, plain):
+    """Greedy, and sampled for a seed, with chains of several tokens."""
+    n_accepted = 0
+    with opened(name, head_of(name, file)) as engine:
+        for prompt, (drafter, gamma) in itertools.product(
+            PROMPTS.values(), [("model", 1), ("model", 4), ("auto", None), ("tree", None)]
+        ):
+            engine.forget(tables=True)
+            options = {"params": GREEDY, "n_predict": N_PREDICT}
+            result = engine.generate(prompt, drafter=drafter, gamma=gamma, **options)
+            assert result.token_ids == plain(name, prompt, **options), (drafter, gamma)
+            n_accepted += result.sources.get("model", (0, 0))[1]
+        for seed in range(3):
+            options = {"params": WARM, "n_predict": N_PREDICT, "seed": seed}
+            result = engine.generate(PROMPTS["short"], drafter="model", gamma=3, **options)
+            assert result.token_ids == plain(name, PROMPTS["short"], **options)
+            assert result.stats.n_drafted > 20
+    assert n_accepted > 20, "little was accepted: it proves little"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_with_quantized_files_and_edgespecs_kernels(name, folder):
+    path = make_tiny(name, folder / f"{name} q8_0.gguf", weights_type="q8_0")
+    head = write_eagle(folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200)
+    with Engine(path, head, n_threads=1, n_ctx=1024, profile=False) as engine:
+        options = {"params": GREEDY, "n_predict": N_PREDICT}
+        alone = engine.generate(PROMPTS["short"], drafter="none", **options)
+        result = engine.generate(PROMPTS["short"], drafter="model", gamma=4, **options)
+        assert result.token_ids == alone.token_ids
+        assert result.stats.n_accepted > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("file", ["its own matrices", "cut vocabulary"])
+def test_sampled_texts_by_counting(rule, file, head_of):
+    """All texts of three tokens, of which the target allows three at each place."""
+    prompt, length, n = PROMPTS["short"], 3, 1500
+    params = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
+    chances = {(): 1.0}
+    with Model(tiny("llama"), kernels=False) as model, Session(model, n_ctx=256, n_threads=1) as session:
+        for _ in range(length):
+            longer = {}
+            for text, chance in chances.items():
+                session.clear()
+                probs = filtered_probs(session.eval([*prompt, *text])[0], params)
+                longer |= {(*text, int(t)): chance * probs[t] for t in np.flatnonzero(probs)}
+            chances = longer
+    counts = dict.fromkeys(chances, 0)
+    n_accepted = 0
+    with opened("llama", head_of("llama", file), kernels="off") as engine:
+        for _ in range(n):
+            result = engine.generate(
+                prompt, params=params, n_predict=length, drafter="model", gamma=2, rule=rule
+            )
+            counts[tuple(result.token_ids)] += 1  # another text would be a KeyError
+            n_accepted += result.stats.n_accepted
+    assert n_accepted > n / 5, "little was accepted: it proves little"
+    expected = n * np.array(list(chances.values()))
+    assert chi_square_p_value(np.array(list(counts.values())), expected) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_texts_that_share_passes(name, head_of, plain):
+    prompts = [PROMPTS["short"], [9, 8, 7], PROMPTS["longer than a pass"][:100], [3, 7, 9] * 20]
+    with opened(name, head_of(name), parallel=3) as engine:
+        options = {"params": GREEDY, "n_predict": N_PREDICT}
+        streams = [engine.stream(p, drafter="model", gamma=3, **options) for p in prompts[:3]]
+        while not all(stream.finished for stream in streams):
+            engine.step()
+            for stream in list(streams):
+                stream.made()
+                if stream.finished and len(streams) == 3:
+                    streams.append(engine.stream(prompts[3], drafter="model", gamma=3, **options))
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert stream.result.token_ids == plain(name, prompt, **options)
+            assert stream.result.stats.n_drafted > 10
+
+
+# ---- what it reads ----
+
+
+def loaded(name, path):
+    """The target and its head."""
+    header = check_model_file(tiny(name))
+    head_header = check_published_head(read_header(path), header)
+    target = LayersTarget(header, head_header, kernels=False)
+    return target, EagleHead(head_header, target, kernels=False, n_threads=1)
+
+
+def test_the_states_are_what_goes_into_the_layers(head_of):
+    """What goes into the first layer is the embeddings; the encoder is one matrix."""
+    path, text = head_of("llama"), [(5 * i * i + 11) % 250 for i in range(100)]
+    weights = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tiny("llama")).tensors}
+    fusion = next(t.data for t in gguf.GGUFReader(path).tensors if t.name == "fc.weight")
+    target, head = loaded("llama", path)
+    with target, head:
+        found = []
+        for n_batch in (128, 32):
+            with Session(target, n_ctx=128, n_threads=1, n_batch=n_batch) as session:
+                session.cache.eval([session.piece(text, n_logits=3)], with_features=True)
+                found.append(session.cache.features[0].copy())
+        states = found[0]
+        assert states.shape == (len(text), 3 * target.n_embd)
+        assert np.allclose(states, found[1], atol=1e-2)
+        first, second, again = np.split(states, 3, axis=1)
+        assert np.allclose(first, weights["token_embd.weight"][text], atol=1e-6)
+        assert np.array_equal(second, again)
+        assert not np.allclose(first, second, atol=0.1)
+        assert np.allclose(head.encode(states), states @ fusion.T, atol=1e-3)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
+    """Token i beside the target's states of token i - 1; along a draft beside the head's own."""
+    text = [(7 * i * i + 3) % 200 for i in range(30)]
+    target, head_model = loaded("llama", head_of("llama", file))
+    with (
+        target,
+        head_model,
+        Session(target, n_ctx=256, n_threads=1) as session,
+        Cache(head_model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        Session.within(cache) as head_session,
+    ):
+        session.cache.eval([session.piece(text)], with_features=True)
+        states = session.cache.features[0].copy()
+        features = TargetFeatures(target.n_state)
+        head = HeadModel(head_session, features, n_vocab=target.n_vocab, encode=head_model.encode)
+        features.put(0, text[:2], states[:2])
+        rows = []
+        for i in range(2, len(text) + 1):
+            rows.append(head.run(text[:i])[0].copy())
+            if i < len(text) - 1:
+                features.put(i, [text[i]], states[i : i + 1])
+        own = cache.features[0][-1:].copy()
+        after = head.run([*text, 17])[0].copy()
+
+        head_session.clear()
+        inputs = head_model.encode(states[:-1])
+        piece = head_session.piece(text[1:], n_logits=len(text) - 1, inputs=inputs)
+        together = cache.eval([piece], with_features=True)[0].copy()
+        by_hand = cache.eval([head_session.piece([17], inputs=own)])[0]
+        known = np.isfinite(together[0])
+        assert known.sum() == FILES[file].get("kept", target.n_vocab)
+        assert np.array_equal(np.isfinite(rows), np.tile(known, (len(rows), 1)))
+        assert np.allclose(np.array(rows)[:, known], together[:, known], atol=1e-3)
+        assert np.allclose(after[known], by_hand[0][known], atol=1e-3)
+        assert not np.allclose(rows[0][known], rows[1][known], atol=0.1)
+
+
+def test_its_costs_are_measured_and_kept_apart(head_of):
+    target, head = loaded("llama", head_of("llama"))
+    with target, head:
+        costs = measure(target, head, n_threads=1, budget_s=0.3, meter=EnergyMeter(None, reason="not wanted"))
+        assert costs.draft is not None
+        assert all(seconds > 0.0 for seconds in costs.draft.at(128)[1:])
+        other = read_header(head_of("llama", "narrower"))
+        keys = {Key.of(target.header, one, kernels="stock", threads=1) for one in (None, head.header, other)}
+        assert len(keys) == 3

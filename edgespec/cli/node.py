@@ -83,6 +83,7 @@ def node_command(
     from edgespec.nodes.description import describe as describe_node
     from edgespec.nodes.serving import NodeOptions, chosen_kernels, run_node
     from edgespec.platform.cpu import physical_cores
+    from edgespec.platform.files import expand_user
 
     n_threads = compute.threads or physical_cores()
     if describe:
@@ -93,7 +94,7 @@ def node_command(
     options = NodeOptions(
         port=address.port,
         n_threads=n_threads,
-        folder=(holding.cache or kept_weights.default_folder()).expanduser().absolute(),
+        folder=expand_user(holding.cache or kept_weights.default_folder()).absolute(),
         kernels=compute.kernels,
         memory_bytes=holding.memory and holding.memory << 20,
         everywhere=address.unsafe_no_ssh,

@@ -111,11 +111,9 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            advice = (
-                "another program listens there, perhaps another node; choose another port" if taken else ""
-            )
-            problem = "; ".join(filter(None, (advice, "" if taken else str(error.strerror))))
+            problem = error.strerror or "nobody can listen there"
+            if error.errno == errno.EADDRINUSE:
+                problem = "another program listens there, perhaps another node; choose another port"
             raise UsageError(problem, field="port", value=port) from None
         found: int = probe.getsockname()[1]
         return found

@@ -9,6 +9,7 @@ import pytest
 from edgespec import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import published_heads
+from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.tiny_vocabulary import vocabulary
 from head_files import write_dflash, write_eagle
 from tiny_states import tiny
@@ -139,3 +140,4 @@ def test_it_is_no_target(tmp_path):
     assert "a DFlash head, which drafts beside its own target only" in refusal(
         head, None, EdgespecError, drafter="none"
     )
+    assert check_model_file(head, or_head=True).architecture == "dflash", "but it can have a name"

@@ -68,7 +68,8 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
-		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_models.py
+		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_states.py \
+		tests/llama/test_kernels_models.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default

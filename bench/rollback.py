@@ -37,6 +37,7 @@ from script import Measuring, in_child, numbers, parser, spread, start
 
 N_DRAFTED = 4
 ACCEPTED = (0, 2, 4)
+FEWEST_LAYERS = 4  # with fewer, one of the shapes has no layer that attends
 
 SHAPES: dict[str, tuple[str, Mapping[str, Value]]] = {
     "lfm2-1.2b": (
@@ -238,7 +239,7 @@ def main() -> None:
     parse.add_argument("--snapshots", type=numbers(int), default=[4, 8])
     parse.add_argument("--context", type=int, default=128, help="tokens before the pass")
     parse.add_argument("--rounds", type=int, default=15)
-    parse.add_argument("--layers", type=int, help="only so many: to try the script")
+    parse.add_argument("--layers", type=int, help=f"only so many, {FEWEST_LAYERS} or more: to try the script")
     parse.add_argument("--stock", action="store_true", help="without edgespec's kernels")
     parse.add_argument("--directory", type=Path, help="keep the models there, and use those that are there")
     args = parse.parse_args()
@@ -246,6 +247,8 @@ def main() -> None:
         parse.error(f"no shape {', '.join(unknown)}: choose of {', '.join(SHAPES)}")
     if min(args.sizes) < 1 or min(args.snapshots) < N_DRAFTED or args.context < 1 or args.rounds < 1:
         parse.error(f"--sizes, --context and --rounds must be at least 1, --snapshots {N_DRAFTED}")
+    if args.layers is not None and args.layers < FEWEST_LAYERS:
+        parse.error(f"--layers must be at least {FEWEST_LAYERS}")
     with tempfile.TemporaryDirectory() as folder:
         directory = args.directory or Path(folder)
         paths = {name: make_model(name, directory, args.layers) for name in args.shapes or SHAPES}

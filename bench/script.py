@@ -21,7 +21,7 @@ from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.runs import as_json
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
-from edgespec.pair import default_threads
+from edgespec.pair_options import default_threads
 from edgespec.platform.cpu import read_cpu
 
 _RESULTS = Path(__file__).parent / "results"

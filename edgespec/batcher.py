@@ -24,7 +24,8 @@ from edgespec.decoding.asks import Ask, DraftPass, Evaluated, Pass, TargetPass, 
 from edgespec.decoding.generate import Generation, Made
 from edgespec.drafting.bids import Bid, Load, decide
 from edgespec.drafting.costs import N_MAX, Clocks
-from edgespec.drafting.scheduler import Others, Scheduler
+from edgespec.drafting.policy import Others
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import Timelines

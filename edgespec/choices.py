@@ -21,6 +21,9 @@ al., arXiv 2408.07978)."""
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels if they can be used, or llama.cpp's."""
 
+CacheType = Literal["f16", "q8_0"]
+"""How the target's cache holds keys and values: as 16-bit floats, or in 8 bits with one scale per 32."""
+
 Objective = Literal["latency", "energy"]
 """What drafting should save: time or joules."""
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from edgespec.batcher import Passed
 from edgespec.capacity import Capacity
-from edgespec.choices import DrafterName, KernelsChoice, Objective, check_choice
+from edgespec.choices import CacheType, DrafterName, KernelsChoice, Objective, check_choice
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.knowledge import Knowledge
@@ -18,7 +18,8 @@ from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 from edgespec.options import OptionKeywords, Options
-from edgespec.pair import Pair, PairOptions
+from edgespec.pair import Pair
+from edgespec.pair_options import PairOptions
 from edgespec.plan import make_plan
 from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation
@@ -57,6 +58,7 @@ class Engine(Closing):
         prefix_cache: int | None = None,
         parallel: int | None = 1,
         n_cells: int | None = None,
+        cache_type: CacheType = "f16",
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled.
@@ -71,8 +73,9 @@ class Engine(Closing):
         from its beginning; 0 reads only the part of a prompt that is new after the last timeline; more keeps
         earlier timelines too, in at most so many bytes. `parallel`: most texts at once, whose passes are
         shared; None: as many as pay and fit in memory. `n_cells`: tokens that the cache holds, of all texts
-        together; by default as many as one text needs, or for several what capacity.py says. `on_message`
-        takes lines that the user should know.
+        together; by default as many as one text needs, or for several what capacity.py says. `cache_type`:
+        how the target's cache holds keys and values, "f16" or "q8_0", which takes half the memory and changes
+        the logits a little. `on_message` takes lines that the user should know.
         Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """
         check_choice("objective", objective, Objective)
@@ -85,6 +88,7 @@ class Engine(Closing):
             n_ctx,
             n_threads,
             kernels=kernels,
+            cache_type=cache_type,
             prefix_cache=prefix_cache,
             signals=signals,
             parallel=parallel,

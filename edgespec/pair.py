@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.capacity import (
@@ -16,7 +16,6 @@ from edgespec.capacity import (
     kept_cells,
     kept_timelines,
 )
-from edgespec.choices import DrafterName, KernelsChoice, check_choice
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.block_head import BlockModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
@@ -27,6 +26,7 @@ from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
+from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
@@ -57,16 +57,12 @@ from edgespec.models.footprint import (
 )
 from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
+from edgespec.pair_options import PairOptions, default_threads
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import physical_cores
 from edgespec.platform.memory import available_bytes
-from edgespec.platform.signals import Cancellation
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
-
-MAX_PARALLEL = 64
-"""Most texts at once."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
 
@@ -74,41 +70,6 @@ _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
 _OWN_HEAD = "mtp"
 """The name of a draft that is the head in the target's own file."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairOptions:
-    """How a pair is loaded and run. Raises UsageError for invalid values."""
-
-    drafter: DrafterName = "auto"
-    """With "suffix" and "none" no draft model is loaded."""
-    n_ctx: int | None = None
-    """Context in tokens; None: as much as a generation needs."""
-    n_threads: int | None = None
-    """None: one per physical core."""
-    kernels: KernelsChoice = "auto"
-    prefix_cache: int | None = None
-    """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
-    is read from its beginning."""
-    signals: Cancellation | None = None
-    """Lets Ctrl-C, or another thread, end a running pass."""
-    parallel: int | None = 1
-    """Most texts at once; None: as many as pay and fit in memory."""
-    n_cells: int | None = None
-    """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
-    as capacity.py says for several."""
-
-    def __post_init__(self) -> None:
-        check_choice("drafter", self.drafter, DrafterName)
-        check_choice("kernels", self.kernels, KernelsChoice)
-        for name in ("n_ctx", "n_threads", "n_cells"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError("must be 1 or more", field=name, value=value)
-        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
-            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
-        if self.prefix_cache is not None and self.prefix_cache < 0:
-            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
 
 
 class Pair(Closing):
@@ -120,7 +81,7 @@ class Pair(Closing):
     target: Model
     draft: Model | None = None
     kernels: str = STOCK
-    """The name of the kernels that the models run on."""
+    """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
     cut: CutVocabulary | None = None
     """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
@@ -140,7 +101,7 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        self._headers = [check_model_file(resolve(self.target_name))]
+        self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
         check_target(self.target_header)
         if self.draft_name:
             path = resolve(self.draft_name)
@@ -218,6 +179,8 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
+        if self.options.cache_type != "f16":  # a pass costs something else then
+            self.kernels += f", {self.options.cache_type} cache"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
@@ -263,7 +226,7 @@ class Pair(Closing):
             raise UsageError("a cascade needs a draft model, which writes: choose a draft")
         if self.reads_states:
             raise UsageError(
-                f"{self.draft_name} is a draft head, which cannot write in a cascade by itself: "
+                f"{self.draft.name} is a draft head, which cannot write in a cascade by itself: "
                 "choose a draft model"
             )
         if self.cut:
@@ -449,8 +412,3 @@ def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
     n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
     return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
-
-
-def default_threads() -> int:
-    """Return the best number of threads: one for each physical core that this process may use."""
-    return physical_cores()

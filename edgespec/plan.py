@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.choices import DrafterName, Rule
 from edgespec.decoding.loop import Task
-from edgespec.drafting.scheduler import Policy
+from edgespec.drafting.policy import Policy
 from edgespec.errors import UsageError
 from edgespec.grammar.constraint import Constraint
 from edgespec.grammar.masking import needs_all

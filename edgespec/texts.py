@@ -14,8 +14,9 @@ from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.head import HeadModel, states_worth
 from edgespec.drafting.knowledge import Knowledge
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session

@@ -15,8 +15,9 @@ from edgespec.drafting.costs import N_MAX, OnlineCurve, guessed_curve
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.measure import measure
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter

@@ -1,27 +1,7 @@
-// Attention of a few query rows over the F16 cache: an online softmax in float32 (Milakov and Gimelshein,
+// Attention of a few query rows over a cache in F16 or Q8_0: an online softmax in float32 (Milakov and Gimelshein,
 // arXiv 1805.02867; Dao et al., arXiv 2205.14135). Scores have cached tokens in their lanes, outputs have
 // head dimensions: no sum of a score or an output crosses lanes, and a row never meets another row.
 #pragma once
-
-// e^x; exactly 1 at 0, exactly 0 below -87 (also at -infinity). Cody-Waite reduction, Cephes' polynomial.
-inline F f_exp(F x) {
-    const F n = f_round(f_mul(x, f_set1(1.44269504f)));
-    F r = f_fnma(n, f_set1(0.693359375f), x);
-    r = f_fnma(n, f_set1(-2.12194440e-4f), r);
-    F p = f_set1(1.9875691500e-4f);
-    p = f_fma(p, r, f_set1(1.3981999507e-3f));
-    p = f_fma(p, r, f_set1(8.3334519073e-3f));
-    p = f_fma(p, r, f_set1(4.1665795894e-2f));
-    p = f_fma(p, r, f_set1(1.6666665459e-1f));
-    p = f_fma(p, r, f_set1(5.0000001201e-1f));
-    p = f_fma(f_mul(r, r), p, f_add(r, f_set1(1)));
-    return f_zero_unless_above(x, -87.0f, f_ldexp(p, n));
-}
-inline float exp1(float x) {
-    float y[LANES];
-    f_store(y, f_exp(f_set1(x)));
-    return y[0];
-}
 
 constexpr int ROW_TILE = LANES == 16 ? 6 : 4;    // rows of a micro-kernel
 constexpr int KEY_VECTORS = LANES == 8 ? 2 : 4;  // vectors of scores for each of its rows: AVX2 has 16 registers
@@ -55,6 +35,17 @@ void score(int64_t head_dim, const float *const *q, const float *keys, float *sc
     }
 }
 
+// LANES numbers of a row of the cache from column d, a multiple of LANES, on.
+template <bool Q8> inline F f_cached(const char *row, int64_t d) {
+    if (!Q8) {
+        return f_half(row + 2 * d);
+    }
+    const uint8_t *const block = (const uint8_t *)row + d / 32 * Q8_BLOCK;
+    return f_mul(f_i8(block + 2 + d % 32), f_set1(half_at(block)));
+}
+// Where they begin, in bytes: to be fetched.
+template <bool Q8> constexpr int64_t cached_offset(int64_t d) { return Q8 ? d / 32 * Q8_BLOCK + d % 32 : 2 * d; }
+
 // A block of places: where its keys, values and the keys of the next one lie, and which of the places are seen.
 struct BlockRows {
     const char *keys[ATTN_BLOCK], *values[ATTN_BLOCK], *next_keys[ATTN_BLOCK];
@@ -79,31 +70,31 @@ inline void find_rows(const CellBlock &block, const char *base, int64_t stride, 
 
 // out[r] = out[r] * correction[r] + sum over j of weights[r][j] * values[j], for VECTORS vectors of dimensions from
 // `d` on. Fetches the next block's keys meanwhile. Not inlined: inside of its caller the values would go to memory.
-template <int ROWS, int VECTORS, bool STRAIGHT>
+template <int ROWS, int VECTORS, bool STRAIGHT, bool Q8>
 __attribute__((noinline)) void
-accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weights, const float *correction,
+accumulate(const BlockRows &rows, int64_t value_dim, int64_t d, const float *weights, const float *correction,
                 float *out) {
     F sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++) {
         const F c = f_set1(correction[r]);
         for (int v = 0; v < VECTORS; v++) {
-            sum[r][v] = f_mul(c, f_load(out + r * head_dim + d + v * LANES));
+            sum[r][v] = f_mul(c, f_load(out + r * value_dim + d + v * LANES));
         }
     }
     int64_t j = rows.block->first; // there is at least one
     const int64_t last = rows.block->last;
-    const char *values = rows.values[j] + 2 * d, *next_keys = rows.next_keys[j] + 2 * d;
+    const char *values = rows.values[j], *next_keys = rows.next_keys[j] + cached_offset<Q8>(d);
     do {
         if (!STRAIGHT) {
-            values = rows.values[j] + 2 * d;
-            next_keys = rows.next_keys[j] + 2 * d;
+            values = rows.values[j];
+            next_keys = rows.next_keys[j] + cached_offset<Q8>(d);
         }
-        for (int byte = 0; byte < VECTORS * LANES * 2; byte += 64) {
+        for (int byte = 0; byte < VECTORS * LANES * (Q8 ? 1 : 2); byte += 64) {
             __builtin_prefetch(next_keys + byte);
         }
         F value[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            value[v] = f_half(values + v * LANES * 2);
+            value[v] = f_cached<Q8>(values, d + v * LANES);
         }
         for (int r = 0; r < ROWS; r++) {
             const F w = f_set1(weights[r * ATTN_BLOCK + j]);
@@ -116,14 +107,14 @@ accumulate(const BlockRows &rows, int64_t head_dim, int64_t d, const float *weig
     } while (++j < last);
     for (int r = 0; r < ROWS; r++) {
         for (int v = 0; v < VECTORS; v++) {
-            f_store(out + r * head_dim + d + v * LANES, sum[r][v]);
+            f_store(out + r * value_dim + d + v * LANES, sum[r][v]);
         }
     }
 }
 
-// The F16 keys of a block as floats, transposed. Fetches the values meanwhile: the stream of weights has pushed the
+// The keys of a block as floats, transposed. Fetches the values meanwhile: the stream of weights has pushed the
 // cache of keys and values out of the processor's.
-void transpose_keys(const BlockRows &rows, int64_t head_dim, float *keys) {
+template <bool Q8> void transpose_keys(const BlockRows &rows, int64_t head_dim, float *keys) {
     const int last = rows.block->last;
     for (int j = 0; j < ATTN_BLOCK; j += LANES) {
         const char *row[LANES];
@@ -134,11 +125,11 @@ void transpose_keys(const BlockRows &rows, int64_t head_dim, float *keys) {
             F t[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                t[i] = f_half(row[i] + 2 * d);
+                t[i] = f_cached<Q8>(row[i], d);
             }
-            if (2 * d % 64 == 0) {
+            if (d % (Q8 ? 64 : 32) == 0) {
                 for (int i = j; i < j + LANES && i < last; i++) {
-                    __builtin_prefetch(rows.values[i] + 2 * d);
+                    __builtin_prefetch(rows.values[i] + cached_offset<Q8>(d));
                 }
             }
             f_transpose(t);
@@ -158,6 +149,11 @@ float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *sc
     F x[ATTN_BLOCK / LANES], largest = f_set1(max);
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
         x[v] = f_mul(f_load(scores + v * LANES), f_set1(unit.scale));
+    }
+    if (unit.soft_cap > 0) {
+        for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
+            x[v] = f_mul(f_set1(unit.soft_cap), f_tanh(f_div(x[v], f_set1(unit.soft_cap))));
+        }
     }
     if (from > 0 || to < ATTN_BLOCK || mask) {
         uint16_t m[ATTN_BLOCK];
@@ -188,7 +184,7 @@ float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *sc
 }
 
 // Rows from `first` on.
-template <int ROWS>
+template <int ROWS, bool Q8>
 void attend_rows(const AttentionUnit &unit, const BlockRows &rows, const float *keys, int first,
                  const AttentionState &state) {
     alignas(64) float scores[ROWS * ATTN_BLOCK];
@@ -200,25 +196,27 @@ void attend_rows(const AttentionUnit &unit, const BlockRows &rows, const float *
         correction[r] =
             weigh(unit, rows, first + r, scores + r * ATTN_BLOCK, state.max[first + r], state.sum[first + r]);
     }
-    float *out = state.out + first * unit.head_dim;
-    const auto wide = rows.is_straight ? accumulate<ROWS, DIM_VECTORS, true> : accumulate<ROWS, DIM_VECTORS, false>;
+    float *out = state.out + first * unit.value_dim;
+    const auto wide =
+        rows.is_straight ? accumulate<ROWS, DIM_VECTORS, true, Q8> : accumulate<ROWS, DIM_VECTORS, false, Q8>;
     int64_t d = 0;
-    for (; d + DIM_VECTORS * LANES <= unit.head_dim; d += DIM_VECTORS * LANES) {
-        wide(rows, unit.head_dim, d, scores, correction, out);
+    for (; d + DIM_VECTORS * LANES <= unit.value_dim; d += DIM_VECTORS * LANES) {
+        wide(rows, unit.value_dim, d, scores, correction, out);
     }
-    for (; d < unit.head_dim; d += LANES) {
-        accumulate<ROWS, 1, false>(rows, unit.head_dim, d, scores, correction, out);
+    for (; d < unit.value_dim; d += LANES) {
+        accumulate<ROWS, 1, false, Q8>(rows, unit.value_dim, d, scores, correction, out);
     }
 }
 
 typedef void AttendRows(const AttentionUnit &, const BlockRows &, const float *, int, const AttentionState &);
 
 // Rows [first, last), all of which see the block.
+template <bool Q8>
 void attend_block(const AttentionUnit &unit, const BlockRows &rows, int first, int last, float *keys,
                   const AttentionState &state) {
-    static AttendRows *const tiles[6] = {attend_rows<1>, attend_rows<2>, attend_rows<3>,
-                                         attend_rows<4>, attend_rows<5>, attend_rows<6>};
-    transpose_keys(rows, unit.head_dim, keys);
+    static AttendRows *const tiles[6] = {attend_rows<1, Q8>, attend_rows<2, Q8>, attend_rows<3, Q8>,
+                                         attend_rows<4, Q8>, attend_rows<5, Q8>, attend_rows<6, Q8>};
+    transpose_keys<Q8>(rows, unit.head_dim, keys);
     for (int n_tiles = (last - first + ROW_TILE - 1) / ROW_TILE; first < last; n_tiles--) { // of about the same size
         const int n = (last - first + n_tiles - 1) / n_tiles;
         tiles[n - 1](unit, rows, keys, first, state);
@@ -262,7 +260,7 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
         state.max[r] = -__builtin_inff();
         state.sum[r] = 0;
     }
-    for (int64_t i = 0; i < unit.rows * unit.head_dim; i += LANES) {
+    for (int64_t i = 0; i < unit.rows * unit.value_dim; i += LANES) {
         f_store(state.out + i, f_zero());
     }
     Run runs[ATTN_SEGMENT / ATTN_BLOCK * ATTN_ROWS];
@@ -280,11 +278,11 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
         find_rows(*run.block, unit.k, unit.k_stride, rows.keys);
         find_rows(*run.block, unit.v, unit.v_stride, rows.values);
         find_rows(*next, unit.k, unit.k_stride, rows.next_keys);
-        attend_block(unit, rows, run.first, run.last, keys, state);
+        (unit.is_q8 ? attend_block<true> : attend_block<false>)(unit, rows, run.first, run.last, keys, state);
     }
 }
 
-void merge(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total) {
+void merge(int64_t value_dim, int rows, const AttentionState &part, const AttentionState &total) {
     for (int r = 0; r < rows; r++) {
         if (part.sum[r] == 0) {
             continue;
@@ -293,7 +291,7 @@ void merge(int64_t head_dim, int rows, const AttentionState &part, const Attenti
         const float a = exp1(total.max[r] - max), b = exp1(part.max[r] - max);
         total.max[r] = max;
         total.sum[r] = total.sum[r] * a + part.sum[r] * b;
-        for (int64_t d = r * head_dim; d < (r + 1) * head_dim; d += LANES) {
+        for (int64_t d = r * value_dim; d < (r + 1) * value_dim; d += LANES) {
             const F x = f_mul(f_load(total.out + d), f_set1(a));
             f_store(total.out + d, f_fma(f_load(part.out + d), f_set1(b), x));
         }

@@ -30,7 +30,7 @@ const Choice CHOICES[] = {{&ISA_NEON_DOTPROD, has_dotprod}, {&ISA_NEON, has_neon
 
 } // namespace
 #else
-extern const Isa ISA_AVX512_VNNI, ISA_AVX_VNNI, ISA_AVX2;
+extern const Isa ISA_AVX512_BF16, ISA_AVX512_VNNI, ISA_AVX_VNNI, ISA_AVX2;
 
 namespace {
 
@@ -43,8 +43,12 @@ bool has_avx512_vnni() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-const Choice CHOICES[] = {{&ISA_AVX512_VNNI, has_avx512_vnni}, {&ISA_AVX_VNNI, has_avx_vnni}, {&ISA_AVX2, has_avx2}};
+const Choice CHOICES[] = {{&ISA_AVX512_BF16, has_avx512_bf16},
+                          {&ISA_AVX512_VNNI, has_avx512_vnni},
+                          {&ISA_AVX_VNNI, has_avx_vnni},
+                          {&ISA_AVX2, has_avx2}};
 
 } // namespace
 #endif

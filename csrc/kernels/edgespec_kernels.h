@@ -45,8 +45,8 @@ ES_API void es_kernels_enable(int on);
 struct es_packed {
     char name[64];
     char type[16];
-    int64_t rows, columns;
-    int64_t bytes; /* packed */
+    int64_t rows, columns; /* rows of all its matrices */
+    int64_t bytes;         /* packed */
 };
 
 /* Tensors packed since the process began, and the i-th of them: 0, or -1 if there is none. */
@@ -63,11 +63,54 @@ ES_API int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint
 ES_API int es_kernels_matmul(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, int64_t n,
                              const float *x, float *y, int n_threads);
 
-/* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, F16 k, v[n_kv][n_head_kv][head_dim];
- * F16 mask[n][n_kv] is added to the scores; out[n][n_head][head_dim]. */
-ES_API int es_kernels_attention(int64_t head_dim, int64_t n_head, int64_t n_head_kv, int64_t n, int64_t n_kv,
-                                const float *q, const uint16_t *k, const uint16_t *v, const uint16_t *mask,
-                                float scale, float *out, int n_threads);
+/* y[n][n_used][rows]: the product of x[n][columns] with each of the n_used matrices that ids[n][n_used] names, of
+ * `n_experts` with `rows` rows each; with `shared` 0 each has an x of its own, x[n][n_used][columns]. */
+ES_API int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t columns, const uint8_t *weights,
+                              size_t size, int64_t n, int64_t n_used, const int32_t *ids, int shared, const float *x,
+                              float *y, int n_threads);
+
+/* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, k[n_kv][n_head_kv][head_dim] and
+ * v[n_kv][n_head_kv][value_dim] of ggml's `cache_type`, F16 or Q8_0; F16 mask[n][n_kv] is added to the scores. */
+struct es_attention {
+    int64_t head_dim, value_dim, n_head, n_head_kv, n, n_kv;
+    const float *q;
+    const void *k, *v;
+    const uint16_t *mask;
+    const float *sinks; /* of each head, or NULL */
+    float scale;
+    float soft_cap; /* 0: none */
+    int32_t cache_type;
+};
+/* out[n][n_head][value_dim] */
+ES_API int es_kernels_attention(const struct es_attention *attention, float *out, int n_threads);
+
+/* A gated delta net: out[sequences][tokens][heads][width], then the states after the last tokens, the last one first,
+ * [slots][sequences][heads][width][width], of which only as many are written as there are tokens. */
+struct es_delta_net {
+    int64_t width, heads, key_heads, tokens, sequences, slots;
+    int64_t decays;           /* of each token and head: 1, or `width` */
+    const float *q, *k;       /* [sequences][tokens][key_heads][width] */
+    const float *v;           /* [sequences][tokens][heads][width] */
+    const float *decay;       /* its logarithm, [sequences][tokens][heads][decays] */
+    const float *beta;        /* [sequences][tokens][heads] */
+    const float *state;       /* [sequences][heads][width][width] */
+};
+ES_API int es_kernels_delta_net(const struct es_delta_net *net, float *out, int n_threads);
+
+/* A state space (Mamba-2): out[sequences][tokens][heads][rows], then the states as above,
+ * [slots][sequences][heads][rows][width]. */
+struct es_state_scan {
+    int64_t width, rows, heads, groups, tokens, sequences, slots;
+    const float *x;     /* [sequences][tokens][heads][rows] */
+    const float *dt;    /* [sequences][tokens][heads] */
+    const float *a;     /* [heads] */
+    const float *b, *c; /* [sequences][tokens][groups][width] */
+    const float *state; /* [sequences][heads][rows][width] */
+};
+ES_API int es_kernels_state_scan(const struct es_state_scan *scan, float *out, int n_threads);
+
+/* out[n], F16 or Q8_0 of ggml's `type`: floats as a cache keeps them; n is a multiple of 32. */
+ES_API int es_kernels_cached(int type, int64_t n, const float *x, uint8_t *out);
 
 /* ---- how fast the kernels are, without ggml, over weights that come from memory ---- */
 

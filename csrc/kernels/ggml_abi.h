@@ -9,27 +9,67 @@
 
 namespace edgespec::ggml {
 
-enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_I32 = 26, TYPE_I64 = 27 };
+enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_I32 = 26, TYPE_I64 = 27 };
 
 enum Op {
     OP_NONE = 0,
     OP_ADD = 2,
+    OP_ADD_ID = 3,
+    OP_SUB = 6,
     OP_MUL = 7,
+    OP_DIV = 8,
+    OP_SQR = 9,
+    OP_SQRT = 10,
+    OP_SUM_ROWS = 15,
+    OP_MEAN = 17,
+    OP_REPEAT = 20,
+    OP_CONCAT = 22,
+    OP_NORM = 24,
     OP_RMS_NORM = 25,
+    OP_L2_NORM = 28,
     OP_MUL_MAT = 29,
+    OP_MUL_MAT_ID = 30,
     OP_SCALE = 32,
+    OP_CPY = 34,
+    OP_CONT = 35,
     OP_RESHAPE = 36,
     OP_VIEW = 37,
     OP_PERMUTE = 38,
     OP_TRANSPOSE = 39,
     OP_GET_ROWS = 40,
     OP_SET_ROWS = 42,
+    OP_SOFT_MAX = 46,
     OP_ROPE = 48,
+    OP_CLAMP = 50,
+    OP_ARGSORT = 69,
+    OP_FILL = 73,
     OP_FLASH_ATTN_EXT = 74,
+    OP_SSM_CONV = 76,
+    OP_SSM_SCAN = 77,
+    OP_GATED_DELTA_NET = 86,
+    OP_UNARY = 91,
     OP_GLU = 100,
 };
-enum { GLU_GEGLU = 1, GLU_SWIGLU = 2 };
-enum { ROPE_NORMAL = 0, ROPE_NEOX = 2 };
+enum {
+    GLU_REGLU = 0,
+    GLU_GEGLU = 1,
+    GLU_SWIGLU = 2,
+    GLU_SWIGLU_OAI = 3,
+    GLU_GEGLU_QUICK = 5,
+    GLU_SWIGLU_CLAMP = 6,
+};
+enum {
+    UNARY_NEG = 2,
+    UNARY_TANH = 4,
+    UNARY_RELU = 6,
+    UNARY_SIGMOID = 7,
+    UNARY_GELU = 8,
+    UNARY_SILU = 10,
+    UNARY_EXP = 13,
+    UNARY_SOFTPLUS = 15,
+};
+enum { SORT_ASCENDING = 0, SORT_DESCENDING = 1 };
+enum { ROPE_NORMAL = 0, ROPE_NEOX = 2, ROPE_MROPE = 8, ROPE_IMROPE = 40 };
 enum { FLAG_COMPUTE = 16 };
 enum { STATUS_ALLOC_FAILED = -2, STATUS_FAILED = -1, STATUS_SUCCESS = 0, STATUS_ABORTED = 1 };
 enum { DEVICE_TYPE_ACCEL = 3 };

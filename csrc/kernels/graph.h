@@ -1,6 +1,7 @@
 // Runs a ggml graph, or a part of one, on a team of threads.
 #pragma once
 
+#include "experts.h"
 #include "ggml_abi.h"
 #include "isa.h"
 #include "team.h"
@@ -19,13 +20,14 @@ struct Ggml {
     ggml::Buffer *(*backend_buffer_init)(ggml::BufferType *, ggml::BufferInterface, void *context, size_t size);
     bool (*backend_buft_is_host)(ggml::BufferType *);
     ggml::BufferType *(*backend_cpu_buffer_type)();
+    const ggml::BufferType *packed; // the plugin's own
 };
 
 // Whether weights of this type and shape can be packed.
 bool can_pack(const ggml::Tensor *weights);
 
-// Whether `op` is a product with packed weights (of buffer type `packed`) that can be run.
-bool is_packed_matmul(const ggml::Tensor *op, const ggml::BufferType *packed, const Ggml &ggml);
+// Whether `op` is a product with packed weights that can be run.
+bool is_packed_matmul(const ggml::Tensor *op, const Ggml &ggml);
 
 // Whether `op` is one of the others that can be run.
 bool can_run(const ggml::Tensor *op, const Ggml &ggml);
@@ -41,14 +43,14 @@ struct Tile {
 // How an attention is cut into units of work: heads of the cache x tiles of rows, and perhaps x their segments.
 struct Attention {
     const Views *views;
-    int64_t head_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
+    int64_t head_dim, value_dim, n_heads, gqa, n_rows; // n_rows for each head of the cache
     int64_t n_tiles, n_pieces;              // of each head
     size_t first_tile;                      // of the executor's
     bool by_segment; // too few tiles for the threads: segments are units too, merged in a second step
 
     Attention(const ggml::Tensor *op, const Views *views);
     int64_t n_units() const { return n_heads * (by_segment ? n_pieces : n_tiles); }
-    size_t state_floats() const { return AttentionState::n_floats(head_dim, ATTN_ROWS); }
+    size_t state_floats() const { return AttentionState::n_floats(value_dim, ATTN_ROWS); }
 };
 
 // One context's executor; it keeps its work memory from graph to graph.
@@ -65,42 +67,82 @@ class Executor {
     // Nodes outside of a graph, for tests. Both may throw std::bad_alloc.
     int compute(const std::vector<ggml::Tensor *> &nodes);
 
-  private:
     // What threads do between two barriers.
     struct Step {
         void (Executor::*run)(const Step &, int thread, int n);
         const ggml::Tensor *op;
         const ggml::Tensor *fused = nullptr; // the ADD after a product, the MUL after a norm: written as well
         const ggml::Tensor *other = nullptr; // its other operand
-        size_t index = 0;                    // of the counters; of the angles of a rotation
-        size_t attention = 0;                // which of attentions_
+        size_t index = 0;                    // of the counters
+        size_t angles = 0, attention = 0, routing = 0; // which of angles_, attentions_, routings_
+        bool joined = false;                 // no barrier comes before it
         Step(void (Executor::*f)(const Step &, int, int), const ggml::Tensor *t) : run(f), op(t) {}
     };
+    // ---- steps ----
+    void quantize(const Step &step, int thread, int n);
+    void matmul(const Step &step, int thread, int n);
+    void float_matmul(const Step &step, int thread, int n);
+    void route(const Step &step, int thread, int n);
+    void quantize_routed(const Step &step, int thread, int n);
+    void matmul_routed(const Step &step, int thread, int n);
+    void norm(const Step &step, int thread, int n);
+    void binary(const Step &step, int thread, int n);
+    void unary(const Step &step, int thread, int n);
+    void glu(const Step &step, int thread, int n);
+    void add_id(const Step &step, int thread, int n);
+    void sum_rows(const Step &step, int thread, int n);
+    void soft_max(const Step &step, int thread, int n);
+    void argsort(const Step &step, int thread, int n);
+    void rope(const Step &step, int thread, int n);
+    void set_rows(const Step &step, int thread, int n);
+    void get_rows(const Step &step, int thread, int n);
+    void copy(const Step &step, int thread, int n);
+    void repeat(const Step &step, int thread, int n);
+    void concat(const Step &step, int thread, int n);
+    void ssm_conv(const Step &step, int thread, int n);
+    void delta_net(const Step &step, int thread, int n);
+    void state_scan(const Step &step, int thread, int n);
+    void attend(const Step &step, int thread, int n);
+    void merge(const Step &step, int thread, int n);
+
+  private:
     // Cosines and sines of a rotation, n_tokens x n_dims / 2: the same for all layers, computed once a graph.
     struct Angles {
         const ggml::Tensor *op; // the first rotation with these parameters
         float *cosines, *sines;
     };
+    static constexpr size_t NONE = (size_t)-1;
+    // What a plan has to know while it is made.
+    struct Planning {
+        const std::vector<const ggml::Tensor *> &ops;
+        size_t i = 0; // the operation whose turn it is
+        size_t acts = 0, states = 0, angles = 0, keys = 0; // memory
+        // What acts_ holds, sorted how, and as what.
+        const ggml::Tensor *quantized = nullptr;
+        size_t routing = NONE;
+        Acts act_kind = BYTES_32;
+
+        explicit Planning(const std::vector<const ggml::Tensor *> &o) : ops(o) {}
+        const ggml::Tensor *next() const { return i + 1 < ops.size() ? ops[i + 1] : nullptr; }
+    };
+
     bool plan(const std::vector<ggml::Tensor *> &nodes);
+    void plan_product(Planning &planning, const ggml::Tensor *op);
+    size_t plan_routing(const ggml::Tensor *op);
+    void plan_norm(Planning &planning, const ggml::Tensor *op);
+    void plan_rope(Planning &planning, const ggml::Tensor *op);
+    void plan_attention(Planning &planning, const ggml::Tensor *op);
+    void plan_recurrence(Planning &planning, const ggml::Tensor *op);
+    void join_steps();
+    void set_up_memory(const Planning &planning);
     Cells *cells_of(const ggml::Tensor *keys);
     void learn_cells(const std::vector<const ggml::Tensor *> &ops);
+    bool knows_positions(int64_t n) const;
     const Views *find_views(const ggml::Tensor *attention);
     void cut(Attention &attention);
     void run(Team &team, int thread);
 
-    void quantize(const Step &step, int thread, int n);
-    void matmul(const Step &step, int thread, int n);
-    void rms_norm(const Step &step, int thread, int n);
-    void binary(const Step &step, int thread, int n);
-    void scale(const Step &step, int thread, int n);
-    void glu(const Step &step, int thread, int n);
-    void rope(const Step &step, int thread, int n);
-    void set_rows(const Step &step, int thread, int n);
-    void get_rows(const Step &step, int thread, int n);
-    void attend(const Step &step, int thread, int n);
-    void merge(const Step &step, int thread, int n);
     void compute_angles(int thread, int n);
-
     const Isa &isa_;
     const Prefetch prefetch_;
     const Ggml &ggml_;
@@ -110,6 +152,7 @@ class Executor {
     const ggml::Tensor *positions_ = nullptr; // of the graph's tokens, if known
     std::deque<Views> views_; // one for each mask and cache: all layers have the same few
     size_t n_views_ = 0;      // of this graph; the others are kept for their memory
+    std::vector<Routing> routings_;
     std::vector<Attention> attentions_;
     std::vector<Tile> tiles_;
     std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, n_threads for each step
@@ -118,6 +161,9 @@ class Executor {
     size_t memory_size_ = 0;
     int8_t *acts_ = nullptr;
     float *states_ = nullptr;
+    size_t recurrence_floats_ = 0; // of states_, for each thread
+    uint64_t *keys_ = nullptr; // n_keys_ for each thread, to sort
+    size_t n_keys_ = 0;
     std::atomic<size_t> n_wanted_{0}; // steps to run: fewer after an abort
 };
 

@@ -27,45 +27,61 @@ inline int32_t int_at(const int8_t *p, int i) {
 #if defined(__aarch64__)
 #include "simd_neon.h"
 #elif defined(__AVX512F__)
+#define ES_ISA_BF16 ISA_AVX512_BF16
 #include "simd_avx512.h"
 #else
 #include "simd_avx2.h"
 #endif
 #include "matmul.h"
+#include "floats.h"
+#include "functions.h"
 #include "attention.h"
 #include "rows.h"
+#include "recurrence.h"
 #include "limits.h"
+
+template <bool PAIRS>
+void quantize(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc, int c) {
+    if (acts == BYTES_32 || acts == BYTES_256) {
+        quantize_bytes(x, columns, acts, block0, block1, tile, nc, c);
+        return;
+    }
+#ifdef ES_ISA_BF16
+    if (PAIRS && acts == ROUNDED_FLOATS) {
+        put_pairs(x, block0, block1, tile, nc, c);
+        return;
+    }
+#endif
+    put_floats(x, acts == ROUNDED_FLOATS, block0, block1, tile, nc, c);
+}
 } // namespace
 
-#define TILES(TYPE, LEVEL)                                                                                            \
+#define TILES(FUNCTION, TYPE, LEVEL)                                                                                  \
     {                                                                                                                 \
-        matmul<TYPE, 1, LEVEL>, matmul<TYPE, 2, LEVEL>, matmul<TYPE, 3, LEVEL>, matmul<TYPE, 4, LEVEL>,               \
-            matmul<TYPE, 5, LEVEL>, matmul<TYPE, 6, LEVEL>, matmul<TYPE, 7, LEVEL>, matmul<TYPE, 8, LEVEL>            \
+        FUNCTION<TYPE, 1, LEVEL>, FUNCTION<TYPE, 2, LEVEL>, FUNCTION<TYPE, 3, LEVEL>, FUNCTION<TYPE, 4, LEVEL>,       \
+            FUNCTION<TYPE, 5, LEVEL>, FUNCTION<TYPE, 6, LEVEL>, FUNCTION<TYPE, 7, LEVEL>, FUNCTION<TYPE, 8, LEVEL>    \
     }
-#define TYPES(LEVEL)                                                                                                  \
+#define TYPES(LEVEL, BF16_FUNCTION)                                                                                   \
     {                                                                                                                 \
-        TILES(Q4_0, LEVEL), TILES(Q4_1, LEVEL), TILES(Q5_0, LEVEL), TILES(Q5_1, LEVEL), TILES(Q8_0, LEVEL),           \
-            TILES(IQ4_NL, LEVEL), TILES(Q3_K, LEVEL), TILES(Q4_K, LEVEL), TILES(Q5_K, LEVEL), TILES(Q6_K, LEVEL)      \
+        TILES(matmul, Q4_0, LEVEL), TILES(matmul, Q4_1, LEVEL), TILES(matmul, Q5_0, LEVEL),                           \
+            TILES(matmul, Q5_1, LEVEL), TILES(matmul, Q8_0, LEVEL), TILES(matmul, IQ4_NL, LEVEL),                     \
+            TILES(matmul, MXFP4, LEVEL), TILES(matmul, Q3_K, LEVEL), TILES(matmul, Q4_K, LEVEL),                      \
+            TILES(matmul, Q5_K, LEVEL), TILES(matmul, Q6_K, LEVEL), TILES(matmul_floats, F16, LEVEL),                 \
+            TILES(BF16_FUNCTION, BF16, LEVEL)                                                                         \
+    }
+#define TABLE(TEXT, PAIRS, BF16_FUNCTION)                                                                             \
+    {                                                                                                                 \
+        TEXT, {LANES, SIGNED_BYTES}, quantize<PAIRS>, {TYPES(1, BF16_FUNCTION), TYPES(2, BF16_FUNCTION)}, attend,     \
+            merge, delta_net, state_scan, rms_norm, norm, l2_norm, add, sub, mul, divide, scale, clamp, square,       \
+            square_root, negative, exponential, relu, tanh_of, sigmoid, silu, gelu, reglu, geglu, swiglu,             \
+            swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, dots, to_half, to_q8, rope, read_bytes, peak        \
     }
 
 extern const Isa ES_ISA;
-const Isa ES_ISA = {
-    ES_ISA_TEXT,
-    {LANES, SIGNED_BYTES},
-    quantize,
-    {TYPES(1), TYPES(2)},
-    attend,
-    merge,
-    rms_norm,
-    add,
-    mul,
-    scale,
-    silu_mul,
-    gelu_mul,
-    to_half,
-    rope,
-    read_bytes,
-    peak,
-};
+const Isa ES_ISA = TABLE(ES_ISA_TEXT, false, matmul_floats);
+#ifdef ES_ISA_BF16 // the same but for BF16 weights
+extern const Isa ES_ISA_BF16;
+const Isa ES_ISA_BF16 = TABLE("avx512-bf16", true, matmul_pairs);
+#endif
 
 } // namespace edgespec

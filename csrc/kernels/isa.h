@@ -12,14 +12,16 @@ constexpr int MAX_TILE = 8;         // tokens that share one pass over a group o
 constexpr int ATTN_ROWS = 48;       // most (token, head) rows of one attention unit
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_DIM = 576;   // of keys; that of MLA
+constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: an F16 scale and int8
 
 // Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8, then
 // four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
 //     for the simple types  8 S (int32), d S (float), nothing;
 //     for the K types       S (float), 32 a, 32 b (int32).
-constexpr int64_t record_bytes(int nc) { return 48 * (int64_t)nc; }
-// Steps of `columns` columns: whole packets of the simple types; K types have whole ones anyway.
+// As floats: nc x 32 of them; or nc x 32 of BF16, then as much of nothing, where the processor multiplies these.
+constexpr int64_t record_bytes(Acts acts, int64_t nc) { return (acts == BYTES_32 || acts == BYTES_256 ? 48 : 128) * nc; }
+// Steps of `columns` columns: whole packets of the simple types; the others have whole ones anyway.
 constexpr int64_t n_steps(int64_t columns) { return (columns + 63) / 64 * 2; }
 
 // How weights are fetched ahead of their use: by so many bytes, into the first level of cache (past the others) or
@@ -32,9 +34,9 @@ struct Prefetch {
     bool is_possible() const { return level >= 1 && level <= PREFETCH_LEVELS && bytes >= 0 && bytes <= 1 << 20; }
 };
 
-// `ahead`: a Prefetch's bytes.
-typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows,
-                      int64_t ahead);
+// Products of token c go to y[c][first] .. y[c][first + rows - 1]. `ahead`: a Prefetch's bytes.
+typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first,
+                      int rows, int64_t ahead);
 
 // The cells of a block of ATTN_BLOCK places, of which [first, last) are seen; the others repeat the nearest cell, so
 // that all can be read.
@@ -47,47 +49,88 @@ struct CellBlock {
 // One unit of attention: `rows` (token, head) rows that share a head of the cache. Each sees places [start, end) of
 // its sequence; which cells these are: views.h.
 struct AttentionUnit {
-    int64_t head_dim;
+    int64_t head_dim, value_dim; // of queries and keys; of values and outputs
     int rows;
     const float *q[ATTN_ROWS]; // head_dim floats each
     int64_t start[ATTN_ROWS], end[ATTN_ROWS];
     const int32_t *block_ids[ATTN_ROWS]; // of the blocks from start / ATTN_BLOCK on
     const CellBlock *blocks;
     const uint16_t *mask[ATTN_ROWS]; // F16, by cell: added to the scores; all nullptr where it only hides
-    const char *k, *v;               // F16 rows of the head, k_stride and v_stride bytes apart
+    const char *k, *v;               // rows of the head, k_stride and v_stride bytes apart
+    bool is_q8;                      // in Q8_0, else in F16
     int64_t k_stride, v_stride;
     float scale;
+    float soft_cap; // scores become soft_cap tanh(score / soft_cap); 0: they stay
 };
-// What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * head_dim).
+// What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * value_dim).
 struct AttentionState {
     float *max, *sum, *out;
 
-    static size_t n_floats(int64_t head_dim, int rows) { return (size_t)((head_dim + 2) * rows + 15) / 16 * 16; }
-    static AttentionState at(float *memory, int64_t head_dim, int rows) {
-        return {memory + head_dim * rows, memory + (head_dim + 1) * rows, memory};
+    static size_t n_floats(int64_t value_dim, int rows) { return (size_t)((value_dim + 2) * rows + 15) / 16 * 16; }
+    static AttentionState at(float *memory, int64_t value_dim, int rows) {
+        return {memory + value_dim * rows, memory + (value_dim + 1) * rows, memory};
     }
 };
+
+// One head of a gated delta net and the tokens of a sequence; strides in floats, from token to token.
+struct DeltaNet {
+    int64_t width, tokens;
+    const float *q, *k, *v, *beta;
+    int64_t q_stride, k_stride, v_stride, beta_stride;
+    const float *decay; // of each token, or of each token and column
+    bool by_column;
+    float scale;
+    const float *state; // [width][width]
+    float *y, *states;  // the state after token i goes to slot tokens - 1 - i, if there is one
+    int64_t y_stride, slots, slot_stride;
+};
+// One head of a state space (Mamba-2).
+struct StateScan {
+    int64_t width, tokens;
+    const float *x, *b, *c;
+    int64_t x_stride, b_stride, c_stride;
+    const float *decay, *step; // of each token
+    const float *state;        // [rows][width]
+    float *y, *states;
+    int64_t y_stride, slots, slot_stride;
+};
+
+typedef void BinaryFn(int64_t n, const float *a, const float *b, float *y);
+typedef void UnaryFn(int64_t n, const float *x, float a, float b, float *y);
+typedef void GatedFn(int64_t n, const float *gate, const float *x, float alpha, float limit, float *y);
 
 struct Isa {
     const char *name;
     Layout layout;
-    // Quantize blocks [block0, block1) (of act_block columns) of x into column c of a tile of nc.
-    void (*quantize)(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile,
-                     int nc, int c);
+    // Bring blocks [block0, block1) (of act_columns) of x into column c of a tile of nc.
+    void (*quantize)(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc,
+                     int c);
     MatmulFn *matmul[PREFETCH_LEVELS][N_TYPES][MAX_TILE];
     // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
     void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);
     // Row r of `part` joins row r of `total`.
-    void (*merge)(int64_t head_dim, int rows, const AttentionState &part, const AttentionState &total);
+    void (*merge)(int64_t value_dim, int rows, const AttentionState &part, const AttentionState &total);
+
+    // Rows [first, last) of a state.
+    void (*delta_net)(const DeltaNet &net, int64_t first, int64_t last);      // of 16, 32, 64 or 128 columns
+    void (*state_scan)(const StateScan &scan, int64_t first, int64_t last);   // or of 256
 
     // ---- rows of n floats; y may be x ----
     void (*rms_norm)(int64_t n, const float *x, float eps, float *y);
-    void (*add)(int64_t n, const float *a, const float *b, float *y);
-    void (*mul)(int64_t n, const float *a, const float *b, float *y);
-    void (*scale)(int64_t n, const float *x, float factor, float bias, float *y);
-    void (*silu_mul)(int64_t n, const float *x, const float *g, float *y);
-    void (*gelu_mul)(int64_t n, const float *x, const float *g, float *y);
+    void (*norm)(int64_t n, const float *x, float eps, float *y);    // mean 0, variance 1
+    void (*l2_norm)(int64_t n, const float *x, float eps, float *y); // length 1
+    BinaryFn *add, *sub, *mul, *divide;
+    UnaryFn *scale; // a x + b
+    UnaryFn *clamp; // to a .. b
+    UnaryFn *square, *square_root, *negative, *exponential, *relu, *tanh, *sigmoid, *silu, *gelu;
+    GatedFn *reglu, *geglu, *swiglu, *swiglu_oai, *geglu_quick, *swiglu_clamp;
+    float (*sum)(int64_t n, const float *x);
+    // Of factor x.
+    void (*soft_max)(int64_t n, const float *x, float factor, float *y);
+    // y[i] = w . x[i], for at most MAX_TILE of them.
+    void (*dots)(int64_t n, const float *w, const float *const *x, int count, float *y);
     void (*to_half)(int64_t n, const float *x, uint16_t *y);
+    void (*to_q8)(int64_t n, const float *x, uint8_t *y); // Q8_0; n is a multiple of 32
     // Rotate pairs (i, i + n/2) of n floats, or (2i, 2i + 1) if not `halves`, by n/2 angles.
     void (*rope)(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y);
 

@@ -2,6 +2,8 @@
 #pragma once
 
 constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Of E2M1 (OCP Microscaling Formats 1.0, 5.3.3), doubled, and 16 more: none is negative.
+constexpr int8_t MXFP4_VALUES[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 template <int TYPE> struct Weights {
     static constexpr Format FORMAT = FORMATS[TYPE];
@@ -12,14 +14,14 @@ template <int TYPE> struct Weights {
     // Loaded values stand for value - 2^OFFSET_BITS; those of Q3_K are 8 times as large as the weights, so that their
     // offset is Q6_K's.
     static constexpr int OFFSET_BITS = TYPE == Q4_0   ? 3
-                                       : TYPE == Q5_0 ? 4
+                                       : TYPE == Q5_0 || TYPE == MXFP4 ? 4
                                        : HALVES       ? 5
                                        : BYTES && !SIGNED_BYTES ? 7
                                                                 : 0;
     static constexpr int SHIFT = OFFSET_BITS ? OFFSET_BITS - 3 : 0; // of what isa.h has multiplied by 8
     // Whether shuffles have time to spread activations: in the others they look up or the sums take all registers.
     static constexpr bool SPREAD = TYPE == Q4_0 || TYPE == Q8_0 || HALVES;
-    static constexpr int LARGEST = BYTES ? 128 : HALVES ? 63 : FORMAT.step == 20 ? 31 : 15;
+    static constexpr int LARGEST = BYTES ? 128 : HALVES ? 63 : FORMAT.step == 20 || TYPE == MXFP4 ? 31 : 15;
 
     // The 8 planes of a step, columns 4v.. in plane v.
     __attribute__((always_inline)) static inline void load(const uint8_t *p, I *v) {
@@ -55,6 +57,11 @@ template <int TYPE> struct Weights {
                 v[i] = SIGNED_BYTES ? v[i] : i_xor(v[i], i_bytes(0x80));
             }
         }
+        if (TYPE == MXFP4) {
+            for (int i = 0; i < 8; i++) {
+                v[i] = i_lookup(MXFP4_VALUES, v[i]);
+            }
+        }
         if (FORMAT.step == 20) {
             const I h = i_load(p + 4 * PLANE), bit = i_bytes(16);
             v[0] = i_or_and(v[0], i_shl16<4>(h), bit);
@@ -84,6 +91,9 @@ template <int TYPE> struct Weights {
     }
     // Scales of a step; `half` 0 or 1 where 16 columns have their own.
     static inline F scale(const uint8_t *header, F d, int s, int half) {
+        if (TYPE == MXFP4) {
+            return f_exponents(header + LANES * s);
+        }
         if (!K_TYPE) {
             return f_half(header + 2 * LANES * s);
         }
@@ -106,7 +116,8 @@ template <int LEVEL> inline void prefetch(const uint8_t *p, int bytes) {
 
 // A level of prefetching is its own function: asking for it in the loop costs 1 to 2 % of the time from cache.
 template <int TYPE, int NC, int LEVEL>
-void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y, int64_t ldy, int rows, int64_t ahead) {
+void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first, int rows,
+            int64_t ahead) {
     typedef Weights<TYPE> W;
     F total[NC];
     EACH_TOKEN {
@@ -122,7 +133,7 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y,
             of_packet[c] = f_zero();
         }
         const int8_t *meta = acts;
-        for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(NC)) {
+        for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(BYTES_32, NC)) {
             I v[8];
             W::load(step, v);
             prefetch<LEVEL>(step + ahead, W::STEP);
@@ -161,12 +172,13 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *y,
         group = step;
     }
     EACH_TOKEN {
-        f_store_n(y + c * ldy, total[c], rows);
+        f_store_n(y[c] + first, total[c], rows);
     }
 }
 
-void quantize(const float *x, int64_t columns, int act_block, int64_t block0, int64_t block1, int8_t *tile, int nc,
-              int c) {
+void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc,
+                    int c) {
+    const int act_block = act_columns(acts);
     for (int64_t b = block0; b < block1; b++) {
         const int64_t first = b * act_block, n = columns - first < act_block ? columns - first : act_block;
         F largest = f_zero();
@@ -175,7 +187,7 @@ void quantize(const float *x, int64_t columns, int act_block, int64_t block0, in
         }
         const float max = f_reduce_max(largest), d = max / 127, inverse = max > 1e-30f ? 127 / max : 0;
         for (int64_t i = 0; i < n; i += 32) {
-            int8_t *record = tile + (first + i) / 32 * record_bytes(nc);
+            int8_t *record = tile + (first + i) / 32 * record_bytes(acts, nc);
             int32_t sums[2] = {0, 0};
             for (int j = 0; j < 32; j += LANES) {
                 const F v = f_mul(f_load(x + first + i + j), f_set1(inverse));
@@ -197,7 +209,7 @@ void quantize(const float *x, int64_t columns, int act_block, int64_t block0, in
         }
     }
     if (block1 * act_block >= columns && columns / 32 % 2) { // the last packet's second step is not there
-        int8_t *record = tile + columns / 32 * record_bytes(nc);
+        int8_t *record = tile + columns / 32 * record_bytes(acts, nc);
         __builtin_memset(record + 32 * c, 0, 32);
         for (int k = 0; k < 4; k++) {
             __builtin_memset(record + 32 * nc + 4 * c + 4 * nc * k, 0, 4);

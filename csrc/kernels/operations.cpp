@@ -1,6 +1,7 @@
-// What each step of an Executor does: the part of one of n threads.
+// What the larger steps of an Executor do, products and attention: the part of one of n threads.
 #include "graph.h"
 #include "product.h"
+#include "share.h"
 #include "tensor.h"
 
 #include <math.h>
@@ -11,36 +12,12 @@ namespace edgespec {
 
 using namespace ggml;
 
-namespace {
-
-// This thread's share [first, last) of n units.
-struct Share {
-    int64_t first, last;
-    Share(int64_t units, int thread, int n) : first(units * thread / n), last(units * (thread + 1) / n) {}
-};
-
-// Calls f(row, first column, last column) for this thread's part of the rows; few rows are cut in pieces.
-template <class F> void each_part(const Tensor *t, int thread, int n, const F &f) {
-    const int64_t rows = n_rows(t), columns = t->ne[0];
-    const int64_t pieces = rows >= n || columns < 1024 ? 1 : n;
-    const int64_t length = ((columns + pieces - 1) / pieces + 15) / 16 * 16;
-    const Share share(rows * pieces, thread, n);
-    for (int64_t unit = share.first; unit < share.last; unit++) {
-        const int64_t first = unit % pieces * length, last = std::min(columns, first + length);
-        if (first < last) {
-            f(unit / pieces, first, last);
-        }
-    }
-}
-
-} // namespace
-
 // ---- products ----
 
 void Executor::quantize(const Step &step, int thread, int n) {
     const Tensor *x = step.op->src[1];
-    const int block = FORMATS[find_type(step.op->src[0]->type)].act_block;
-    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / block, tiles = n_tiles(tokens);
+    const Acts acts = FORMATS[find_type(step.op->src[0]->type)].acts;
+    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / act_columns(acts), tiles = n_tiles(tokens);
     // By blocks, for all tokens of a tile: those are neighbours in the packed activations, and threads that
     // write to the same lines of cache wait for each other (0.75 ms of 26 for 8 tokens).
     const Share share(tiles * blocks, thread, n);
@@ -48,8 +25,8 @@ void Executor::quantize(const Step &step, int thread, int n) {
         const int64_t tile = unit / blocks, first = unit % blocks, last = std::min(blocks, first + share.last - unit);
         const int64_t begin = tile_begin(tokens, tiles, tile), end = tile_begin(tokens, tiles, tile + 1);
         for (int64_t c = begin; c < end; c++) {
-            isa_.quantize(column(x, c), columns, block, first, last, acts_ + begin * n_steps(columns) * record_bytes(1),
-                          (int)(end - begin), (int)(c - begin));
+            isa_.quantize(column(x, c), columns, acts, first, last,
+                          acts_ + begin * n_steps(columns) * record_bytes(acts, 1), (int)(end - begin), (int)(c - begin));
         }
         unit += last - first;
     }
@@ -74,102 +51,47 @@ void Executor::matmul(const Step &step, int thread, int n) {
     });
 }
 
-// ---- rows ----
-
-void Executor::rms_norm(const Step &step, int thread, int n) {
-    const Tensor *x = step.op->src[0];
-    const float eps = param(step.op, 0);
-    const Share share(n_rows(x), thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        float *y = row<float>(step.op, r, step.op);
-        isa_.rms_norm(x->ne[0], row<const float>(x, r, x), eps, y);
-        if (step.fused) {
-            isa_.mul(x->ne[0], y, row<const float>(step.other, r, x), row<float>(step.fused, r, x));
-        }
-    }
-}
-
-void Executor::binary(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *a = op->src[0], *b = op->src[1];
-    const auto f = op->op == OP_ADD ? isa_.add : isa_.mul;
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        f(last - first, row<const float>(a, r, op) + first, row<const float>(b, r, op) + first,
-          row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::scale(const Step &step, int thread, int n) {
-    const Tensor *op = step.op;
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        isa_.scale(last - first, row<const float>(op->src[0], r, op) + first, param(op, 0), param(op, 1),
-                   row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::glu(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0], *g = op->src[1];
-    const auto f = op->op_params[0] == GLU_SWIGLU ? isa_.silu_mul : isa_.gelu_mul;
-    // Without a second operand both are halves of the first, in the order that `swapped` says.
-    const int64_t half = x->ne[0] / 2, swapped = op->op_params[1];
-    each_part(op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
-        const float *a = row<const float>(x, r, x), *b = g ? row<const float>(g, r, g) : a;
-        if (!g) {
-            (swapped ? a : b) += half;
-        }
-        f(last - first, a + first, b + first, row<float>(op, r, op) + first);
-    });
-}
-
-void Executor::compute_angles(int thread, int n) {
-    for (const Angles &angles : angles_) {
-        const Tensor *op = angles.op;
-        const float *factors = op->src[2] ? (const float *)op->src[2]->data : nullptr;
-        const int64_t half = op->op_params[1] / 2;
-        const float step = powf(param(op, 5), -2.0f / (float)op->op_params[1]);
-        const Share share(op->ne[2], thread, n);
-        for (int64_t t = share.first; t < share.last; t++) {
-            float theta = (float)((const int32_t *)op->src[1]->data)[t];
-            for (int64_t i = 0; i < half; i++, theta *= step) {
-                const float angle = param(op, 6) * (factors ? theta / factors[i] : theta);
-                angles.cosines[t * half + i] = cosf(angle) * param(op, 8);
-                angles.sines[t * half + i] = sinf(angle) * param(op, 8);
+// Of weights as they are in the file: routers, which are small. All of this thread's rows go by for a tile of tokens:
+// they stay in cache, as those of a long prompt would not.
+void Executor::float_matmul(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *w = op->src[0], *x = op->src[1];
+    const int64_t rows = w->ne[1], tokens = op->ne[1];
+    const Share share(rows * op->ne[2] * op->ne[3], thread, n);
+    for (int64_t unit = share.first; unit < share.last;) {
+        const int64_t first = unit % rows, last = std::min(rows, first + share.last - unit);
+        const int64_t i2 = unit / rows % op->ne[2], i3 = unit / rows / op->ne[2];
+        const int64_t w2 = i2 / (op->ne[2] / w->ne[2]), w3 = i3 / (op->ne[3] / w->ne[3]);
+        for (int64_t begin = 0; begin < tokens; begin += MAX_TILE) {
+            const int nc = (int)std::min<int64_t>(MAX_TILE, tokens - begin);
+            const float *columns[MAX_TILE];
+            float *y[MAX_TILE];
+            for (int c = 0; c < nc; c++) {
+                columns[c] = at<const float>(x, begin + c, i2, i3);
+                y[c] = at<float>(op, begin + c, i2, i3);
+            }
+            // Several sums at once do not wait for each other: those of many tokens, else those of many rows.
+            if (nc >= MAX_TILE / 2) {
+                for (int64_t r = first; r < last; r++) {
+                    float sums[MAX_TILE];
+                    isa_.dots(w->ne[0], at<const float>(w, r, w2, w3), columns, nc, sums);
+                    for (int c = 0; c < nc; c++) {
+                        y[c][r] = sums[c];
+                    }
+                }
+                continue;
+            }
+            for (int64_t r = first; r < last; r += MAX_TILE) {
+                const int count = (int)std::min<int64_t>(MAX_TILE, last - r);
+                const float *weights[MAX_TILE];
+                for (int i = 0; i < count; i++) {
+                    weights[i] = at<const float>(w, r + i, w2, w3);
+                }
+                for (int c = 0; c < nc; c++) {
+                    isa_.dots(w->ne[0], columns[c], weights, count, y[c] + r);
+                }
             }
         }
-    }
-}
-
-void Executor::rope(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0];
-    const Angles &angles = angles_[step.index];
-    const int64_t n_dims = op->op_params[1];
-    const Share share(n_rows(op), thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t token = r / op->ne[1];
-        const float *from = row<const float>(x, r, op);
-        float *to = row<float>(op, r, op);
-        isa_.rope(n_dims, op->op_params[2] == ROPE_NEOX, from, angles.cosines + token * n_dims / 2,
-                  angles.sines + token * n_dims / 2, to);
-        if (from != to) {
-            memcpy(to + n_dims, from + n_dims, (size_t)(op->ne[0] - n_dims) * 4);
-        }
-    }
-}
-
-void Executor::set_rows(const Step &step, int thread, int n) {
-    const Tensor *op = step.op, *x = op->src[0], *index = op->src[1];
-    const Share share(x->ne[1], thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t to = index->type == TYPE_I64 ? ((const int64_t *)index->data)[r] : ((const int32_t *)index->data)[r];
-        isa_.to_half(x->ne[0], at<const float>(x, r), at<uint16_t>(op, to));
-    }
-}
-
-void Executor::get_rows(const Step &step, int thread, int n) {
-    const Tensor *op = step.op;
-    const Share share(op->ne[1], thread, n);
-    for (int64_t r = share.first; r < share.last; r++) {
-        const int64_t from = ((const int32_t *)op->src[1]->data)[r];
-        memcpy(at<float>(op, r), at<const float>(op->src[0], from), (size_t)op->ne[0] * 4);
+        unit += last - first;
     }
 }
 
@@ -185,13 +107,16 @@ struct Rows {
     Rows(const Tensor *op, const Attention &a, const Tile &tile, int64_t cache_head) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
         unit.head_dim = a.head_dim;
+        unit.value_dim = a.value_dim;
         unit.rows = (int)(tile.last - tile.first);
         unit.blocks = a.views->blocks();
         unit.k = at<const char>(k, 0, cache_head);
         unit.v = at<const char>(v, 0, cache_head);
+        unit.is_q8 = k->type == TYPE_Q8_0;
         unit.k_stride = (int64_t)k->nb[1];
         unit.v_stride = (int64_t)v->nb[1];
         unit.scale = param(op, 0);
+        unit.soft_cap = param(op, 2);
         for (int r = 0; r < unit.rows; r++) {
             token[r] = (tile.first + r) / a.gqa;
             head[r] = cache_head * a.gqa + (tile.first + r) % a.gqa;
@@ -204,13 +129,19 @@ struct Rows {
         }
     }
 
-    AttentionState state(float *memory) const { return AttentionState::at(memory, unit.head_dim, unit.rows); }
+    AttentionState state(float *memory) const { return AttentionState::at(memory, unit.value_dim, unit.rows); }
 
-    // The outputs; zeros for a token that sees nothing.
+    // The outputs; zeros for a token that sees nothing. A head's sink is a score that takes weight from the others.
     void write(const Isa &isa, const AttentionState &total, const Tensor *op) const {
+        const float *const sinks = op->src[4] ? (const float *)op->src[4]->data : nullptr;
         for (int r = 0; r < unit.rows; r++) {
-            isa.scale(unit.head_dim, total.out + r * unit.head_dim, total.sum[r] > 0 ? 1 / total.sum[r] : 0, 0,
-                      at<float>(op, head[r], token[r]));
+            float factor = total.sum[r] > 0 ? 1 / total.sum[r] : 0;
+            if (sinks && total.sum[r] > 0) {
+                const float sink = sinks[head[r]], max = std::max(total.max[r], sink);
+                const float weight = expf(total.max[r] - max);
+                factor = weight / (total.sum[r] * weight + expf(sink - max));
+            }
+            isa.scale(unit.value_dim, total.out + r * unit.value_dim, factor, 0, at<float>(op, head[r], token[r]));
         }
     }
 };
@@ -242,7 +173,7 @@ void Executor::attend(const Step &step, int thread, int) {
         attend_segment(rows, tile.first_segment, total);
         for (int64_t s = tile.first_segment + 1; s < tile.last_segment; s++) {
             attend_segment(rows, s, part);
-            isa_.merge(a.head_dim, rows.unit.rows, part, total);
+            isa_.merge(a.value_dim, rows.unit.rows, part, total);
         }
         rows.write(isa_, total, step.op);
     }
@@ -260,7 +191,7 @@ void Executor::merge(const Step &step, int thread, int n) {
             return rows.state(states_ + (size_t)unit * a.state_floats());
         };
         for (int64_t s = 1; s < tile.last_segment - tile.first_segment; s++) {
-            isa_.merge(a.head_dim, rows.unit.rows, of_segment(s), of_segment(0));
+            isa_.merge(a.value_dim, rows.unit.rows, of_segment(s), of_segment(0));
         }
         rows.write(isa_, of_segment(0), step.op);
     }

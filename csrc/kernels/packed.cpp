@@ -25,22 +25,24 @@ void *alloc_weights(size_t size) {
 }
 
 size_t plain_size(const Tensor *t) {
-    return (size_t)(row_bytes(find_type(t->type), t->ne[0]) * t->ne[1]);
+    return (size_t)(row_bytes(find_type(t->type), t->ne[0]) * t->ne[1] * t->ne[2]);
 }
 
 size_t packed_size(const Isa &isa, const Tensor *t) {
-    return (size_t)(n_groups(t->ne[1], isa.layout.lanes) * group_bytes(find_type(t->type), t->ne[0], isa.layout.lanes));
+    return (size_t)(n_groups(t->ne[1], isa.layout.lanes) * t->ne[2] *
+                    group_bytes(find_type(t->type), t->ne[0], isa.layout.lanes));
 }
 
 namespace {
 
-// f(group, first row, rows) for all groups, on all processors.
+// f(group, first row, rows) for all groups of all matrices, on all processors.
 template <class F> void each_group(const Isa &isa, const Tensor *t, const F &f) {
-    const int64_t groups = n_groups(t->ne[1], isa.layout.lanes);
+    const int64_t of_matrix = n_groups(t->ne[1], isa.layout.lanes), groups = of_matrix * t->ne[2];
     const int n_threads = (int)std::min<int64_t>(groups, omp_get_num_procs());
     run_team(n_threads, [&](Team &team, int thread) {
         for (int64_t g = groups * thread / team.size(); g < groups * (thread + 1) / team.size(); g++) {
-            f(g, g * isa.layout.lanes, (int)std::min<int64_t>(isa.layout.lanes, t->ne[1] - g * isa.layout.lanes));
+            const int64_t first = g % of_matrix * isa.layout.lanes;
+            f(g, g / of_matrix * t->ne[1] + first, (int)std::min<int64_t>(isa.layout.lanes, t->ne[1] - first));
         }
     });
 }

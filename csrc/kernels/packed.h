@@ -1,4 +1,4 @@
-// Whole matrices, packed on all processors.
+// Whole matrices, packed on all processors. A tensor may have several beside each other: experts, heads.
 #pragma once
 
 #include "graph.h"

@@ -76,7 +76,7 @@ void set_tensor(Buffer *, Tensor *t, const void *data, size_t offset, size_t siz
     es_packed entry = {};
     snprintf(entry.name, sizeof entry.name, "%s", t->name);
     snprintf(entry.type, sizeof entry.type, "%s", FORMATS[find_type(t->type)].name);
-    entry.rows = t->ne[1];
+    entry.rows = t->ne[1] * t->ne[2];
     entry.columns = t->ne[0];
     entry.bytes = (int64_t)packed_size(isa, t);
     const std::lock_guard<std::mutex> lock(plugin().mutex);
@@ -148,7 +148,7 @@ void set_abort_callback(Backend *backend, bool (*abort)(void *), void *data) {
 
 bool twin_supports_op(Device *device, const Tensor *op) {
     Context &context = *(Context *)device->context;
-    if (is_packed_matmul(op, &plugin().buffer_type, plugin().ggml)) {
+    if (is_packed_matmul(op, plugin().ggml)) {
         context.packed_model.store(true, std::memory_order_relaxed);
         return true;
     }
@@ -191,7 +191,7 @@ void device_properties(Device *device, DeviceProperties *properties) {
 BufferType *device_buffer_type(Device *) { return &plugin().buffer_type; }
 bool device_supports_op(Device *, const Tensor *op) {
     return op->op == OP_NONE ||
-           (plugin().enabled.load() && is_packed_matmul(op, &plugin().buffer_type, plugin().ggml));
+           (plugin().enabled.load() && is_packed_matmul(op, plugin().ggml));
 }
 bool supports_buffer_type(Device *, BufferType *type) {
     return type == &plugin().buffer_type || plugin().ggml.backend_buft_is_host(type);
@@ -225,6 +225,7 @@ std::string look_up(Ggml &ggml) {
     const auto op_name = (const char *(*)(int))find("ggml_op_name");
     const auto type_name = (const char *(*)(int))find("ggml_type_name");
     const auto glu_op_name = (const char *(*)(int))find("ggml_glu_op_name");
+    const auto unary_op_name = (const char *(*)(int))find("ggml_unary_op_name");
     ggml.graph_n_nodes = (decltype(ggml.graph_n_nodes))find("ggml_graph_n_nodes");
     ggml.graph_node = (decltype(ggml.graph_node))find("ggml_graph_node");
     ggml.backend_buffer_init = (decltype(ggml.backend_buffer_init))find("ggml_backend_buffer_init");
@@ -249,15 +250,35 @@ std::string look_up(Ggml &ggml) {
         int value;
         const char *name;
     } OPS[] = {{OP_NONE, "NONE"},           {OP_ADD, "ADD"},
-               {OP_MUL, "MUL"},             {OP_RMS_NORM, "RMS_NORM"},
-               {OP_MUL_MAT, "MUL_MAT"},     {OP_SCALE, "SCALE"},
-               {OP_RESHAPE, "RESHAPE"},     {OP_VIEW, "VIEW"},
-               {OP_PERMUTE, "PERMUTE"},     {OP_TRANSPOSE, "TRANSPOSE"},
-               {OP_GET_ROWS, "GET_ROWS"},   {OP_SET_ROWS, "SET_ROWS"},
-               {OP_ROPE, "ROPE"},           {OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
+               {OP_ADD_ID, "ADD_ID"},       {OP_SUB, "SUB"},
+               {OP_MUL, "MUL"},             {OP_DIV, "DIV"},
+               {OP_SQR, "SQR"},             {OP_SQRT, "SQRT"},
+               {OP_SUM_ROWS, "SUM_ROWS"},   {OP_MEAN, "MEAN"},
+               {OP_REPEAT, "REPEAT"},
+               {OP_CONCAT, "CONCAT"},       {OP_NORM, "NORM"},
+               {OP_RMS_NORM, "RMS_NORM"},   {OP_L2_NORM, "L2_NORM"},
+               {OP_SSM_CONV, "SSM_CONV"},   {OP_SSM_SCAN, "SSM_SCAN"},
+               {OP_GATED_DELTA_NET, "GATED_DELTA_NET"},
+               {OP_MUL_MAT, "MUL_MAT"},     {OP_MUL_MAT_ID, "MUL_MAT_ID"},
+               {OP_SCALE, "SCALE"},         {OP_CPY, "CPY"},
+               {OP_CONT, "CONT"},           {OP_RESHAPE, "RESHAPE"},
+               {OP_VIEW, "VIEW"},           {OP_PERMUTE, "PERMUTE"},
+               {OP_TRANSPOSE, "TRANSPOSE"}, {OP_GET_ROWS, "GET_ROWS"},
+               {OP_SET_ROWS, "SET_ROWS"},   {OP_SOFT_MAX, "SOFT_MAX"},
+               {OP_ROPE, "ROPE"},           {OP_CLAMP, "CLAMP"},
+               {OP_ARGSORT, "ARGSORT"},     {OP_FILL, "FILL"},
+               {OP_UNARY, "UNARY"},         {OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
                {OP_GLU, "GLU"}},
-      TYPES[] = {{TYPE_F32, "f32"}, {TYPE_F16, "f16"}, {TYPE_I32, "i32"}, {TYPE_I64, "i64"}},
-      GLUS[] = {{GLU_GEGLU, "GEGLU"}, {GLU_SWIGLU, "SWIGLU"}};
+      TYPES[] = {{TYPE_F32, "f32"}, {TYPE_F16, "f16"}, {TYPE_Q8_0, "q8_0"}, {TYPE_I32, "i32"}, {TYPE_I64, "i64"}},
+      GLUS[] = {{GLU_REGLU, "REGLU"},
+                {GLU_GEGLU, "GEGLU"},
+                {GLU_SWIGLU, "SWIGLU"},
+                {GLU_SWIGLU_OAI, "SWIGLU_OAI"},
+                {GLU_GEGLU_QUICK, "GEGLU_QUICK"},
+                {GLU_SWIGLU_CLAMP, "SWIGLU_CLAMP"}},
+      UNARIES[] = {{UNARY_NEG, "NEG"},         {UNARY_TANH, "TANH"}, {UNARY_RELU, "RELU"}, {UNARY_SIGMOID, "SIGMOID"},
+                   {UNARY_GELU, "GELU"},       {UNARY_SILU, "SILU"}, {UNARY_EXP, "EXP"},
+                   {UNARY_SOFTPLUS, "SOFTPLUS"}};
     std::string wrong;
     const auto check = [&](const char *(*name_of)(int), int value, const char *name) {
         if (strcmp(name_of(value), name)) {
@@ -276,6 +297,9 @@ std::string look_up(Ggml &ggml) {
     for (const auto &glu : GLUS) {
         check(glu_op_name, glu.value, glu.name);
     }
+    for (const auto &unary : UNARIES) {
+        check(unary_op_name, unary.value, unary.name);
+    }
     return wrong;
 }
 
@@ -292,6 +316,7 @@ extern "C" ES_API Registry *ggml_backend_init() {
         return nullptr;
     }
     p.buffer_type = {buffer_type_name, alloc_buffer, alignment, nullptr, alloc_size, is_host, &p.device, nullptr};
+    p.ggml.packed = &p.buffer_type;
     p.device = {};
     p.device.get_name = device_name;
     p.device.get_description = device_description;

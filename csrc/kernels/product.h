@@ -23,6 +23,8 @@ struct Product {
 
     int64_t groups() const { return edgespec::n_groups(rows, isa.layout.lanes); }
     int64_t bytes() const { return group_bytes(type, columns, isa.layout.lanes); } // of a group
+    // Of a tile whose first token is `begin`.
+    const int8_t *tile(int64_t begin) const { return acts + begin * n_steps(columns) * record_bytes(FORMATS[type].acts, 1); }
 
     // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
     // tile passes over them, small enough to stay in cache.
@@ -38,16 +40,25 @@ struct Product {
         return std::min(rows, first_group(chunk, chunks) * isa.layout.lanes);
     }
 
+    // The products of a chunk with the nc tokens of a tile, which go to y_of[c].
+    void multiply(int64_t chunk, int64_t chunks, const int8_t *tile, int nc, float *const *y_of) const {
+        MatmulFn *const kernel = isa.matmul[prefetch.level - 1][type][nc - 1];
+        for (int64_t g = first_group(chunk, chunks); g < first_group(chunk + 1, chunks); g++) {
+            const int64_t first = g * isa.layout.lanes;
+            kernel(weights + g * bytes(), n_packets(type, columns), tile, y_of, first,
+                   (int)std::min<int64_t>(isa.layout.lanes, rows - first), prefetch.bytes);
+        }
+    }
+
     void run(int64_t chunk, int64_t chunks) const {
-        const auto &kernels = isa.matmul[prefetch.level - 1][type];
-        const int64_t tiles = n_tiles(tokens), lanes = isa.layout.lanes;
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t begin = tile_begin(tokens, tiles, tile), nc = tile_begin(tokens, tiles, tile + 1) - begin;
-            for (int64_t g = first_group(chunk, chunks); g < first_group(chunk + 1, chunks); g++) {
-                kernels[nc - 1](weights + g * bytes(), n_packets(type, columns),
-                                acts + begin * n_steps(columns) * record_bytes(1), y + begin * rows + g * lanes, rows,
-                                (int)std::min(lanes, rows - g * lanes), prefetch.bytes);
+        const int64_t tiles = n_tiles(tokens);
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t begin = tile_begin(tokens, tiles, t), nc = tile_begin(tokens, tiles, t + 1) - begin;
+            float *y_of[MAX_TILE];
+            for (int64_t c = 0; c < nc; c++) {
+                y_of[c] = y + (begin + c) * rows;
             }
+            multiply(chunk, chunks, tile(begin), (int)nc, y_of);
         }
     }
 };

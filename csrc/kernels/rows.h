@@ -21,47 +21,136 @@ template <class Function> inline void each2(int64_t n, const float *a, const flo
     }
 }
 
-void rms_norm(int64_t n, const float *x, float eps, float *y) {
-    F sum = f_zero();
+// Of the squares of x - center.
+float sum_squares(int64_t n, const float *x, float center) {
+    F total = f_zero();
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        const F v = f_load(x + i);
-        sum = f_fma(v, v, sum);
+        const F v = f_sub(f_load(x + i), f_set1(center));
+        total = f_fma(v, v, total);
     }
     if (i < n) {
-        const F v = f_load_n(x + i, (int)(n - i));
-        sum = f_fma(v, v, sum);
+        float rest[LANES];
+        for (int64_t j = 0; j < LANES; j++) {
+            rest[j] = i + j < n ? x[i + j] - center : 0;
+        }
+        const F v = f_load(rest);
+        total = f_fma(v, v, total);
     }
-    const F factor = f_set1(1 / __builtin_sqrtf(f_reduce_add(sum) / (float)n + eps));
+    return f_reduce_add(total);
+}
+
+float sum(int64_t n, const float *x) {
+    F total = f_zero();
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        total = f_add(total, f_load(x + i));
+    }
+    if (i < n) {
+        total = f_add(total, f_load_n(x + i, (int)(n - i)));
+    }
+    return f_reduce_add(total);
+}
+
+void rms_norm(int64_t n, const float *x, float eps, float *y) {
+    const F factor = f_set1(1 / __builtin_sqrtf(sum_squares(n, x, 0) / (float)n + eps));
     each1(n, x, y, [=](F v) { return f_mul(v, factor); });
 }
 
-void add(int64_t n, const float *a, const float *b, float *y) {
-    each2(n, a, b, y, [](F u, F v) { return f_add(u, v); });
+void norm(int64_t n, const float *x, float eps, float *y) {
+    const float mean = sum(n, x) / (float)n;
+    const F factor = f_set1(1 / __builtin_sqrtf(sum_squares(n, x, mean) / (float)n + eps));
+    each1(n, x, y, [=](F v) { return f_mul(f_sub(v, f_set1(mean)), factor); });
 }
 
-void mul(int64_t n, const float *a, const float *b, float *y) {
-    each2(n, a, b, y, [](F u, F v) { return f_mul(u, v); });
+void l2_norm(int64_t n, const float *x, float eps, float *y) {
+    const float length = __builtin_sqrtf(sum_squares(n, x, 0));
+    const F factor = f_set1(1 / (length > eps ? length : eps));
+    each1(n, x, y, [=](F v) { return f_mul(v, factor); });
 }
 
-void scale(int64_t n, const float *x, float factor, float bias, float *y) {
-    each1(n, x, y, [=](F v) { return f_fma(v, f_set1(factor), f_set1(bias)); });
-}
+#define BINARY(NAME, FUNCTION)                                                                                        \
+    void NAME(int64_t n, const float *a, const float *b, float *y) {                                                  \
+        each2(n, a, b, y, [](F u, F v) { return FUNCTION(u, v); });                                                   \
+    }
+BINARY(add, f_add)
+BINARY(sub, f_sub)
+BINARY(mul, f_mul)
+BINARY(divide, f_div)
 
-void silu_mul(int64_t n, const float *x, const float *g, float *y) {
-    each2(n, x, g, y, [](F u, F v) {
-        const F one = f_set1(1), e = f_exp(f_min(f_sub(f_zero(), u), f_set1(80)));
-        return f_mul(f_div(u, f_add(one, e)), v);
+#define UNARY(NAME, EXPRESSION)                                                                                       \
+    void NAME(int64_t n, const float *x, [[maybe_unused]] float a, [[maybe_unused]] float b, float *y) {              \
+        each1(n, x, y, [=](F v) { return EXPRESSION; });                                                              \
+    }
+UNARY(scale, f_fma(v, f_set1(a), f_set1(b)))
+UNARY(clamp, f_clamp(v, a, b))
+UNARY(square, f_mul(v, v))
+UNARY(square_root, f_sqrt(v))
+UNARY(negative, f_neg(v))
+UNARY(exponential, f_exp(f_min(v, f_set1(88))))
+UNARY(relu, f_max(v, f_zero()))
+UNARY(tanh_of, f_tanh(v))
+UNARY(sigmoid, f_sigmoid(v))
+UNARY(silu, f_silu(v))
+UNARY(gelu, f_gelu(v))
+
+// `u` is the gate, `v` what it lets through.
+#define GATED(NAME, EXPRESSION)                                                                                       \
+    void NAME(int64_t n, const float *x, const float *g, [[maybe_unused]] float alpha, [[maybe_unused]] float limit,  \
+              float *y) {                                                                                             \
+        each2(n, x, g, y, [=](F u, F v) { return EXPRESSION; });                                                      \
+    }
+GATED(reglu, f_mul(f_max(u, f_zero()), v))
+GATED(geglu, f_mul(f_gelu(u), v))
+GATED(swiglu, f_mul(f_silu(u), v))
+GATED(geglu_quick, f_mul(f_mul(u, f_sigmoid(f_mul(f_set1(1.702f), u))), v))
+GATED(swiglu_clamp, f_mul(f_silu(f_min(u, f_set1(limit))), f_clamp(v, -limit, limit)))
+
+// That of gpt-oss: x sigmoid(alpha x) (y + 1).
+void swiglu_oai(int64_t n, const float *x, const float *g, float alpha, float limit, float *y) {
+    each2(n, x, g, y, [=](F u, F v) {
+        u = f_min(u, f_set1(limit));
+        const F gate = f_div(u, f_add(f_set1(1), f_exp_neg(f_mul(f_set1(alpha), u))));
+        return f_mul(gate, f_add(f_clamp(v, -limit, limit), f_set1(1)));
     });
 }
 
-// The tanh form (Hendrycks and Gimpel, arXiv 1606.08415): x/2 (1 + tanh t) = x / (1 + e^(-2t)).
-void gelu_mul(int64_t n, const float *x, const float *g, float *y) {
-    each2(n, x, g, y, [](F u, F v) {
-        const F t = f_mul(f_mul(u, f_set1(0.79788456080286535588f)), f_fma(f_mul(u, u), f_set1(0.044715f), f_set1(1)));
-        const F e = f_exp(f_min(f_mul(f_set1(-2), t), f_set1(80)));
-        return f_mul(f_div(u, f_add(f_set1(1), e)), v);
-    });
+void soft_max(int64_t n, const float *x, float factor, float *y) {
+    float largest = -__builtin_inff();
+    for (int64_t i = 0; i < n; i++) {
+        largest = x[i] * factor > largest ? x[i] * factor : largest;
+    }
+    each1(n, x, y, [=](F v) { return f_exp(f_sub(f_mul(v, f_set1(factor)), f_set1(largest))); });
+    scale(n, y, 1 / sum(n, y), 0, y);
+}
+
+// Products of n floats with those of up to MAX_TILE others.
+template <int NC> void dots_of(int64_t n, const float *w, const float *const *x, float *y) {
+    F total[NC];
+    EACH_TOKEN {
+        total[c] = f_zero();
+    }
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const F v = f_load(w + i);
+        EACH_TOKEN {
+            total[c] = f_fma(v, f_load(x[c] + i), total[c]);
+        }
+    }
+    if (i < n) {
+        const F v = f_load_n(w + i, (int)(n - i));
+        EACH_TOKEN {
+            total[c] = f_fma(v, f_load_n(x[c] + i, (int)(n - i)), total[c]);
+        }
+    }
+    EACH_TOKEN {
+        y[c] = f_reduce_add(total[c]);
+    }
+}
+void dots(int64_t n, const float *w, const float *const *x, int count, float *y) {
+    static void (*const sizes[MAX_TILE])(int64_t, const float *, const float *const *, float *) = {
+        dots_of<1>, dots_of<2>, dots_of<3>, dots_of<4>, dots_of<5>, dots_of<6>, dots_of<7>, dots_of<8>};
+    sizes[count - 1](n, w, x, y);
 }
 
 void to_half(int64_t n, const float *x, uint16_t *y) {
@@ -73,6 +162,22 @@ void to_half(int64_t n, const float *x, uint16_t *y) {
         uint16_t rest[LANES];
         f_store_half(rest, f_load_n(x + i, (int)(n - i)));
         __builtin_memcpy(y + i, rest, (size_t)(n - i) * 2);
+    }
+}
+
+void to_q8(int64_t n, const float *x, uint8_t *y) {
+    for (int64_t i = 0; i < n; i += 32, y += Q8_BLOCK) {
+        F largest = f_zero();
+        for (int j = 0; j < 32; j += LANES) {
+            largest = f_max(largest, f_abs(f_load(x + i + j)));
+        }
+        const float max = f_reduce_max(largest), inverse = max > 1e-30f ? 127 / max : 0;
+        uint16_t scale[LANES];
+        f_store_half(scale, f_set1(max / 127));
+        __builtin_memcpy(y, scale, 2);
+        for (int j = 0; j < 32; j += LANES) {
+            i_store_bytes((int8_t *)y + 2 + j, f_mul(f_load(x + i + j), f_set1(inverse)));
+        }
     }
 }
 

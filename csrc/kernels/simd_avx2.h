@@ -28,6 +28,7 @@ inline F f_fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 inline F f_max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F f_min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F f_abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline F f_sqrt(F a) { return _mm256_sqrt_ps(a); }
 inline F f_round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // a where x > limit, else 0.
 inline F f_zero_unless_above(F x, float limit, F a) {
@@ -51,6 +52,7 @@ inline float f_reduce_max(F a) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 inline F f_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+inline float half_at(const void *p) { return _cvtsh_ss(*(const unsigned short *)p); }
 inline void f_store_half(void *p, F x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -59,6 +61,13 @@ inline F f_u8(const uint8_t *p) {
 }
 inline F f_i8(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline F f_cast(I x) { return _mm256_castsi256_ps(x); }
+// 2^(e - 128) of bytes e.
+inline F f_exponents(const uint8_t *p) {
+    const I e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), one = _mm256_set1_epi32(1);
+    const I small = _mm256_slli_epi32(_mm256_add_epi32(_mm256_min_epi32(e, one), one), 21); // e = 0 and 1: not normal
+    return f_cast(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(e, one), 23), small));
 }
 inline F f_int(I x) { return _mm256_cvtepi32_ps(x); }
 

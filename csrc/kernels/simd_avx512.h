@@ -21,6 +21,7 @@ inline F f_fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 inline F f_max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F f_min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F f_abs(F a) { return _mm512_abs_ps(a); }
+inline F f_sqrt(F a) { return _mm512_sqrt_ps(a); }
 inline F f_round(F a) { return _mm512_roundscale_ps(a, 0); }
 // a where x > limit, else 0.
 inline F f_zero_unless_above(F x, float limit, F a) {
@@ -31,6 +32,7 @@ inline F f_ldexp(F a, F n) { return _mm512_scalef_ps(a, n); }
 inline float f_reduce_add(F a) { return _mm512_reduce_add_ps(a); }
 inline float f_reduce_max(F a) { return _mm512_reduce_max_ps(a); }
 inline F f_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+inline float half_at(const void *p) { return _cvtsh_ss(*(const unsigned short *)p); }
 inline void f_store_half(void *p, F x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -39,6 +41,13 @@ inline F f_u8(const uint8_t *p) {
 }
 inline F f_i8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+inline F f_cast(I x) { return _mm512_castsi512_ps(x); }
+// 2^(e - 128) of bytes e.
+inline F f_exponents(const uint8_t *p) {
+    const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), one = _mm512_set1_epi32(1);
+    const I small = _mm512_slli_epi32(_mm512_add_epi32(_mm512_min_epi32(e, one), one), 21); // e = 0 and 1: not normal
+    return f_cast(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23), small));
 }
 inline F f_int(I x) { return _mm512_cvtepi32_ps(x); }
 

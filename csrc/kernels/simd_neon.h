@@ -39,6 +39,7 @@ inline F f_fnma(F a, F b, F c) { return vfmsq_f32(c, a, b); }
 inline F f_max(F a, F b) { return vmaxq_f32(a, b); }
 inline F f_min(F a, F b) { return vminq_f32(a, b); }
 inline F f_abs(F a) { return vabsq_f32(a); }
+inline F f_sqrt(F a) { return vsqrtq_f32(a); }
 inline F f_round(F a) { return vrndnq_f32(a); }
 // a where x > limit, else 0.
 inline F f_zero_unless_above(F x, float limit, F a) {
@@ -53,6 +54,7 @@ inline F f_ldexp(F a, F n) {
 inline float f_reduce_add(F a) { return vaddvq_f32(a); }
 inline float f_reduce_max(F a) { return vmaxvq_f32(a); }
 inline F f_half(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)p))); }
+inline float half_at(const void *p) { return (float)*(const __fp16 *)p; }
 inline void f_store_half(void *p, F x) { vst1_u16((uint16_t *)p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 inline uint32x2_t four_bytes(const uint8_t *p) {
     uint32_t x;
@@ -64,6 +66,14 @@ inline F f_u8(const uint8_t *p) {
 }
 inline F f_i8(const uint8_t *p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four_bytes(p))))));
+}
+inline F f_cast(I x) { return vreinterpretq_f32_s32(x); }
+// 2^(e - 128) of bytes e.
+inline F f_exponents(const uint8_t *p) {
+    const uint16x4_t words = vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p))));
+    const I e = vreinterpretq_s32_u32(vmovl_u16(words)), one = vdupq_n_s32(1);
+    const I small = vshlq_n_s32(vaddq_s32(vminq_s32(e, one), one), 21); // e = 0 and 1: not normal
+    return f_cast(vmaxq_s32(vshlq_n_s32(vsubq_s32(e, one), 23), small));
 }
 inline F f_int(I x) { return vcvtq_f32_s32(x); }
 

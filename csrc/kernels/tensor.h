@@ -17,6 +17,10 @@ template <class T> T *row(const Tensor *t, int64_t r, const Tensor *shape) {
     const int64_t i1 = r % shape->ne[1], i2 = r / shape->ne[1] % shape->ne[2], i3 = r / (shape->ne[1] * shape->ne[2]);
     return at<T>(t, i1 % t->ne[1], i2 % t->ne[2], i3 % t->ne[3]);
 }
+inline bool same_shape(const Tensor *a, const Tensor *b) { return !memcmp(a->ne, b->ne, sizeof a->ne); }
+inline bool is_view(const Tensor *t) {
+    return t->op == OP_NONE || t->op == OP_RESHAPE || t->op == OP_VIEW || t->op == OP_PERMUTE || t->op == OP_TRANSPOSE;
+}
 inline float param(const Tensor *op, int i) {
     float x;
     memcpy(&x, &op->op_params[i], 4);

@@ -29,8 +29,9 @@ struct es_stream {
 
 namespace {
 
-// As weights, activations and scales such bytes are small positive numbers: none is slow to compute with.
-constexpr int FILLING = 0x11;
+// As weights, activations and scales such bytes are small positive numbers: neither they nor their products are slow to
+// compute with.
+constexpr int FILLING = 0x11, ACTS_FILLING = 0x3C;
 constexpr int64_t LARGEST = 1 << 20, MOST_TOKENS = 4096, CHUNK = 1 << 17;
 
 const Isa *isa() { return find_isa(es_kernels_isa()); }
@@ -61,7 +62,7 @@ struct Products {
     // Whether all could be packed and fit into the stream.
     bool plan(es_stream &stream, const es_shape *shapes, int64_t n_shapes, int64_t n, const Prefetch &prefetch,
               int n_threads) {
-        int64_t columns = 0, rows = 0;
+        int64_t act_bytes = 0, rows = 0;
         for (int64_t i = 0; i < n_shapes; i++) {
             const es_shape &shape = shapes[i];
             const int64_t bytes = packed_bytes(*isa(), shape);
@@ -70,13 +71,14 @@ struct Products {
                 return false;
             }
             products.push_back({*isa(), prefetch, find_type(shape.type), shape.rows, shape.columns, n, weights, nullptr, nullptr});
-            columns = std::max(columns, shape.columns);
+            const Acts acts = FORMATS[find_type(shape.type)].acts;
+            act_bytes = std::max(act_bytes, n_steps(shape.columns) * record_bytes(acts, n));
             rows = std::max(rows, shape.rows);
         }
         counters.reset(new std::atomic<int64_t>[products.size() * (size_t)n_threads]());
-        const size_t acts_size = (size_t)(n_steps(columns) * record_bytes((int)n)) + WEIGHTS_ALIGNMENT;
+        const size_t acts_size = (size_t)act_bytes + WEIGHTS_ALIGNMENT;
         acts.reset(new uint8_t[acts_size]);
-        memset(acts.get(), FILLING, acts_size);
+        memset(acts.get(), ACTS_FILLING, acts_size);
         y.reset(new float[(size_t)(rows * n)]());
         for (Product &product : products) {
             product.acts = (const int8_t *)(((uintptr_t)acts.get() + 63) & ~(uintptr_t)63);

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edgespec.batch.local import Defaults, LocalWriter
 from edgespec.batch.records import Answer, Request
-from edgespec.choices import DrafterName, KernelsChoice
+from edgespec.choices import CacheType, DrafterName, KernelsChoice
 from edgespec.engine import Engine
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import check_model_file
@@ -36,6 +36,7 @@ class NodeSettings:
     """Most requests at once; None: as many as pay on the node and fit in its memory."""
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
+    cache_type: CacheType = "f16"
     defaults: Defaults = field(default_factory=Defaults)
 
 
@@ -92,6 +93,7 @@ class NodeWorker:
             parallel=settings.parallel,
             n_threads=settings.n_threads,
             kernels=settings.kernels,
+            cache_type=settings.cache_type,
             prefix_cache=0,
             on_message=self._messages.append,
         )

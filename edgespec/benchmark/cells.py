@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from edgespec.benchmark import clients
 from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.benchmark.runs import Cell, PassTime
-from edgespec.choices import KernelsChoice
+from edgespec.choices import DrafterName, KernelsChoice
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
@@ -34,6 +34,8 @@ class Request:
 
     target: str
     draft: str | None
+    drafter: DrafterName
+    """What the engine loads models for."""
     kernels: KernelsChoice
     n_threads: int
     prompts: tuple[Prompt, ...]
@@ -54,7 +56,7 @@ def _measure(request: Request) -> None:
         Engine(
             request.target,
             request.draft,
-            drafter="auto" if request.draft else "suffix" if settings.ways else "none",
+            drafter=request.drafter,
             n_threads=request.n_threads,
             kernels=request.kernels,
             meter=meter,

@@ -23,22 +23,27 @@ from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.cells import Request, merged
 from edgespec.benchmark.machine import Watch
 from edgespec.benchmark.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
-from edgespec.choices import KernelsChoice
+from edgespec.benchmark.ways import Way
+from edgespec.choices import DrafterName, KernelsChoice
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.quantizations import ModelFacts
 from edgespec.platform.child import REFUSED, Conversation
 from edgespec.platform.files import write_atomically
 from edgespec.suites import Prompt
 
-NO_DRAFT, SUFFIX = "none", "suffix"
-"""Used instead of a draft model's name: no drafts, or drafts from text seen before."""
+NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
+"""Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the
+target's own file."""
+
+WORDS = (NO_DRAFT, SUFFIX, MTP)
+"""What no draft model can be called."""
 
 _PLAN = "comparison.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What a cell runs: the names of its models; a draft may also be NO_DRAFT or SUFFIX."""
+    """What a cell runs: the names of its models; a draft may also be one of WORDS."""
 
     target: str
     draft: str
@@ -52,12 +57,25 @@ class Combination:
     @property
     def draft_model(self) -> str | None:
         """The draft model, if there is one."""
-        return None if self.draft in (NO_DRAFT, SUFFIX) else self.draft
+        return None if self.draft in WORDS else self.draft
 
     def restrict(self, settings: Settings) -> Settings:
         """Return `settings` with only those ways that this cell's draft allows."""
-        ways = [way for way in settings.ways if self.draft_model or not way.needs_model]
+        ways = [way for way in settings.ways if self._allows(way)]
         return replace(settings, ways=() if self.draft == NO_DRAFT else tuple(ways))
+
+    def _allows(self, way: Way) -> bool:
+        if way.drafter == MTP:
+            return self.draft == MTP
+        if way.cascade:  # a head cannot write by itself
+            return self.draft_model is not None
+        return self.draft != SUFFIX or not way.needs_model
+
+    def drafter(self, settings: Settings) -> DrafterName:
+        """Return the drafter that the engine loads models for, to run what `restrict` returned."""
+        if not settings.ways:
+            return "none"
+        return "auto" if self.draft_model else "mtp" if self.draft == MTP else "suffix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +213,15 @@ class Comparison:
     def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
         """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
         plan = self.plan
-        draft = combination.draft_model
+        draft, settings = combination.draft_model, combination.restrict(plan.settings)
         request = Request(
             target=str(self._paths[combination.target]),
             draft=str(self._paths[draft]) if draft else None,
+            drafter=combination.drafter(settings),
             kernels=combination.kernels,
             n_threads=plan.n_threads,
             prompts=plan.prompts,
-            settings=combination.restrict(plan.settings),
+            settings=settings,
             round=round_,
             assume_watts=plan.assume_watts,
         )

@@ -161,6 +161,7 @@ def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults)
         "target_sha256": file_fingerprint(check_model_file(resolve(target))),
         "n_ctx": loading.ctx,
         "kernels": loading.compute.kernels,
+        "cache_type": loading.compute.cache_type,
         "system": defaults.system,
         "n_predict": defaults.n_predict,
         "temperature": defaults.temp,

@@ -56,6 +56,7 @@ def open_cluster(
         parallel=parallel,
         n_threads=compute.threads,
         kernels=compute.kernels,
+        cache_type=compute.cache_type,
         defaults=defaults,
     )
     return RayWriter(address, settings, on_message=message)

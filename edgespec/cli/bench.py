@@ -99,7 +99,7 @@ def bench_command(
     if settings.clients:
         prompts_for(suite.prompts, settings.clients)  # refuses before anything is loaded
     drafter = _drafter(settings)
-    if drafter == "suffix" and models.draft is not None:
+    if drafter in ("suffix", "mtp") and models.draft is not None:
         raise UsageError(f"--draft and --ways {measuring.ways.ways} contradict each other: choose one")
     writes = any(way.cascade for way in settings.ways)
     names = choose_models(*models.names(), drafter, writes=writes)

@@ -73,9 +73,9 @@ class WayChoice:
     ways: Annotated[
         str,
         typer.Option(
-            help="What is compared with plain decoding, with commas: auto, model, suffix, staged; model-3 "
-            "has a fixed length. Not exact: cascade@0.4 (its threshold; cascade alone: the calibrated one), "
-            "cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5."
+            help="What is compared with plain decoding, with commas: auto, model, mtp, suffix, staged; "
+            "model-3 has a fixed length. Not exact: cascade@0.4 (its threshold; cascade alone: the "
+            "calibrated one), cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5."
         ),
     ] = "auto"
     rule: Annotated[

@@ -41,7 +41,8 @@ class Matrix:
         str,
         typer.Option(
             metavar="C,D,...",
-            help="Models that draft, with commas; none: the target alone, suffix: drafts without a model.",
+            help="Models that draft, with commas; none: the target alone, suffix: drafts without a model, "
+            "mtp: the head in the target's own file.",
             autocompletion=complete_models,
         ),
     ]
@@ -190,7 +191,7 @@ def compare_command(
     from edgespec.benchmark.compare import Plan
     from edgespec.cli.compare_runs import IDENTITY, Compare, find_models, machine_facts
     from edgespec.models.quantizations import parse_types
-    from edgespec.pair import default_threads
+    from edgespec.pair_options import default_threads
 
     outputs.check()
     accuracy.check()
@@ -226,10 +227,14 @@ def compare_command(
 
 
 def _check_drafts(drafts: list[str], settings: Settings, ways: str) -> None:
-    from edgespec.benchmark.compare import SUFFIX
+    """Raise UsageError if a draft would be measured in no way, or a way with no draft."""
+    from edgespec.benchmark.compare import MTP, NO_DRAFT, Combination
 
-    if SUFFIX in drafts and all(way.needs_model for way in settings.ways):
-        raise UsageError(f"--drafts {SUFFIX} and --ways {ways}: they need a draft model; add auto or suffix")
+    if MTP not in drafts and any(way.drafter == MTP for way in settings.ways):
+        raise UsageError(f"--ways {ways}: for the head in the target's own file, add {MTP} to --drafts")
+    for draft in drafts:
+        if draft != NO_DRAFT and not Combination("", draft, "auto").restrict(settings).ways:
+            raise UsageError(f"--drafts {draft} and --ways {ways}: none of them can use it; add auto")
 
 
 def names_in(text: str, field: str) -> list[str]:

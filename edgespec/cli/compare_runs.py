@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from edgespec.benchmark.compare import NO_DRAFT, SUFFIX, Combination, Comparison, Plan, Progress
+from edgespec.benchmark.compare import WORDS, Combination, Comparison, Plan, Progress
 from edgespec.benchmark.humaneval import Problem
 from edgespec.benchmark.judge import Judge
 from edgespec.benchmark.machine import facts
@@ -144,7 +144,7 @@ class Models:
 
     targets: list[ModelFile]
     drafts: list[str]
-    """Names of draft models; also NO_DRAFT and SUFFIX."""
+    """Names of draft models; also WORDS of `compare`."""
     files: dict[str, ModelFile]
     """All model files by name."""
 
@@ -170,13 +170,13 @@ class Models:
 
 def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[str], folder: Path) -> Models:
     """Find the models, pull what is missing, and make the quantizations that are."""
-    drafting = [name for name in drafts if name not in (NO_DRAFT, SUFFIX)]
+    drafting = [name for name in drafts if name not in WORDS]
     pull_named(*targets, *drafting)
     # Names may be two spellings of one file.
     found = list(_by_name(_targets(targets, types, folder)).values())
     by_name = {name: model_file(name) for name in drafting}
     for name, file in by_name.items():
-        if file.name in (NO_DRAFT, SUFFIX):
+        if file.name in WORDS:
             problem = f"a draft model cannot be called {file.name}; rename the file"
             raise UsageError(problem, field="drafts", value=name)
     names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)

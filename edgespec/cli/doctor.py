@@ -144,6 +144,8 @@ def _print_model(model: Report) -> None:
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
     if line := _rollback_line(model["rollback"]):
         print_line("", line)
+    if head := model["mtp_head"]:
+        print_line("", "its MTP head drafts" if head["drafts"] else f"MTP head not used: {head['reason']}")
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
     for row in model["types"]:
         table.add_row(

@@ -22,14 +22,15 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
-from edgespec.llama.gguf_header import check_model_file, read_tensors
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_tensors
 from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
+from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
 from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.resolve import resolve
-from edgespec.pair import default_threads
+from edgespec.pair_options import default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
@@ -132,22 +133,28 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         "error": None,
         "capacity": None,
         "rollback": None,
+        "mtp_head": None,
         "types": [],
         "unpacked": [],
     }
     try:
         header = check_model_file(path)
         fits_in_memory([(header, 1)])
-        with err.status(f"loading {name}"), Model(path, header=header) as model:
+        reason = why_no_mtp(header)
+        with (
+            err.status(f"loading {name}"),
+            Model(path, header=header) if reason else MtpTarget(header, kernels=True) as model,
+        ):
             packed = {tensor.name: tensor for tensor in model.packed}
             capacity = _capacity(model, loaded.name if model.uses_kernels else STOCK, root)
             rollback = _rollback(model)
-        matrices = [tensor for tensor in read_tensors(header) if tensor.is_matrix]
+        matrices = [tensor for tensor in _loaded(header, with_mtp=not reason) if tensor.is_matrix]
     except EdgespecError as error:
         return report | {"error": line_of(error)}
     return report | {
         "capacity": capacity,
         "rollback": rollback,
+        "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
         ],
@@ -157,6 +164,15 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
             if tensor.name not in packed
         ],
     }
+
+
+def _loaded(header: GGUFHeader, *, with_mtp: bool) -> list[TensorInfo]:
+    """Return the tensors of a file that are loaded: those of an MTP head only `with_mtp`."""
+    tensors = read_tensors(header)
+    if with_mtp or not header.n_mtp:
+        return tensors
+    left_out = tuple(f"blk.{header.n_layer - 1 - i}." for i in range(header.n_mtp))
+    return [tensor for tensor in tensors if not tensor.name.startswith(left_out)]
 
 
 def _capacity(model: Model, kernels_name: str, root: Path) -> Report:
@@ -207,8 +223,6 @@ def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, P
     """Return why a matrix was not packed, as far as its facts tell."""
     if tensor.name == "token_embd.weight":
         return "rows are looked up, not multiplied"
-    if tensor.n_matrices > 1:
-        return f"{tensor.n_matrices} matrices in one (experts)"
     if any(other.type == tensor.type and other.name in packed for other in matrices):
         return f"shape {tensor.rows} x {tensor.columns}"
     return f"type {tensor.type}"

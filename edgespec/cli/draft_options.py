@@ -62,7 +62,7 @@ class Data:
             metavar="N",
             help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
             "counts, but not with --prompts and --from-history.",
-            show_default="100k for each hour of training, at least 20k",
+            show_default="200k for each hour of training, at least 20k",
             rich_help_panel=_DATA,
         ),
     ] = None

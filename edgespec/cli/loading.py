@@ -31,5 +31,10 @@ def load_engine(
     """Return the engine of a target and a draft; it tells the user on stderr what they should know."""
     with err.status("loading the models"):
         return Engine(
-            *models, n_threads=compute.threads, kernels=compute.kernels, on_message=message, **keywords
+            *models,
+            n_threads=compute.threads,
+            kernels=compute.kernels,
+            cache_type=compute.cache_type,
+            on_message=message,
+            **keywords,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import DrafterName, KernelsChoice
+from edgespec.choices import CacheType, DrafterName, KernelsChoice
 from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
@@ -147,6 +147,12 @@ class Compute:
         KernelsChoice,
         typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
     ] = "auto"
+    cache_type: Annotated[
+        CacheType,
+        typer.Option(
+            help="Keys and values of the target's cache; q8_0: half the memory, logits change a little."
+        ),
+    ] = "f16"
 
 
 @dataclass(frozen=True, kw_only=True)

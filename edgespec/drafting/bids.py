@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from edgespec.decoding.asks import Ask
 from edgespec.drafting.costs import N_MAX, beyond
 from edgespec.drafting.gains import ASLEEP, Prefix, best_prefixes
-from edgespec.drafting.scheduler import Choice, Others, RunModel, Scheduler
+from edgespec.drafting.policy import Choice, Others, RunModel
+from edgespec.drafting.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ _GUESSED_LONG = 1.13  # T(1) at the longer context over T(1) at the shorter one
 def guessed_curve(file_bytes: int, *, own_kernels: bool) -> Curve:
     """Return what to expect of a model of that size before any of its passes was timed.
 
-    Decoding one token reads every weight once, so T(1) follows the file's size; the first real step
-    corrects the scale of the whole curve.
+    Decoding one token reads every weight once, so T(1) follows the file's size; the first real steps
+    correct the scale of the whole curve.
     """
     one = file_bytes / _GUESSED_BYTES_PER_S
     shape = interpolated(_SHAPES[own_kernels])
@@ -99,15 +99,17 @@ class OnlineCurve:
 
     _COMMON, _RARE, _OWN, _READ = 0.1, 0.5, 0.05, 0.3
     _MOST = math.log(2.0)  # one pass beside a busy process must not spoil the curve
+    _SCALING = 4  # passes that a guess takes its scale from
     _SPAN = 128  # tokens of context over which `at` is not computed anew
 
     def __init__(self, curve: Curve, *, guessed: bool = False) -> None:
-        """Start from `curve`; a `guessed` one takes its scale from the first pass."""
+        """Start from `curve`; a `guessed` one takes its scale from the first passes."""
         self._curve = curve
         self._common = 0.0
         self._own = [0.0] * (N_MAX + 1)
         self._read_log = 0.0
-        self._unscaled = self._unread = guessed
+        self._n_scaling = self._SCALING if guessed else 0
+        self._unread = guessed
         self._base: list[float] = []
         self._base_at = -1
         self._table: list[float] = []
@@ -137,16 +139,19 @@ class OnlineCurve:
 
         `rare`: few others will be timed, so this one counts for more.
         """
-        error = math.log(max(seconds, 1e-9) / self.at(n_past)[n])
+        error = min(self._MOST, math.log(max(seconds, 1e-9) / self.at(n_past)[n]))
         self.n_observed += 1
-        if self._unscaled:
-            self._unscaled = False
+        scales = self._n_scaling > 0
+        if scales:
+            # The very first pass of a small model may take 20 times as long as the next: if it were believed,
+            # there would be no next. So a guess rises in steps, and falls to what was really seen.
+            self._n_scaling -= 1
             self._common += error
         else:
-            error = min(self._MOST, max(-self._MOST, error))
+            error = max(-self._MOST, error)
             self._common += (self._RARE if rare else self._COMMON) * error
             self._own[n] += self._OWN * error
-        if self.n_observed % 8 == 1 or rare:  # a table for each pass would cost more than it is worth
+        if scales or rare or self.n_observed % 8 == 0:  # a table each time would cost more than it is worth
             self._tabulate()
 
     def observe_read(self, n_tokens: int, seconds: float) -> None:

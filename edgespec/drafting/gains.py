@@ -18,6 +18,9 @@ ASLEEP = 24
 """A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""
 
 _LOOK_AHEAD = 8  # tokens
+_OWN_SHARE = (
+    0.25  # of reading what the draft model missed: the steps after this one would have to read it too
+)
 
 
 class Chain(NamedTuple):
@@ -131,7 +134,8 @@ class Gains:
         if unread > ASLEEP or depth + 1 > MAX_GAMMA:
             return 0.0
         rate, passes, table = self.rate, self.passes, self.learnt.predictor.next
-        gain = -rate * passes[min(unread + len(guesses), N_MAX)]
+        missed = passes[min(unread + len(guesses), N_MAX)] - passes[1 + len(guesses)]
+        gain = -rate * (passes[1 + len(guesses)] + _OWN_SHARE * missed)
         chance = 1.0  # that the pass comes so far
         before, path = path, path * table.chance(depth, bucket)
         for i in range(len(guesses) + 1):

@@ -11,10 +11,11 @@ from edgespec.choices import Objective
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve, of_blocks
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Key, Profile
 from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.published_heads import BlockHead
 from edgespec.llama.weights import Model
@@ -75,7 +76,7 @@ class Knowledge:
     def _costs(self, profile: Profile | None) -> Clocks:
         if self._objective == "latency":
             return self.clocks
-        if not profile or not profile.target_joules or (profile.draft and not profile.draft_joules):
+        if not profile or not profile.target_joules or (self._models[1] and not profile.draft_joules):
             problem = (
                 "no joules are known of these models on this machine; run `edgespec profile` where an energy "
                 "counter can be read, or leave it at latency"

@@ -10,7 +10,8 @@ from edgespec.drafting.predictor import Predictor
 _FOLLOW_UP = 0.1  # weight of an outcome in the mean of what follows the draft model's tokens
 _TESTS_SHARE = 0.0075  # of the time may go into testing whether an idle draft model has become useful
 _TESTS_KEPT = 2.0  # tests that may be saved up for
-_FADE_EVERY = 32  # steps
+_FADE_EVERY, _IDLE_FADE_EVERY = 32, 8  # steps; steps in which the draft model did not run
+_KEEP = 0.9
 
 
 class Learnt:
@@ -36,7 +37,7 @@ class Learnt:
         """Tokens gained, on average, by what the suffix store offers after a token of the draft model."""
         self.test_budget = 0.0
         """Seconds (or joules) saved up for tests of an idle draft model."""
-        self._n_steps = 0
+        self._n_steps = self._n_idle = 0
 
     def fork(self) -> Learnt:
         """Return a copy for a text beside another: each has its own tables, and both the same curves."""
@@ -56,9 +57,15 @@ class Learnt:
         """Take the cost of a test from the budget, which keeps no more than some tests cost."""
         self.test_budget = min(self.test_budget, _TESTS_KEPT * cost) - cost
 
-    def count_step(self, cost: float) -> None:
-        """Count a step, of which a share goes into the budget for tests."""
+    def count_step(self, cost: float, *, idle: bool) -> None:
+        """Count a step, of which a share goes into the budget for tests; `idle`: the draft model did not run.
+
+        What was given up is tried again from time to time, since texts change.
+        """
         self.test_budget += _TESTS_SHARE * cost
         self._n_steps += 1
-        if self._n_steps % _FADE_EVERY == 0:  # what was given up is again what all cells say
-            self.predictor.next.fade(0.9)
+        self._n_idle = self._n_idle + 1 if idle else 0
+        if self._n_idle % _IDLE_FADE_EVERY == _IDLE_FADE_EVERY - 1:
+            self.predictor.next.fade(_KEEP, wholly=True)
+        elif self._n_steps % _FADE_EVERY == 0:
+            self.predictor.next.fade(_KEEP)

@@ -145,10 +145,14 @@ class AcceptanceTable:
         hits, tested = self._hits[row][bucket], self._tested[row][bucket]
         return (hits + self._BUCKET_COUNTS * common_chance) / (tested + self._BUCKET_COUNTS)
 
-    def fade(self, keep: float) -> None:
-        """Count all outcomes a little less: cells without new ones return to the common estimate."""
+    def fade(self, keep: float, *, wholly: bool = False) -> None:
+        """Count all outcomes a little less: cells without new ones return to the common estimate.
+
+        `wholly`: that one, too, returns to its first guess, if it is lower.
+        """
+        n = N_DEPTHS + (wholly and self.overall < self.usual)
         for rows in (self._hits, self._tested):
-            for row in rows[:N_DEPTHS]:
+            for row in rows[:n]:
                 row[:] = [keep * count for count in row]
         self._refresh()
 

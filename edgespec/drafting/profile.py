@@ -74,7 +74,7 @@ class Profile:
     target: Curve
     """Seconds."""
     draft: Curve | None = None
-    """Seconds; None for a target alone."""
+    """Seconds; None for a target alone, and until enough passes of the draft model were timed."""
     target_joules: Curve | None = None
     draft_joules: Curve | None = None
     measured: str | None = None
@@ -166,8 +166,8 @@ def from_json(document: dict[str, Any]) -> Profile:
     if target is None:
         raise ValueError("target is null")
     draft = _curve(document["draft"], "draft")
-    if (draft is None) != (key.draft is None):
-        raise ValueError("draft and key.draft: one is null")
+    if draft is not None and key.draft is None:
+        raise ValueError("draft is there, and key.draft is null")
     runs: int = _checked(document["runs"], int, "runs")
     return Profile(
         key=key,

@@ -25,6 +25,7 @@ from edgespec.platform.messages import MessageFn, silent
 
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
+_FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the very first ones may be slow
 
 
 def profile_path(key: Key) -> Path:
@@ -93,26 +94,32 @@ def merge_learnt(
 ) -> Path | None:
     """Store what a run learnt, and return the file as `update` does.
 
-    The stored curves are moved towards `target` and `draft`, half the way at most. `acceptance` takes the
-    place of the stored one. `answers`: lengths in tokens of the run's answers. Raises ValueError as
-    `update` does.
+    The stored curves are moved towards `target` and `draft`, half the way at most; a first curve of the draft
+    model is stored once it rests on enough passes. `acceptance` takes the place of the stored one. `answers`:
+    lengths in tokens of the run's answers. Raises ValueError as `update` does.
     """
 
     def merge(stored: Profile | None) -> Profile:
-        profile = stored or Profile(key, target.curve, draft.curve if draft else None)
+        profile = stored or Profile(key, target.curve, None)
         answer_tokens = profile.answer_tokens
         for length in answers:
             answer_tokens += MEAN_WEIGHT * (max(1, length) - answer_tokens)
         return replace(
             profile,
             target=_moved(profile.target, target),
-            draft=_moved(profile.draft, draft) if profile.draft and draft else profile.draft,
+            draft=_of_draft(profile.draft, draft),
             acceptance=profile.acceptance if acceptance is None else acceptance,
             answer_tokens=answer_tokens,
             runs=profile.runs + 1,
         )
 
     return update(key, merge, on_message=on_message)
+
+
+def _of_draft(stored: Curve | None, timed: TimedCurve | None) -> Curve | None:
+    if timed is None or stored is None:
+        return timed.curve if timed and timed.n_passes >= _FEWEST_PASSES else stored
+    return _moved(stored, timed)
 
 
 def _moved(stored: Curve, timed: TimedCurve) -> Curve:

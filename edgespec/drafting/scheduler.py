@@ -23,109 +23,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from edgespec.drafting.costs import N_MAX, beyond
 from edgespec.drafting.gains import ASLEEP, Chain, Gains, Prefix
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths, Lengths
+from edgespec.drafting.pace import STEPS, Pace
+from edgespec.drafting.policy import Choice, Others, Policy, RunModel, TakeSuffix
 from edgespec.options import MAX_GAMMA
 
-_STEPS = 32.0  # over which a rate is an average
 _FIRST_STEPS = 4.0  # steps of new text that a generation counts as done when it begins
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied
 _WINDOW_SHARE = 0.05  # of the answer's expected time that reading the prompt may take the draft
 _SHORTEST_WINDOW = 128
 _SHORTEST_TEST, _LONGEST_TEST = 24, 96  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a user and the models leave to the scheduler: which sources may propose, in which form."""
-
-    suffix: bool = True
-    """The suffix store may propose to the target."""
-    model: bool = True
-    """The draft model may propose to the target."""
-    staged: bool = True
-    """The suffix store may propose to the draft model."""
-    after_store: bool = True
-    """The draft model may run after tokens of the suffix store in one step; a head cannot, for neither the
-    target nor the head has been there."""
-    gamma: int | None = None
-    """Tokens drafted a step, in a chain; None: the scheduler's choice."""
-    branches: bool = True
-    """A step may propose several tokens for one position, where `gamma` does not fix its length."""
-    siblings: bool = True
-    """Several may also be sampled for one position; these cannot be pruned."""
-    rereads: bool = False
-    """The target takes rejected tokens back only together with all others of their pass, which are then read
-    again; a recurrent or hybrid target without snapshots does."""
-    splits: bool = False
-    """A pass over several texts is made of one for each number of tokens that they have in it; that of a
-    recurrent or hybrid target is."""
-
-    @property
-    def may_branch(self) -> bool:
-        """Whether a step may be more than a chain."""
-        return self.branches and self.gamma is None
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSuffix:
-    """Take the first `n` tokens that the suffix store offers."""
-
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunModel:
-    """Run the draft model over what it has not read and the first `n_guesses` tokens offered."""
-
-    n_guesses: int
-
-
-@dataclass(frozen=True, slots=True)
-class Others:
-    """What other texts have in the passes of a step."""
-
-    n_texts: int = 0
-    n_target: int = 0
-    """Their tokens in the target's pass."""
-    n_draft: int = 0
-    """Their tokens in the draft model's next pass, whose time all share in proportion."""
-    rate: float = 0.0
-    """Tokens a second (or a joule) that they make."""
-
-
-class _Pace:
-    """Tokens and time of the last steps of a kind."""
-
-    def __init__(self) -> None:
-        self.tokens = self.cost = 1.0
-
-    def begin(self, cost: float, n_steps: float) -> None:
-        """Begin as if `n_steps` steps of one token had cost `cost` each."""
-        self.tokens, self.cost = n_steps, n_steps * cost
-
-    def fade(self) -> None:
-        """Count all steps so far a little less."""
-        self.tokens *= 1.0 - 1.0 / _STEPS
-        self.cost *= 1.0 - 1.0 / _STEPS
-
-    def learn(self, n_tokens: int, cost: float) -> None:
-        """Count a step."""
-        self.tokens += n_tokens
-        self.cost += cost
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.cost
-
-
-Choice = TakeSuffix | RunModel | None
-"""None: verify now."""
 
 
 class Scheduler:
@@ -140,8 +51,8 @@ class Scheduler:
         self._n_predict: int | None = None
         self._n_emitted = 0
         self._spent = 0.0
-        self._pace = {True: _Pace(), False: _Pace()}  # of copied text, of new text
-        self._lately = {True: _Pace(), False: _Pace()}  # the same, of the same last steps
+        self._pace = {True: Pace(), False: Pace()}  # of copied text, of new text
+        self._lately = {True: Pace(), False: Pace()}  # the same, of the same last steps
         self._copying = False
         self._n_past, self._n_draft, self._n_pending = 0, 0, 1
         self._others = Others()
@@ -159,7 +70,7 @@ class Scheduler:
         self._n_emitted = 1
         self._spent = learnt.target.read(n_past, 0)
         for pace in self._pace.values():
-            pace.begin(verify[1], _STEPS / 4)
+            pace.begin(verify[1], STEPS / 4)
         self._lately[False].begin(verify[1], _FIRST_STEPS)
         self._lately[True].begin(verify[1], 0.01)
         learnt.predictor.begin()
@@ -243,7 +154,7 @@ class Scheduler:
         self._lately[self._copying].learn(n_emitted, cost)
         self._n_emitted += n_emitted
         self._spent += cost
-        self.learnt.count_step(cost / (1 + self._others.n_texts))
+        self.learnt.count_step(cost / (1 + self._others.n_texts), idle=not passes)
 
     # ---- what it is asked ----
 

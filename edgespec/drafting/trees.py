@@ -31,8 +31,9 @@ from edgespec.drafting.costs import N_MAX, Clocks
 from edgespec.drafting.learning import ForcedChance, learn_step
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.model_source import ModelSource
+from edgespec.drafting.policy import RunModel, TakeSuffix
 from edgespec.drafting.proposal import DraftStep, Offer, Proposal
-from edgespec.drafting.scheduler import RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.sleep import Sleep
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.drafting.suffix_source import SuffixSource

@@ -44,7 +44,7 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import MadeDraft
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
-from edgespec.pair import default_threads
+from edgespec.pair_options import default_threads
 from edgespec.platform.cpu import read_cpu
 
 LEAST_GAIN = 0.02

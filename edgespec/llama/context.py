@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from edgespec.errors import EdgespecError
+from dataclasses import replace
+
+from edgespec.choices import CacheType
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
+from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
 
 _FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
+_CACHE_TYPES = {"f16": 1, "q8_0": 8}  # enum ggml_type
 _POOLING_NONE = 0
+_QUANTIZED_TOGETHER = 32  # numbers of a head in Q8_0
+
+
+def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:
+    """Return the header of the same model with caches in `cache_type`; raise UsageError if it cannot be."""
+    for width in (header.head_dim_k, header.head_dim_v):
+        if cache_type != "f16" and width % _QUANTIZED_TOGETHER:
+            problem = f"its heads' width, {width}, must be a multiple of {_QUANTIZED_TOGETHER}; leave it out"
+            raise UsageError(f"{header.path}: {problem}", field="cache_type", value=cache_type)
+    return replace(header, cache_type=cache_type)
 
 
 def create_context(
@@ -38,8 +53,11 @@ def create_context(
     params.n_rs_seq = n_snapshots
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
-    # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without.
-    params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_kernels else _FLASH_ATTN_DISABLED
+    params.type_k = params.type_v = _CACHE_TYPES[model.header.cache_type]
+    # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without,
+    # but it alone reads a quantized cache.
+    flash = model.uses_kernels or model.header.cache_type != "f16"
+    params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
     params.pooling_type = _POOLING_NONE  # hidden states, where they are asked for, are those of each token
     params.offload_kqv = False
     params.no_perf = True

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgespec.choices import CacheType
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo, read_gguf
 from edgespec.llama.recurrent import BOTH_IN_A_LAYER, SNAPSHOTS, layer_state_bytes, recurrent_layers
@@ -19,6 +20,7 @@ HEAD_PREFIX = "edgespec.head."
 
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
+_CACHE_BYTES = {"f16": 64, "q8_0": 34}  # of 32 numbers
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
 HELPERS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "a Gemma 4 head"}
@@ -69,6 +71,8 @@ class GGUFHeader:
     """Whether it tells of that head alone, as if the file held nothing else (`header_of_head`)."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
+    cache_type: CacheType = "f16"
+    """How caches made from now on hold keys and values: the user's choice, not the file's."""
     other_parts: tuple[Path, ...] = ()
     """The files beside `path` that complete a split model; found by `check_model_file`."""
 
@@ -88,9 +92,10 @@ class GGUFHeader:
         return self.architecture in SNAPSHOTS
 
     def kv_bytes(self, n_ctx: int) -> int:
-        """Return the bytes of an F16 cache of keys and values for `n_ctx` tokens."""
+        """Return the bytes of a cache of keys and values for `n_ctx` tokens."""
         cells = math.ceil(n_ctx / _KV_PAD) * _KV_PAD
-        return cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v) * 2
+        numbers = cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v)
+        return numbers * _CACHE_BYTES[self.cache_type] // 32
 
 
 def read_header(path: str | Path) -> GGUFHeader:

@@ -103,6 +103,7 @@ def header_of_head(header: GGUFHeader) -> GGUFHeader:
     return replace(
         header,
         is_mtp=True,
+        cache_type="f16",
         n_layer=1,
         n_head_kv=header.n_head_kv[-1:],
         state_bytes=0,

@@ -16,7 +16,7 @@ from edgespec.llama.weights import Model
 
 _DEBUG = "GGML_SCHED_DEBUG"  # 2: ggml logs which backend it gives each operation of a pass to
 _NODE = re.compile(r"^node #\s*\d+ \(\s*(\S+)\):.*? \[\s*(\S+).*", re.MULTILINE)
-_IDS = "inp_tokens ("  # in the line of what reads them
+_TABLE = "token_embd"  # in the line of what reads a table of embeddings; some models have two
 _SPLIT = re.compile(r"^## SPLIT #", re.MULTILINE)
 _TOKENS = (1, 2, 3)
 _KERNELS = "edges"  # its log shows five characters of a backend's name
@@ -52,7 +52,7 @@ def operations_of(model: Model) -> Operations:
     claimed, declined = Counter[str](), Counter[str]()
     for node in _NODE.finditer(text):
         operation, backend = node.groups()
-        if _IDS not in node[0]:
+        if operation != "GET_ROWS" or _TABLE not in node[0]:
             (claimed if backend == _KERNELS else declined)[operation] += 1
     if not claimed and not declined:
         raise EdgespecError("ggml's log says nothing of the operations of a pass")

@@ -1,6 +1,7 @@
 """The part of the kernels' self-test that runs in the child process (see selftest.py).
 
-A tiny random model with every kind of weight runs over the same tokens, with stock kernels and packed:
+A tiny random model with experts and with every type of weights runs over the same tokens, with stock kernels
+and packed:
 
     packed logits are finite and near stock's           the arithmetic is right
     batches of 1, 8 and N, on 1 and on 2 threads        bit for bit the same logits
@@ -30,7 +31,8 @@ from edgespec.llama.weights import Model
 N_TOKENS = 32
 N_VOCAB = N_EMBD = 512
 N_HEAD, N_HEAD_KV, HEAD_DIM = 8, 2, 64
-N_FF = 832  # a multiple of 64 but not of 256, a width at which models fall back to the older types
+N_FF = 320  # a multiple of 64 but not of 256, a width at which models fall back to the older types
+N_EXPERTS = 3  # all are used: which ones are chosen would depend on how numbers are rounded
 SEED = 1
 
 # Rounding differently changes a row of logits by up to 4 % (stock against stock, batches of 1 against 8:
@@ -40,7 +42,7 @@ TOLERANCE = 0.1
 # The numbers of types in GGUF files.
 _TYPES = {
     "f32": 0, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8,
-    "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20,
+    "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20, "mxfp4": 39, "f16": 1, "bf16": 30,
 }  # fmt: skip
 
 
@@ -52,6 +54,8 @@ class Matrix(NamedTuple):
     type: str
     spread: float
     """The standard deviation of its products with unit vectors."""
+    n_matrices: int = 1
+    """In one tensor: one for each expert."""
 
 
 # Large queries and keys make attention sharp, so that errors in them show.
@@ -60,20 +64,21 @@ _LAYER = {
     "attn_k": (N_HEAD_KV * HEAD_DIM, N_EMBD, 2.0),
     "attn_v": (N_HEAD_KV * HEAD_DIM, N_EMBD, 1.0),
     "attn_output": (N_EMBD, N_HEAD * HEAD_DIM, 1.0),
-    "ffn_gate": (N_FF, N_EMBD, 1.5),
-    "ffn_up": (N_FF, N_EMBD, 1.5),
-    "ffn_down": (N_EMBD, N_FF, 1.0),
+    "ffn_gate_exps": (N_FF, N_EMBD, 1.5),
+    "ffn_up_exps": (N_FF, N_EMBD, 1.5),
+    "ffn_down_exps": (N_EMBD, N_FF, 1.5),
+    "ffn_gate_inp": (N_EXPERTS, N_EMBD, 2.0),
 }
 _LAYER_TYPES = (
-    ("q4_0", "q8_0", "q6_K", "q4_K", "q5_K", "q4_1", "q5_0"),
-    ("q4_K", "q5_1", "q3_K", "iq4_nl", "q4_0", "q6_K", "q8_0"),
+    ("q4_0", "q8_0", "q6_K", "q4_K", "q5_K", "q4_1", "q5_0", "f32"),
+    ("f16", "q5_1", "q3_K", "iq4_nl", "mxfp4", "bf16", "q8_0", "f32"),
 )
 N_LAYERS = len(_LAYER_TYPES)
 MATRICES = {
     "token_embd": Matrix(N_VOCAB, N_EMBD, "q8_0", 0.3 * N_EMBD**0.5),  # looked up, not multiplied
     "output": Matrix(N_VOCAB, N_EMBD, "q6_K", 1.0),
 } | {
-    f"blk.{layer}.{name}": Matrix(rows, columns, type_, spread)
+    f"blk.{layer}.{name}": Matrix(rows, columns, type_, spread, N_EXPERTS if name.endswith("_exps") else 1)
     for layer, types in enumerate(_LAYER_TYPES)
     for (name, (rows, columns, spread)), type_ in zip(_LAYER.items(), types, strict=True)
 }
@@ -90,7 +95,7 @@ class _ContextParams(ctypes.Structure):
 _pointer, _text, _int64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64
 _init = foreign_function("ggml_init", _pointer, _ContextParams)
 _free = foreign_function("ggml_free", None, _pointer)
-_new_tensor = foreign_function("ggml_new_tensor_2d", _pointer, _pointer, ctypes.c_int, _int64, _int64)
+_new_tensor = foreign_function("ggml_new_tensor_3d", _pointer, _pointer, ctypes.c_int, *[_int64] * 3)
 _set_name = foreign_function("ggml_set_name", _pointer, _pointer, _text)
 _data = foreign_function("ggml_get_data", _pointer, _pointer)
 _quantize = foreign_function(
@@ -112,14 +117,14 @@ def write_model(path: Path, *, other: str = "") -> None:
 
     `other` names a matrix that gets other random weights.
     """
-    context = _init(_ContextParams(16 << 20, None, False))
+    context = _init(_ContextParams(24 << 20, None, False))
     gguf = _gguf_init()
 
     def add(name: str, values: npt.NDArray[np.float32], type_: str) -> None:
-        rows, columns = values.shape
-        tensor = _new_tensor(context, _TYPES[type_], columns, rows)
+        n, rows, columns = values.shape
+        tensor = _new_tensor(context, _TYPES[type_], columns, rows, n)
         _set_name(tensor, f"{name}.weight".encode())
-        _quantize(_TYPES[type_], values.ctypes.data, _data(tensor), 0, rows, columns, None)
+        _quantize(_TYPES[type_], values.ctypes.data, _data(tensor), 0, n * rows, columns, None)
         _add_tensor(gguf, tensor)
 
     try:
@@ -130,6 +135,8 @@ def write_model(path: Path, *, other: str = "") -> None:
             "embedding_length": N_EMBD,
             "block_count": N_LAYERS,
             "feed_forward_length": N_FF,
+            "expert_count": N_EXPERTS,
+            "expert_used_count": N_EXPERTS,
             "attention.head_count": N_HEAD,
             "attention.head_count_kv": N_HEAD_KV,
             "rope.dimension_count": HEAD_DIM,
@@ -139,10 +146,10 @@ def write_model(path: Path, *, other: str = "") -> None:
         _set_float(gguf, b"llama.attention.layer_norm_rms_epsilon", 1e-5)
         for i, (name, matrix) in enumerate(MATRICES.items()):
             rng = np.random.default_rng((SEED, i, name == other))
-            values = rng.standard_normal((matrix.rows, matrix.columns), np.float32)
+            values = rng.standard_normal((matrix.n_matrices, matrix.rows, matrix.columns), np.float32)
             add(name, values * np.float32(matrix.spread / matrix.columns**0.5), matrix.type)
         for name in _NORMS:
-            add(name, np.ones((1, N_EMBD), np.float32), "f32")
+            add(name, np.ones((1, 1, N_EMBD), np.float32), "f32")
         if not _write(gguf, os.fsencode(path), False):
             raise EdgespecError(f"the test model could not be written to {path}")
     finally:

@@ -2,8 +2,8 @@
 
 target   as named, else the default pair's
 draft    as named, else the best that was made here for this very file of the target (made_drafts.py),
-         else that of the registry's first pair with the target; where there is none, a head in the
-         target's own file may draft (mtp_heads.py)
+         else that of the registry's first pair with the target. Where there is none, or it would have to
+         be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from edgespec.models.made_drafts import drafts_for
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
+from edgespec.models.store import Store
 
 DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
 """Drafters that use no draft model."""
@@ -40,11 +41,20 @@ def choose_models(
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
     if drafter in (*DRAFTLESS, "mtp"):
         return chosen, None
-    if draft is None and not writes and (made := drafts_for(chosen)):
-        return chosen, made[0].name
+    if draft is None and not writes:
+        if made := drafts_for(chosen):
+            return chosen, made[0].name
+        if partner and not _is_here(partner) and has_mtp_head(locate(chosen)):
+            return chosen, None
     if partner is None and drafter != "auto":
         found = locate(chosen)  # complain about a mistyped target first
         if has_mtp_head(found) and not writes:
             return chosen, None
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner
+
+
+def _is_here(name: str) -> bool:
+    """Say whether a model of the registry is on this machine."""
+    registry = load_registry()
+    return Store.default().is_present(registry.get(name), registry)

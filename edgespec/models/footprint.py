@@ -80,7 +80,7 @@ def loaded_bytes(
 ) -> int:
     """Return the estimated memory of a model of this size and shape with `n_ctx` tokens of context.
 
-    That is the weights, the F16 cache, states, and an allowance for the compute buffers: mostly attention
+    That is the weights, the cache, states, and an allowance for the compute buffers: mostly attention
     scores (heads x batch x context) and rows of logits.
     """
     cache = shape.cache * math.ceil(n_ctx / CTX_STEP) * CTX_STEP

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.benchmark import compare as room
 from edgespec.benchmark.bench import Settings
-from edgespec.benchmark.compare import NO_DRAFT, SUFFIX, Combination, Comparison, Plan
+from edgespec.benchmark.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison, Plan
 from edgespec.benchmark.runs import PLAIN
 from edgespec.benchmark.ways import parse_ways
 from edgespec.errors import UsageError
@@ -20,6 +20,7 @@ from edgespec.models.quantizations import ModelFile
 from edgespec.platform.child import Conversation
 from edgespec.suites import Prompt
 from tiny_gguf import N_WORDS, write_tiny_gguf
+from tiny_states import tiny
 
 PROMPTS = (
     Prompt("a", "one", "the cat and the other dog ran in the rain"),
@@ -70,6 +71,21 @@ def test_names_and_ways():
     settings = Settings(parse_ways("auto,model-3,suffix,staged"))
     ways = [[way.name for way in each.restrict(settings).ways] for each in (BOTH, ALONE, OF_TEXT)]
     assert ways == [["auto", "model-3", "suffix", "staged"], [], ["auto", "suffix"]]
+
+
+def test_the_ways_of_a_head_in_the_targets_own_file(tmp_path):
+    head = Combination("target", MTP, "off")
+    settings = Settings(parse_ways("mtp-2,auto,cascade@0.4"), 12)
+    names = [[way.name for way in each.restrict(settings).ways] for each in (head, BOTH, OF_TEXT)]
+    assert names == [["mtp-2", "auto"], ["auto", "cascade@0.4"], ["auto"]]
+    files = {"target": tiny("qwen35-mtp")}
+    plan = replace(make_plan(files, head), settings=settings)
+    comparison, _ = measure(plan, files, tmp_path)
+    (cell,) = comparison.cells()
+    assert (cell.skipped, cell.draft) == ("", MTP)
+    assert {run.way for run in cell.runs} == {PLAIN, "mtp-2", "auto"}
+    drafted = {n for run in cell.runs if run.way == "mtp-2" for n, _, _ in run.histogram or ()}
+    assert max(drafted) == 2
 
 
 def test_rounds_cells_and_runs(files, tmp_path):

@@ -479,6 +479,7 @@ def test_programs_that_are_not_there(bench, tmp_path):
         (["--ways", ""], ["--ways"]),
         (["--ways", "plain"], ["--ways plain"]),
         (["--ways", "suffix"], ["--draft", "--ways suffix", "contradict"]),
+        (["--ways", "auto,mtp"], ["--draft", "--ways auto,mtp", "contradict"]),
         (["--pair", "default"], ["--pair", "--target"]),
         (["--peer", "llama.cpp"], ["--peer and --bin"]),
         (["--bin", "."], ["--peer and --bin"]),

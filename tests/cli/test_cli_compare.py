@@ -455,6 +455,8 @@ def test_a_target_that_is_damaged(compare, folder, tmp_path):
         (["--quants", ","], "--quants: name at least one"),
         (["--quants", ""], "--quants: name at least one"),
         (["--ways", "none"], "--ways none: must be one of"),
+        (["--ways", "mtp"], "add mtp to --drafts"),
+        (["--drafts", "suffix", "--ways", "model-3"], "none of them can use it; add auto"),
         (["--problems", "2"], "--humaneval"),
         (["--humaneval-file", "problems.jsonl"], "--humaneval"),
         (["--humaneval", "--no-accuracy"], "--humaneval with --no-accuracy: contradictory"),

@@ -301,10 +301,11 @@ def test_tensors_of_a_file(tmp_path):
     path = tmp_path / "model.gguf"
     selftest_child.write_model(path)
     tensors = {tensor.name: tensor for tensor in read_tensors(selftest_child.read_header(path))}
-    assert len(tensors) == 16 + 5
-    for name, (rows, columns, type_, _) in selftest_child.MATRICES.items():
+    assert len(tensors) == 18 + 5
+    for name, (rows, columns, type_, _, n_matrices) in selftest_child.MATRICES.items():
         tensor = tensors[f"{name}.weight"]
-        assert (tensor.rows, tensor.columns, tensor.type, tensor.n_matrices) == (rows, columns, type_, 1)
+        facts = (tensor.rows, tensor.columns, tensor.type, tensor.n_matrices)
+        assert facts == (rows, columns, type_, n_matrices)
         assert tensor.is_matrix
     assert not tensors["output_norm.weight"].is_matrix
     assert tensors["output_norm.weight"].bytes == 4 * 512

@@ -18,8 +18,9 @@ from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter

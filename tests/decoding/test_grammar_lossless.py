@@ -18,8 +18,9 @@ from edgespec.decoding.drafter import Position
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.grammar.constraint import Constraint

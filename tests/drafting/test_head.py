@@ -16,8 +16,9 @@ from edgespec.drafting.head import HeadModel, states_worth
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.measure import measure
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar

@@ -12,8 +12,9 @@ import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.policy import Policy, RunModel
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Policy, RunModel, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.sampling import SamplingParams

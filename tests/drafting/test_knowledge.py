@@ -12,8 +12,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.drafting.history import find_histories
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import N_BUCKETS, N_DEPTHS, Predictor
-from edgespec.drafting.scheduler import Policy
 from edgespec.errors import UsageError
 
 GREEDY = SamplingParams(temperature=0.0)

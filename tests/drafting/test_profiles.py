@@ -184,7 +184,6 @@ UNUSABLE = {
     "odd key": damaged(key={"a\nb": 1}).encode(),
     "no key": damaged(key=None).encode(),
     "no target": damaged(target=None).encode(),
-    "no draft": damaged(draft=None).encode(),
     "missing": without("acceptance").encode(),
     "nan": with_number(math.nan).encode(),
     "infinity": with_number(math.inf).encode(),
@@ -267,7 +266,7 @@ def test_updating_sets_aside_too(directory, lines):
         KEY, target=TimedCurve(curve(), 9), draft=TimedCurve(curve(), 0), on_message=lines.append
     )
     assert len(lines) == 1
-    assert_like(load(KEY), Profile(KEY, curve(), curve(), runs=1))
+    assert_like(load(KEY), Profile(KEY, curve(), runs=1))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,7 @@ def test_updating_sets_aside_too(directory, lines):
     [
         {"spread": math.nan},
         {"target": Curve(((1.0,), (1.0,)), 1.0)},
-        {"draft": None},
+        {"draft": Curve(((1.0,), (1.0,)), 1.0)},
         {"acceptance": {"a": math.inf}},
         {"runs": -1},
         {"answer_tokens": 0.0},
@@ -344,12 +343,21 @@ def test_the_first_run_is_taken_as_it_is():
     merge_learnt(
         KEY,
         target=TimedCurve(curve(0.02), 3),
-        draft=TimedCurve(curve(0.004), 3),
+        draft=TimedCurve(curve(0.004), 8),
         acceptance=learnt,
         answers=[228],
     )
     wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learnt, answer_tokens=138.0, runs=1)
     assert_like(load(KEY), wanted)
+
+
+def test_a_few_passes_are_no_first_curve_of_a_draft_model():
+    """It would be used as if it had been measured, and the draft model perhaps never again."""
+    for draft, stored in ((TimedCurve(curve(0.4), 7), None), (TimedCurve(curve(0.004), 8), curve(0.004))):
+        merge_learnt(KEY, target=TimedCurve(curve(), 9), draft=draft)
+        found = load(KEY)
+        assert (found.draft is None) == (stored is None)
+    assert_like(found, Profile(KEY, curve(), curve(0.004), runs=2))
 
 
 @pytest.mark.parametrize(("passes", "weight"), [(0, 0.0), (20, 0.05), (200, 0.5), (10**9, 0.5)])

@@ -20,8 +20,9 @@ from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, in
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy, RunModel, TakeSuffix
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
-from edgespec.drafting.scheduler import Policy, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.options import MAX_GAMMA
@@ -208,6 +209,50 @@ def test_it_follows_a_change_of_regime(clock):
     for i, share in enumerate(shares):
         inside = [n for n, at in enumerate(positions) if 3000 * i < at < 3000 * (i + 1)]
         assert world.rate(inside[250], inside[-1]) > 0.97 * oracle(share, OURS)
+
+
+HEAD = [0.0, *(0.055 * OURS[1] * (1.0 + 0.4 * n) for n in range(N_MAX))]
+"""T(n) of a draft head: a pass is cheap, and each token that it reads costs nearly half as much again."""
+
+
+def short_texts(clock, acceptance, *, policy, repeats=False):
+    """Return how much faster than plain decoding short texts are, of which the draft knows so much so long.
+
+    `acceptance`: (tokens, share) again and again. `repeats`: the text also copies itself now and then.
+    """
+    ratios = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        world = World(clock, [0.5], OURS, draft_costs=HEAD, policy=policy, n=2000)
+        shares = np.concatenate([np.full(n, share) for n, share in acceptance * 250])[:2000]
+        world.agrees[:] = rng.random(2000) < shares
+        sure = np.where(world.agrees, rng.beta(3, 2, 2000), rng.beta(2, 3, 2000))
+        world.confidence[:] = np.clip(sure, 0.05, 0.98)
+        for i in range(40, 1900, 40) if repeats else ():
+            j = int(rng.integers(0, i - 20))
+            world.truth[i : i + 16] = world.truth[j : j + 16]
+        began = clock.now
+        world.run(160)
+        ratios.append(160 * OURS[1] / (clock.now - began))
+    return ratios
+
+
+def test_a_draft_that_was_useless_at_first_is_tried_again_within_a_short_text(clock):
+    ratios = short_texts(clock, [(100, 0.05), (60, 0.6)], policy=Policy(suffix=False, staged=False))
+    assert min(ratios) > 1.04
+
+
+def test_what_the_draft_model_missed_is_read_for_later_steps_too(clock):
+    """After a stretch that the suffix store had: no fixed length that always drafts may be faster."""
+    policy = Policy(staged=False, after_store=False, branches=False)
+    mixed = [(10, 0.1), (10, 0.6)]
+    chosen, fixed = (
+        statistics.geometric_mean(
+            short_texts(clock, mixed, policy=replace(policy, gamma=gamma), repeats=True)
+        )
+        for gamma in (None, 2)
+    )
+    assert chosen > fixed
 
 
 def test_a_useless_draft_model_costs_little(clock):
@@ -488,11 +533,25 @@ def test_nan_in_a_table_is_left_alone():
 # ---- cost curves ----
 
 
-def test_a_guess_takes_its_scale_from_the_first_pass():
+@pytest.mark.parametrize("first_s", [0.5, 0.02, 30.0])
+def test_a_guess_takes_its_scale_from_the_first_passes(first_s):
+    """However slow the very first one was, and whatever the guess: it was 0.027."""
     curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
-    curve.observe(1, 100, 0.5)
-    assert curve.at(100)[1] == pytest.approx(0.5)
-    assert curve.at(100)[8] == pytest.approx(0.5 * 2.0, rel=0.01)
+    for seconds in (first_s, 0.1, 0.1, 0.1):
+        curve.observe(1, 100, seconds)
+    assert curve.at(100)[1] == pytest.approx(0.1)
+    assert curve.at(100)[8] == pytest.approx(0.1 * 2.0, rel=0.01)
+
+
+def test_a_small_model_whose_first_pass_is_slow_drafts_all_the_same(clock):
+    """Its weights are read from the disk then, and its threads begin."""
+    policy = Policy(suffix=False, staged=False)
+    world = World(clock, [0.6], OURS, draft_s=0.001, policy=policy)
+    world.draft_clock.__init__(curve_of([0.0, *[0.0008] * N_MAX]), guessed=True)
+    costs = itertools.chain([0.03], itertools.repeat(0.001))
+    world.draft_session._cost = lambda _n: next(costs)
+    world.run(128)
+    assert world.rate(2) > 0.95 * oracle(float(world.agrees[1:128].mean()), OURS, 0.001)
 
 
 def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured():

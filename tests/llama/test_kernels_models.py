@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.llama.architectures import make_tiny
 from edgespec.llama.backend import llama, quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -19,7 +20,23 @@ from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
 N_CTX = 512
 TOKENS = np.random.default_rng(5).integers(0, 256, 170).tolist()
 
-TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k")
+TYPES = (
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "iq4_nl",
+    "q3_k_m",
+    "q4_k_m",
+    "q5_k_m",
+    "q6_k",
+    "f16",
+    "bf16",
+)
+
+ROUTED = ("qwen3moe", "qwen35moe", "openai-moe", "lfm2moe", "glm4-moe", "deepseek2")
+RECURRENT = ("qwen35", "qwen3next", "mamba2", "granite-hybrid", "falcon-h1", "nemotron-h", "lfm2")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +75,7 @@ def relative_distance(a, b):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["q4_k_m", "q4_0", "q8_0"])
+@pytest.mark.parametrize("name", ["q4_k_m", "q4_0", "q8_0", "f16", "bf16"])
 def test_logits_do_not_depend_on_the_batch_or_the_threads(kernels, quantized, architecture, name):
     with Model(quantized(architecture, name)) as model:
         assert model.uses_kernels
@@ -95,7 +112,7 @@ def test_packed_models_say_what_stock_ones_say(kernels, quantized, architecture,
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "q2_k"])
+@pytest.mark.parametrize("name", ["f32", "q2_k"])
 def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, float_models, architecture, name):
     path = float_models[architecture] if name == "f32" else quantized(architecture, name)
     if name == "q2_k":  # in the mixture other matrices are packed
@@ -106,6 +123,78 @@ def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, floa
             np.testing.assert_array_equal(
                 logits(model, batch=batch, n_threads=1), logits(stock, batch=batch, n_threads=1)
             )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return the path of a tiny model of an architecture, with weights of a type."""
+    directory = tmp_path_factory.mktemp("made")
+
+    def path(name: str, weights_type: str) -> Path:
+        target = directory / f"{name}-{weights_type}.gguf"
+        return target if target.exists() else make_tiny(name, target, weights_type=weights_type)
+
+    return path
+
+
+@pytest.mark.parametrize("weights_type", ["q4_0", "mxfp4", "bf16"])
+@pytest.mark.parametrize("name", ROUTED)
+def test_experts_do_not_depend_on_the_batch_or_the_threads(kernels, made, name, weights_type):
+    with Model(made(name, weights_type)) as model:
+        assert any("_exps" in tensor.name for tensor in model.packed)
+        assert_invariant(model)
+
+
+def assert_invariant(model):
+    each = logits(model, batch=1, n_threads=1)
+    for n_threads in (1, 2, 3):
+        with Session(model, n_ctx=N_CTX, n_threads=n_threads) as session:
+            for batch in (2, 5, 17, 64)[n_threads - 1 :]:
+                session.clear()
+                np.testing.assert_array_equal(read(session, TOKENS, batch), each, f"{batch=} {n_threads=}")
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_state_does_not_depend_on_the_batch_or_the_threads(kernels, made, name):
+    with Model(made(name, "q8_0")) as model:
+        assert_invariant(model)
+
+
+@pytest.mark.parametrize("weights_type", ["q8_0", "f16"])
+@pytest.mark.parametrize("name", [*ROUTED, *RECURRENT])
+def test_experts_and_states_say_what_stock_ones_say(kernels, made, name, weights_type):
+    path = made(name, weights_type)
+    with Model(path) as packed, Model(path, kernels=False) as stock:
+        ours, expected = logits(packed), logits(stock)
+    # Another expert is chosen now and then, where two are as likely: the median forgives it.
+    each = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    print(f"{name} {weights_type}: {np.median(each):.4f} from stock")
+    assert np.median(each) < (0.003 if weights_type == "f16" else 0.03)
+    assert (ours.argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "lfm2", "nemotron-h"])
+def test_states_of_tokens_before_are_kept(kernels, made, name, monkeypatch):
+    """As llama.cpp's snapshots: after tokens are taken back, all is as if they had never been read."""
+    make, n_snapshots = llama.llama_init_from_model, 5
+
+    def with_snapshots(model, params):
+        params.n_rs_seq = n_snapshots
+        return make(model, params)
+
+    with Model(made(name, "q8_0")) as model:
+        for n_back in (0, 1, 3, n_snapshots):
+            with Session(model, n_ctx=64, n_threads=1) as fresh:
+                fresh.eval(TOKENS[: 20 - n_back])
+                expected = fresh.eval(TOKENS[30:36], n_logits=6).copy()
+            monkeypatch.setattr(llama, "llama_init_from_model", with_snapshots)
+            with Session(model, n_ctx=64, n_threads=1) as session:
+                monkeypatch.undo()
+                for part in (TOKENS[:9], TOKENS[9:14], TOKENS[14:20]):
+                    session.eval(part)
+                memory = llama.llama_get_memory(session.cache._context)
+                assert llama.llama_memory_seq_rm(memory, 0, 20 - n_back, -1)
+                np.testing.assert_array_equal(session.eval(TOKENS[30:36], n_logits=6), expected)
 
 
 def test_stock_beside_packed_is_stock(kernels, quantized):

@@ -99,3 +99,16 @@ def test_a_head_in_the_targets_own_file():
         choose_models(target, "any.gguf", "mtp")
     with pytest.raises(UsageError, match="no draft is known"):
         choose_models(target, None, "model", writes=True)
+
+
+def test_a_head_in_the_targets_file_comes_before_a_draft_that_is_not_here(tmp_path):
+    add_local("with-head", tiny("glm4-moe-mtp"), tiny("glm4-moe-mtp").stat().st_size, "00" * 32)
+    draft = tmp_path / "draft.gguf"
+    add_local("its-draft", draft, 5, "00" * 32)
+    with user_models_file().open("a") as file:
+        file.write('\n[pairs]\nmine = { target = "with-head", draft = "its-draft" }\n')
+    assert choose_models("with-head", None) == ("with-head", None)
+    assert choose_models("with-head", None, writes=True) == ("with-head", "its-draft")
+    assert choose_models("with-head", "its-draft") == ("with-head", "its-draft")
+    draft.write_bytes(b"draft")
+    assert choose_models("with-head", None) == ("with-head", "its-draft")

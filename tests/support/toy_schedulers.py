@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from edgespec.drafting.costs import OnlineCurve, guessed_curve
-from edgespec.drafting.scheduler import Policy, RunModel, Scheduler, TakeSuffix
+from edgespec.drafting.policy import Policy, RunModel, TakeSuffix
+from edgespec.drafting.scheduler import Scheduler
 
 POLICIES = {
     "auto": Policy(),

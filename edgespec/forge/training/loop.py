@@ -30,6 +30,8 @@ from edgespec.platform.messages import MessageFn, silent
 BEST = "best.npz"
 """The parameters that were accepted most often on held-out texts; in the folder of a training."""
 
+_WARM_LENGTH = 0.5  # of steps from another training's weights: whole ones first undo what that one learnt
+
 
 class Texts(Protocol):
     """A dataset."""
@@ -203,13 +205,13 @@ class _Training:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
         self._began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
-        key = jax.random.key(settings.seed)
+        key, longest = jax.random.key(settings.seed), _WARM_LENGTH if start else 1.0
         feed = batches(self._packing, self._family.embed, self._rows.n, settings.seed, state.place)
         with ending(self._asked):
             self._tell("compiling")
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
-                length = min(1.0, (state.n_steps + 1) / self._recipe.warm_up) * _cosine(share)
+                length = longest * min(1.0, (state.n_steps + 1) / self._recipe.warm_up) * _cosine(share)
                 own = jax.random.fold_in(key, state.n_steps)
                 params, moments, shown = self._step(
                     params, moments, self._family.frozen, batch, own, jnp.float32(length)

@@ -16,8 +16,9 @@ from edgespec.drafting.foreign.translated import TranslatedDraft
 from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
 from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Policy, Scheduler
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import EdgespecError

@@ -1,0 +1,123 @@
+// One group of F16 or BF16 weights against a tile of activations: products and sums in float32.
+#pragma once
+
+// Columns are summed in blocks of 16: with one token, the sums of the next blocks need not wait for this one's.
+constexpr int FLOAT_BLOCK = 16, FLOAT_STEP = 64 * LANES; // bytes of a step
+
+inline F f_cast_low(I pairs) { return f_cast(i_shl32<16>(pairs)); }
+inline F f_cast_high(I pairs) { return f_cast(i_and(pairs, i_set1((int32_t)0xFFFF0000))); }
+
+// sums[c] + products of the 16 columns of `block` with the activations of token c at acts + 128 c. Of two columns of
+// BF16 the second comes first, as in the processors that have an instruction for it.
+template <int TYPE, int NC>
+__attribute__((always_inline)) inline void float_block(F *sums, const uint8_t *block, const int8_t *acts) {
+#pragma GCC unroll 16
+    for (int i = 0; i < FLOAT_BLOCK; i += TYPE == F16 ? 1 : 2) {
+        const uint8_t *const w = block + 2 * i * LANES;
+        const F low = TYPE == F16 ? f_half(w) : f_cast_low(i_load(w));
+        const F high = TYPE == F16 ? f_zero() : f_cast_high(i_load(w));
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) {
+            if (TYPE == BF16) {
+                sums[c] = f_fma(high, f_set1(float_at(acts + 128 * c, i + 1)), sums[c]);
+            }
+            sums[c] = f_fma(low, f_set1(float_at(acts + 128 * c, i)), sums[c]);
+        }
+    }
+}
+
+template <int TYPE, int NC, int LEVEL>
+void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first_row,
+                   int rows, int64_t ahead) {
+    F total[NC];
+    EACH_TOKEN {
+        total[c] = f_zero();
+    }
+    for (int64_t p = 0; p < packets; p++, group += FLOAT_STEP, acts += 128 * NC) {
+        prefetch<LEVEL>(group + ahead, FLOAT_STEP);
+#pragma GCC unroll 2
+        for (int first = 0; first < 32; first += FLOAT_BLOCK) {
+            F sums[NC];
+            EACH_TOKEN {
+                sums[c] = f_zero();
+            }
+            float_block<TYPE, NC>(sums, group + 2 * first * LANES, acts + 4 * first);
+            EACH_TOKEN {
+                total[c] = f_add(total[c], sums[c]);
+            }
+        }
+    }
+    EACH_TOKEN {
+        f_store_n(y[c] + first_row, total[c], rows);
+    }
+}
+
+// To the nearest BF16, as a float.
+inline float round_to_bf16(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000 : bits;
+    __builtin_memcpy(&x, &bits, 4);
+    return x;
+}
+
+// Steps [first, last) of x into column c of a tile of nc.
+void put_floats(const float *x, bool rounded, int64_t first, int64_t last, int8_t *tile, int nc, int c) {
+    for (int64_t s = first; s < last; s++) {
+        float step[32];
+        for (int i = 0; i < 32; i++) {
+            step[i] = rounded ? round_to_bf16(x[32 * s + i]) : x[32 * s + i];
+        }
+        __builtin_memcpy(tile + 128 * (s * nc + c), step, sizeof step);
+    }
+}
+
+#ifdef ES_ISA_BF16
+#define WITH_BF16 __attribute__((target("avx512bf16")))
+
+// As matmul_floats, bit for bit: two columns with one instruction, from activations that are pairs of BF16.
+template <int, int NC, int LEVEL>
+WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y,
+                            int64_t first_row, int rows, int64_t ahead) {
+    F total[NC];
+    EACH_TOKEN {
+        total[c] = f_zero();
+    }
+    for (int64_t p = 0; p < packets; p++, group += FLOAT_STEP, acts += 128 * NC) {
+        prefetch<LEVEL>(group + ahead, FLOAT_STEP);
+#pragma GCC unroll 2
+        for (int first = 0; first < 32; first += FLOAT_BLOCK) {
+            F sums[NC];
+            EACH_TOKEN {
+                sums[c] = f_zero();
+            }
+#pragma GCC unroll 8
+            for (int i = first / 2; i < (first + FLOAT_BLOCK) / 2; i++) {
+                const __m512bh w = (__m512bh)i_load(group + 4 * i * LANES);
+                EACH_TOKEN {
+                    sums[c] = _mm512_dpbf16_ps(sums[c], w, (__m512bh)i_set1(int_at(acts + 64 * c, i)));
+                }
+            }
+            EACH_TOKEN {
+                total[c] = f_add(total[c], sums[c]);
+            }
+        }
+    }
+    EACH_TOKEN {
+        f_store_n(y[c] + first_row, total[c], rows);
+    }
+}
+
+void put_pairs(const float *x, int64_t first, int64_t last, int8_t *tile, int nc, int c) {
+    for (int64_t s = first; s < last; s++) {
+        uint32_t step[16];
+        for (int i = 0; i < 16; i++) {
+            const float pair[2] = {round_to_bf16(x[32 * s + 2 * i]), round_to_bf16(x[32 * s + 2 * i + 1])};
+            uint32_t bits[2];
+            __builtin_memcpy(bits, pair, sizeof bits);
+            step[i] = bits[0] >> 16 | bits[1];
+        }
+        __builtin_memcpy(tile + 128 * s * nc + 64 * c, step, sizeof step);
+    }
+}
+#endif

@@ -1,0 +1,68 @@
+"""What a scheduler is told of a generation before it begins, and what it answers at a step (scheduler.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a user and the models leave to the scheduler: which sources may propose, in which form."""
+
+    suffix: bool = True
+    """The suffix store may propose to the target."""
+    model: bool = True
+    """The draft model may propose to the target."""
+    staged: bool = True
+    """The suffix store may propose to the draft model."""
+    after_store: bool = True
+    """The draft model may run after tokens of the suffix store in one step; a head cannot, for neither the
+    target nor the head has been there."""
+    gamma: int | None = None
+    """Tokens drafted a step, in a chain; None: the scheduler's choice."""
+    branches: bool = True
+    """A step may propose several tokens for one position, where `gamma` does not fix its length."""
+    siblings: bool = True
+    """Several may also be sampled for one position; these cannot be pruned."""
+    rereads: bool = False
+    """The target takes rejected tokens back only together with all others of their pass, which are then read
+    again; a recurrent or hybrid target without snapshots does."""
+    splits: bool = False
+    """A pass over several texts is made of one for each number of tokens that they have in it; that of a
+    recurrent or hybrid target is."""
+
+    @property
+    def may_branch(self) -> bool:
+        """Whether a step may be more than a chain."""
+        return self.branches and self.gamma is None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSuffix:
+    """Take the first `n` tokens that the suffix store offers."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """Run the draft model over what it has not read and the first `n_guesses` tokens offered."""
+
+    n_guesses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What other texts have in the passes of a step."""
+
+    n_texts: int = 0
+    n_target: int = 0
+    """Their tokens in the target's pass."""
+    n_draft: int = 0
+    """Their tokens in the draft model's next pass, whose time all share in proportion."""
+    rate: float = 0.0
+    """Tokens a second (or a joule) that they make."""
+
+
+Choice = TakeSuffix | RunModel | None
+"""None: verify now."""

@@ -148,10 +148,11 @@ class Cache(Closing):
         self._input = PassInput(
             self.n_batch,
             n_sequences,
-            n_embd=model.n_embd if model.takes_states else llama.llama_model_n_embd_inp(model.handle),
+            n_embd=model.n_input,
             embeddings=embeddings,
             takes_inputs=takes_inputs,
             with_tokens=model.takes_states,
+            tokens_alone=model.takes_tokens_alone,
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)

@@ -134,8 +134,9 @@ class Gains:
         if unread > ASLEEP or depth + 1 > MAX_GAMMA:
             return 0.0
         rate, passes, table = self.rate, self.passes, self.learnt.predictor.next
-        missed = passes[min(unread + len(guesses), N_MAX)] - passes[1 + len(guesses)]
-        gain = -rate * (passes[1 + len(guesses)] + _OWN_SHARE * missed)
+        n = min(unread + len(guesses), N_MAX)
+        usual = passes[min(n, 2 + len(guesses))]  # the last drafted token and the one after it
+        gain = -rate * (usual + _OWN_SHARE * (passes[n] - usual))
         chance = 1.0  # that the pass comes so far
         before, path = path, path * table.chance(depth, bucket)
         for i in range(len(guesses) + 1):

@@ -117,11 +117,8 @@ class Cache(Closing):
             self._rollback = self._trees = Cells(self.n_timelines, self.max_leaves)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
-        if (
-            embeddings
-            and not model.takes_states
-            and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
-        ):
+        has_several = llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
+        if embeddings and has_several and not model.takes_states:
             raise EdgespecError(
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"

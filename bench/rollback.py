@@ -220,7 +220,7 @@ def report(name: str, found: dict, args: argparse.Namespace) -> None:  # type: i
     kernels = "edgespec's kernels where they take a weight" if found["kernels"] else "stock kernels"
     print(f"\n{name} (random weights), context {args.context}, {args.threads} threads, {kernels}")
     print(f"a state: {found['state_bytes'] / 1e6:.2f} MB; states of a text: ", end="")
-    print(", ".join(f"{way} {n / 1e6:.1f} MB" for way, n in found["bytes"].items()))
+    print(", ".join(f"{way} {n / 1e6:.2f} MB" for way, n in found["bytes"].items()))
     print(f"\n{'T(n) ms (quartiles), x none':<30}" + "".join(f"{way:>34}" for way in ways))
     for n, seconds in found["passes"].items():
         cells = (cell(seconds[way], seconds["none"]) for way in ways)

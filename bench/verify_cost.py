@@ -224,8 +224,8 @@ def main() -> None:
     args = parse.parse_args()
 
     args.sizes = sorted({1, *args.sizes})
-    if min(args.sizes) < 1 or min(args.contexts) < 1 or args.rounds < 1 or args.prefill_rounds < 1:
-        parse.error("--sizes, --contexts, --rounds and --prefill-rounds must be at least 1")
+    if min(args.sizes) < 1 or min(args.contexts) < 1 or args.rounds < 1 or args.prefill_rounds < 0:
+        parse.error("--sizes, --contexts and --rounds must be at least 1, --prefill-rounds at least 0")
     if args.earlier and not args.earlier.exists():
         parse.error(f"no file {args.earlier}")
     require_kernels()

@@ -16,7 +16,9 @@ from edgespec.capacity import (
     kept_cells,
     kept_timelines,
 )
+from edgespec.choices import DRAFTLESS
 from edgespec.decoding.features import TargetFeatures
+from edgespec.drafting.block_head import BlockModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
@@ -32,13 +34,19 @@ from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_he
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.published_heads import EagleHead, LayersTarget, check_published_head
+from edgespec.llama.published_heads import (
+    BlockHead,
+    EagleHead,
+    LayersTarget,
+    check_published_head,
+    open_head,
+)
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
-from edgespec.models.choosing import DRAFTLESS, choose_models
+from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import (
     CTX_STEP,
     USUAL_CTX,
@@ -163,8 +171,9 @@ class Pair(Closing):
         elif self.is_published:
             target = LayersTarget(*self._headers, kernels=own_kernels)
             self._models.append(target)
-            head = EagleHead(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
-            self._models.append(head)
+            self._models.append(
+                open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
+            )
         else:
             for header in self._headers:
                 self._models.append(Model(header.path, kernels=own_kernels, header=header))
@@ -336,6 +345,9 @@ class Pair(Closing):
             return self._idle_drafts.pop()
         if self._vocabulary_map:
             return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
+        if isinstance(draft, BlockHead):
+            features = TargetFeatures(self.target.n_state)
+            return BlockModel(self._draft_timelines.begin([0]), features, draft, n_vocab=self.target.n_vocab)
         if self.reads_states:
             return HeadModel(
                 self._draft_timelines.begin([0]),

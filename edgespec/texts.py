@@ -9,6 +9,7 @@ from functools import partial
 from edgespec.batcher import Batcher, Passed, Text
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Event
+from edgespec.drafting.block_head import BlockModel
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.head import HeadModel, states_worth
 from edgespec.drafting.knowledge import Knowledge
@@ -167,7 +168,7 @@ class Texts:
             if plan.uses_model:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
-            if isinstance(running.draft, HeadModel) and running.scheduler:
+            if isinstance(running.draft, HeadModel | BlockModel) and running.scheduler:
                 features = running.draft.features
                 features.n_prompt = states_worth(
                     running.scheduler, target.model, len(tokens) - n_known, n_predict

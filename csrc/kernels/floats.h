@@ -92,10 +92,11 @@ WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t 
                 sums[c] = f_zero();
             }
 #pragma GCC unroll 8
-            for (int i = first / 2; i < (first + FLOAT_BLOCK) / 2; i++) {
-                const __m512bh w = (__m512bh)i_load(group + 4 * i * LANES);
+            for (int i = 0; i < FLOAT_BLOCK / 2; i++) {
+                const int pair = first / 2 + i;
+                const __m512bh w = (__m512bh)i_load(group + 4 * pair * LANES);
                 EACH_TOKEN {
-                    sums[c] = _mm512_dpbf16_ps(sums[c], w, (__m512bh)i_set1(int_at(acts + 64 * c, i)));
+                    sums[c] = _mm512_dpbf16_ps(sums[c], w, (__m512bh)i_set1(int_at(acts + 64 * c, pair)));
                 }
             }
             EACH_TOKEN {

@@ -36,7 +36,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 def _state(entry: Entry, store: Store, registry: Registry) -> str:
     """Return "present" or "absent", and what else there is to know."""
     state = "present" if store.is_present(entry, registry) else "absent"
-    if has_mtp_head(entry):
+    if entry.mtp:
         state += ", MTP head"
     if entry.path:
         return f"{state}, yours"
@@ -57,7 +57,7 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
         "sha256": entry.sha256 or (stamp.sha256 if stamp else None),
         "verified": entry.verified,
         "derived_from": entry.derived.base if entry.derived else None,
-        "mtp_head": has_mtp_head(entry),
+        "mtp_head": entry.mtp,
         "present": store.is_present(entry, registry),
         "path": str(store.file(entry)),
     }
@@ -190,7 +190,7 @@ def add_command(
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):
         sha256 = hash_file(path)
-    add_local(name, path, size, sha256)
+    add_local(name, path, size, sha256, mtp=has_mtp_head(path))
     err.print(f"added to {user_models_file()}", markup=False)
     out.print(name, markup=False)
 

@@ -53,6 +53,7 @@ _SHAPES = {
     False: {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0},
 }
 _GUESSED_BYTES_PER_S = 40e9
+_NO_PASS = 1e-3  # of T: the curves are of positive numbers
 _GUESSED_LONG = 1.13  # T(1) at the longer context over T(1) at the shorter one
 
 
@@ -66,6 +67,16 @@ def guessed_curve(file_bytes: int, *, own_kernels: bool) -> Curve:
     shape = interpolated(_SHAPES[own_kernels])
     near = tuple(one * factor for factor in shape)
     return Curve((near, tuple(_GUESSED_LONG * s for s in near)), read=near[-1] / N_MAX)
+
+
+def of_blocks(curve: Curve, n_block: int) -> Curve:
+    """Return what drafting costs with a head that drafts `n_block` - 1 tokens in one pass over `n_block`.
+
+    T(1) is that of one more token of a draft, which needs no pass; all others are that of the pass that
+    begins it. Of a curve that was made so, the same comes out.
+    """
+    near, far = ((_NO_PASS * side[n_block - 1], *[side[n_block - 1]] * (N_MAX - 1)) for side in curve.passes)
+    return Curve((near, far), curve.read)
 
 
 def interpolated(known: dict[int, float]) -> list[float]:

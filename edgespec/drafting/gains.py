@@ -18,9 +18,7 @@ ASLEEP = 24
 """A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""
 
 _LOOK_AHEAD = 8  # tokens
-_OWN_SHARE = (
-    0.25  # of reading what the draft model missed: the steps after this one would have to read it too
-)
+_OWN_SHARE = 0.25  # of reading what the draft model missed: later steps would have to read it too
 
 
 class Chain(NamedTuple):
@@ -134,8 +132,9 @@ class Gains:
         if unread > ASLEEP or depth + 1 > MAX_GAMMA:
             return 0.0
         rate, passes, table = self.rate, self.passes, self.learnt.predictor.next
-        missed = passes[min(unread + len(guesses), N_MAX)] - passes[1 + len(guesses)]
-        gain = -rate * (passes[1 + len(guesses)] + _OWN_SHARE * missed)
+        n = min(unread + len(guesses), N_MAX)
+        usual = passes[min(n, 2 + len(guesses))]  # the last drafted token and the one after it
+        gain = -rate * (usual + _OWN_SHARE * (passes[n] - usual))
         chance = 1.0  # that the pass comes so far
         before, path = path, path * table.chance(depth, bucket)
         for i in range(len(guesses) + 1):

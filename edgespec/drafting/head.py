@@ -25,6 +25,7 @@ import numpy as np
 
 from edgespec.decoding.asks import Ask, DraftPass, Evaluated
 from edgespec.decoding.features import KEPT, TargetFeatures
+from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.gains import Gains
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import CAUTION
@@ -36,7 +37,7 @@ from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.outputs import Features
-from edgespec.llama.published_heads import EagleHead
+from edgespec.llama.published_heads import BlockHead, EagleHead
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import n_common
 from edgespec.llama.weights import Model
@@ -76,6 +77,10 @@ def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
     A head gets hidden states of zeros: what a pass costs does not depend on them. A pass over one token is
     one along a draft, which an encoder has no part in.
     """
+    if isinstance(draft, BlockHead):  # many tokens are states that are read, few are masks
+        return lambda tokens: (
+            np.zeros((len(tokens), target.n_state), np.float32) if len(tokens) > N_MAX else None
+        )
     if draft.takes_states:
         return lambda tokens: (
             draft.encode(np.zeros((len(tokens), target.n_state), np.float32))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.choices import Objective
-from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve
+from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve, of_blocks
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.policy import Policy
@@ -17,6 +17,7 @@ from edgespec.drafting.profile import Key, Profile
 from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import UsageError
+from edgespec.llama.published_heads import BlockHead
 from edgespec.llama.weights import Model
 
 _NAMES = {True: "greedy", False: "sampled"}
@@ -134,6 +135,7 @@ class Knowledge:
 
 
 def _clock(model: Model, stored: Curve | None) -> OnlineCurve:
-    if stored:
-        return OnlineCurve(stored)
-    return OnlineCurve(guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels), guessed=True)
+    curve = stored or guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels)
+    if isinstance(model, BlockHead):
+        curve = of_blocks(curve, model.n_block)
+    return OnlineCurve(curve, guessed=stored is None)

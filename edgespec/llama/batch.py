@@ -12,12 +12,16 @@ import numpy.typing as npt
 
 from edgespec.llama.backend import llama
 
-EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32]]
+EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32] | None]
 """Returns the rows that the first layer takes for n tokens, shape (n, n_embd); already scaled if the
-architecture scales embeddings (Gemma). For a head in its target's file: the target's hidden states."""
+architecture scales embeddings (Gemma). For a head: the target's hidden states; None where it takes tokens
+alone."""
 
 Inputs = npt.NDArray[np.float32]
 """Such rows, for the tokens of a piece."""
+
+
+_MOST_POSITIONS = 4  # of a row: GGML_MROPE_SECTIONS
 
 
 class Branches(NamedTuple):
@@ -63,6 +67,7 @@ class Batch:
     def __init__(self, tokens: object, **arrays: object) -> None:
         """`tokens`: an array of c_int32; None if embeddings are given instead."""
         self.struct = llama.llama_batch(token=tokens, **arrays)
+        self.token = self._pointer("token")
         self.embd = self._pointer("embd")
         self.logits = self._pointer("logits")
 
@@ -88,7 +93,9 @@ class PartsBatch(Batch):
     """A `llama_batch` with positions and sequences: pieces of several timelines, one after the other."""
 
     def __init__(self, tokens: object, n_batch: int, n_sequences: int) -> None:
-        positions, n_of = (ctypes.c_int32 * n_batch)(), (ctypes.c_int32 * n_batch)()
+        # For rows in place of tokens some models read so many positions; what counts is the first.
+        positions = (ctypes.c_int32 * (_MOST_POSITIONS * n_batch))()
+        n_of = (ctypes.c_int32 * n_batch)()
         sequences = (ctypes.POINTER(ctypes.c_int32) * n_batch)()
         super().__init__(tokens, pos=positions, n_seq_id=n_of, seq_id=sequences)
         self._positions = np.frombuffer(memoryview(positions), np.int32)
@@ -146,16 +153,18 @@ class PassInput:
         embeddings: EmbeddingsFn | None,
         takes_inputs: bool = False,
         with_tokens: bool = False,
+        tokens_alone: bool = False,
     ) -> None:
         """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences.
 
         `takes_inputs`: each pass brings the rows for its tokens. `with_tokens`: rows come beside the tokens,
-        not in their place.
+        not in their place; `tokens_alone`: or a pass is of the one or the other.
         """
         self._n_batch, self._n_sequences, self._n_embd = n_batch, n_sequences, n_embd
         self._embeddings = embeddings
         self._takes_rows = takes_inputs or embeddings is not None
         self._takes_tokens = with_tokens or not self._takes_rows
+        self._tokens_alone = tokens_alone
         self._tokens = (ctypes.c_int32 * n_batch)()
         self._flags = (ctypes.c_int8 * (2 * n_batch))(*[0] * n_batch, *[1] * n_batch)
         self._first_one = ctypes.addressof(self._flags) + n_batch
@@ -181,11 +190,15 @@ class PassInput:
         n = len(tokens)
         if self._takes_tokens:
             self._tokens[:n] = list(map(int, tokens))
-        if self._takes_rows:
+        if self._takes_rows and inputs is None and self._embeddings:
+            inputs = self._embeddings(tokens)
+        if self._tokens_alone:
+            batch.token.value = ctypes.addressof(self._tokens) if inputs is None else None
+        if inputs is None and self._tokens_alone:
+            batch.embd.value = None
+        elif self._takes_rows:
             if inputs is None:
-                if self._embeddings is None:
-                    raise ValueError("a pass without the rows for its tokens")
-                inputs = self._embeddings(tokens)
+                raise ValueError("a pass without the rows for its tokens")
             # An attribute keeps the array alive: the pass reads it in place.
             self._rows = np.ascontiguousarray(inputs, np.float32)
             if self._rows.shape != (n, self._n_embd):

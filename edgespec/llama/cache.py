@@ -20,7 +20,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.outputs import Features, Outputs, Rows
-from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State
+from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
@@ -117,11 +117,8 @@ class Cache(Closing):
             self._rollback = self._trees = Cells(self.n_timelines, self.max_leaves)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
-        if (
-            embeddings
-            and not model.takes_states
-            and llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
-        ):
+        has_several = llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
+        if embeddings and has_several and not model.takes_states:
             raise EdgespecError(
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"
@@ -148,10 +145,11 @@ class Cache(Closing):
         self._input = PassInput(
             self.n_batch,
             n_sequences,
-            n_embd=model.n_embd if model.takes_states else llama.llama_model_n_embd_inp(model.handle),
+            n_embd=model.n_input,
             embeddings=embeddings,
             takes_inputs=takes_inputs,
             with_tokens=model.takes_states,
+            tokens_alone=model.takes_tokens_alone,
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
@@ -368,14 +366,14 @@ class Cache(Closing):
         """Return a copy of a timeline's cache."""
         size = self.state_bytes(sequence)
         state: State = np.empty(size, np.uint8)
-        n = llama.llama_state_seq_get_data(self._context, _bytes(state), size, sequence)
+        n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
         if n != size:
             raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
         return state
 
     def restore(self, sequence: int, state: State) -> bool:
         """Put a copied cache into an empty timeline; return whether the library could."""
-        n = llama.llama_state_seq_set_data(self._context, _bytes(state), state.nbytes, sequence)
+        n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
 
     def close(self) -> None:
@@ -398,10 +396,6 @@ def _states(model: Model, size: CacheSize, n_batch: int) -> States:
 def _coming(piece: Piece, n_past: int) -> Coming:
     """Return what `piece` will add to a timeline of `n_past` tokens."""
     return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
-
-
-def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

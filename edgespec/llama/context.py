@@ -68,4 +68,6 @@ def create_context(
     if context is None:
         reason = backend.failure_reason()
         raise EdgespecError(f"{model.path}: no context of {n_ctx} tokens: {reason}; choose a smaller context")
+    if not model.is_causal:
+        llama.llama_set_causal_attn(context, False)
     return context

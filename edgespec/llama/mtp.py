@@ -81,6 +81,7 @@ class MtpHead(Model):
         self.header = header_of_head(target.header)
         self.size_bytes = self.header.file_bytes
         self.can_rewind, self.keeps_state = True, False
+        self.n_input = target.n_embd
 
     @property
     def name(self) -> str:

@@ -1,15 +1,15 @@
-"""Draft heads published as files of their own: EAGLE-3 (arXiv 2503.01840), DFlash and others.
+"""Draft heads published as files of their own: EAGLE-3 (arXiv 2503.01840), DFlash (arXiv 2602.06036), others.
 
-They read the hidden states of several layers of one target. llama.cpp runs an EAGLE-3 file in two steps:
-
-    encoder   the states of three layers, side by side, become one row of the head's own width
-    decoder   one block reads token t beside the row before t, and says what may follow t; along a draft
-              the row is the block's own
+They read the hidden states of several layers of one target, side by side.
 
     LayersTarget   a target that gives the states of these layers
-    EagleHead      the head; what its file lacks of embeddings and output matrix is the target's
+    EagleHead      an encoder makes one row of a token's states; one block reads token t beside the row
+                   before t, and says what may follow t; along a draft the row is the block's own
+    BlockHead      DFlash: the states become keys and values of some blocks, which then draft several
+                   tokens in one pass, over the last token and a mask for each token to come
 
-The others are recognised, and refused with the reason.
+What a file lacks of embeddings and output matrix is the target's. Other kinds of heads, and relatives of
+DFlash with more parts, are recognised and refused with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgespec.llama.hidden_states import NEXTN_HEAD, of_layers
 from edgespec.llama.outputs import Features, Outputs
 from edgespec.llama.weights import Model
 
-EAGLE = "eagle3"
+EAGLE, DFLASH = "eagle3", "dflash"
 N_LAYERS = 3
 """Layers of the target whose states an EAGLE-3 head reads."""
 
@@ -40,7 +40,9 @@ _GIVE_LAYERS = frozenset(
         *("minimax-01", "minimax-m2", "mimo2", "nanbeige", "muse-glimmer"),
     }
 )
+_MORE_PARTS = ("markov_", "dspark_", "selector_", "conf_")
 _ENCODED = 16  # rows at once: the library sets aside a row of logits for each, though it computes none
+_LARGEST_BLOCK = 33  # tokens: one and as many masks as a draft can have tokens (options.MAX_GAMMA)
 _BATCH = 64  # tokens of a pass: the library computes the logits of all of them
 
 
@@ -55,9 +57,9 @@ def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | 
     draft = check_complete_file(draft.path)
     if reason := _misfit(draft, target):
         raise UsageError(f"{draft.path}: {what} that does not fit {target.path.name}: {reason}")
-    if draft.architecture != EAGLE:
+    if kind := _other_kind(draft):
         raise UsageError(
-            f"{draft.path}: {what}, which edgespec does not run; leave it out, or choose a draft model"
+            f"{draft.path}: {kind}, which edgespec does not run; leave it out, or choose a draft model"
         )
     if reason := _damage(draft, target):
         raise UsageError(f"{draft.path}: {what}, damaged: {reason}")
@@ -66,8 +68,32 @@ def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | 
     return draft
 
 
+def _other_kind(head: GGUFHeader) -> str:
+    """Say what it is if it is of a kind that is not run; else ""."""
+    if head.architecture not in (EAGLE, DFLASH):
+        return HELPERS[head.architecture]
+    if head.architecture == DFLASH:
+        more = [tensor.name for tensor in head.gguf.tensors if tensor.name.startswith(_MORE_PARTS)]
+        if more or head.gguf.integers("dflash.hyper_connection.count"):
+            return "a relative of DFlash with more parts (DSpark, DFlash 2)"
+    return ""
+
+
 def _layers(head: GGUFHeader) -> tuple[int, ...]:
     return head.gguf.integers(f"{head.architecture}.target_layers")
+
+
+def _block_size(head: GGUFHeader) -> int:
+    return max(head.gguf.integers("dflash.block_size"), default=16)
+
+
+def _mask(head: GGUFHeader) -> int:
+    return max(head.gguf.integers("tokenizer.ggml.mask_token_id"), default=-1)
+
+
+def _is_causal(head: GGUFHeader) -> bool:
+    stated = head.gguf.integers("dflash.attention.causal")
+    return bool(stated[0]) if stated else head.gguf.text("dflash.decoder_arch") == "laguna"
 
 
 def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
@@ -93,20 +119,27 @@ def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
 
 
 def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
-    """Say what in an EAGLE-3 file would make llama.cpp end the process or read past an end; "" if nothing.
+    """Say what in a file would make llama.cpp end the process or read past an end; "" if nothing.
 
     It checks the shapes of other tensors itself when it loads the file.
     """
     tensors = {tensor.name: tensor for tensor in head.gguf.tensors}
-    if head.n_layer != 1:
+    embeddings, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
+    n_known = embeddings.rows if embeddings else target.n_vocab
+    if head.architecture == DFLASH:
+        if not 2 <= _block_size(head) <= _LARGEST_BLOCK:
+            return f"its blocks are of {_block_size(head)} tokens, and should be of 2 to {_LARGEST_BLOCK}"
+        if not 0 <= _mask(head) < min(n_known, head.n_vocab):
+            return "it does not say which token is the mask"
+        output = output or embeddings  # its own embeddings, if it has them, are its output matrix too
+    elif head.n_layer != 1:
         return f"it has {head.n_layer} blocks, not one"
     if head.head_dim_k != head.head_dim_v:
         return "its keys and values are of different widths"
-    embeddings, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
     if not (embeddings and output) and head.n_embd != target.n_embd:
         return "it has no embeddings or output matrix, and those of the target are of another width"
-    if embeddings and embeddings.rows < target.n_vocab:
-        return f"it has embeddings of {embeddings.rows} tokens, and the target has {target.n_vocab}"
+    if n_known < target.n_vocab:
+        return f"it has embeddings of {n_known} tokens, and the target has {target.n_vocab}"
     if not output and ("d2t" in tensors or head.n_vocab != target.n_vocab):
         return "it has no output matrix, and the target's is of other tokens"
     return _bad_ids(head, tensors["d2t"]) if "d2t" in tensors else ""
@@ -132,26 +165,46 @@ class LayersTarget(Model):
             raise EdgespecError(f"{header.path}: this llama.cpp does not export what {head.path} needs")
         self.hidden_states = states
         super().__init__(header.path, kernels=kernels, header=header)
-        self.n_state = N_LAYERS * self.n_embd
+        self.n_state = len(_layers(head)) * self.n_embd
 
 
-class EagleHead(Model):
-    """An EAGLE-3 head."""
+class PublishedHead(Model):
+    """A head beside its target."""
 
     takes_states = True
     most_batch = _BATCH
 
-    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool, n_threads: int) -> None:
-        """Load a file that `check_published_head` has checked; `target` must stay open as long as it.
-
-        `n_threads` work on the encoder.
-        """
-        if NEXTN_HEAD:
-            self.hidden_states = NEXTN_HEAD
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
+        """Load a file that `check_published_head` has checked; `target` must stay open as long as it."""
         # Only to find the target's weights. A context of texts would be closed when they need a larger one.
         self._beside = Cache(target, CacheSize(n_ctx=1), n_threads=1)
         self.context_beside = self._beside.context
         super().__init__(header.path, kernels=kernels, header=header)
+
+
+class BlockHead(PublishedHead):
+    """A DFlash head: its passes are over hidden states, or over tokens that may be masks."""
+
+    takes_tokens_alone = True
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
+        """Load the file, as PublishedHead."""
+        self.is_causal = _is_causal(header)
+        super().__init__(header, target, kernels=kernels)
+        self.n_input = target.n_state
+        self.n_block = _block_size(header)
+        """Tokens of a pass that drafts: the last of the text, then masks."""
+        self.mask = _mask(header)
+
+
+class EagleHead(PublishedHead):
+    """An EAGLE-3 head."""
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool, n_threads: int) -> None:
+        """Load the file, as PublishedHead; `n_threads` work on the encoder."""
+        if NEXTN_HEAD:
+            self.hidden_states = NEXTN_HEAD
+        super().__init__(header, target, kernels=kernels)
         # Of its own, as what it leaves must not overwrite what a pass of the decoder has left.
         size = CacheSize(n_ctx=_ENCODED, n_batch=_ENCODED, n_logits_max=_ENCODED)
         self._encoder = Cache(self, size, n_threads=n_threads)
@@ -172,3 +225,10 @@ class EagleHead(Model):
                 )
             rows[start : start + len(part)] = self._encoded.features([len(part)])[0]
         return rows
+
+
+def open_head(header: GGUFHeader, target: LayersTarget, *, kernels: bool, n_threads: int) -> PublishedHead:
+    """Return the head of a file that `check_published_head` has checked."""
+    if header.architecture == DFLASH:
+        return BlockHead(header, target, kernels=kernels)
+    return EagleHead(header, target, kernels=kernels, n_threads=n_threads)

@@ -37,6 +37,10 @@ class Model(Closing):
     """Whether it is the head in another model's file (mtp.py)."""
     takes_states = False
     """Whether its passes take hidden states beside tokens."""
+    takes_tokens_alone = False
+    """Whether a pass is over the one or the other."""
+    is_causal = True
+    """Whether a token sees only those before it."""
     most_batch = 512
     """Most tokens that a pass should have."""
     context_beside: Any = None
@@ -88,6 +92,8 @@ class Model(Closing):
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self.n_embd: int = llama.llama_model_n_embd_out(model)
         """Elements of a hidden state after the last norm."""
+        self.n_input: int = llama.llama_model_n_embd_inp(model)
+        """Elements of a row that its passes take in place of a token, or beside it."""
         self.n_state: int = self.n_embd
         """Elements of a hidden state as its passes give it."""
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)

@@ -77,8 +77,10 @@ def check_name(name: str) -> None:
         raise UsageError(problem, field="name", value=repr(name))
 
 
-def add_local(name: str, path: Path, size: int, sha256: str) -> None:
+def add_local(name: str, path: Path, size: int, sha256: str, *, mtp: bool = False) -> None:
     """Append an entry for the user's own GGUF at `path` to the user's models.toml.
+
+    `mtp`: its file has a head that drafts for it.
 
     Raises:
         UsageError: `name` is unusable or taken.
@@ -93,8 +95,9 @@ def add_local(name: str, path: Path, size: int, sha256: str) -> None:
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     quoted = json.dumps(str(path), ensure_ascii=False)  # JSON's escapes are TOML's too
+    head = "mtp = true\n" if mtp else ""
     _rewrite_user_file(
-        f'{text}{separator}[models."{name}"]\npath = {quoted}\nsize = {size}\nsha256 = "{sha256}"\n'
+        f'{text}{separator}[models."{name}"]\npath = {quoted}\nsize = {size}\nsha256 = "{sha256}"\n{head}'
     )
 
 

@@ -6,11 +6,12 @@ import gguf
 import numpy as np
 import pytest
 
-from eagle_files import write_eagle
 from edgespec import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import published_heads
+from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.tiny_vocabulary import vocabulary
+from head_files import write_dflash, write_eagle
 from tiny_states import tiny
 
 N_EMBD, N_VOCAB = 64, 512
@@ -52,7 +53,11 @@ def refusal(target, head, kind=UsageError, **options):
 @pytest.mark.parametrize(
     ("architecture", "fields", "said"),
     [
-        ("dflash", {"target_layers": [0, 1, 1, 0, 1]}, "a DFlash head, which edgespec does not run"),
+        (
+            "dflash",
+            {"hyper_connection.count": 4},
+            "with more parts (DSpark, DFlash 2), which edgespec does not run",
+        ),
         ("eagle3", {"target_layers": [0, 1]}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": None}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": [0, 1, 31]}, "goes into layer 31, from 0 on, and this model has 2"),
@@ -97,6 +102,22 @@ def test_a_damaged_head_or_one_of_another_model(tmp_path, options, kind, said):
     assert said in refusal(tiny("llama"), head, kind)
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"block_size": 1}, UsageError, "its blocks are of 1 tokens, and should be of 2 to 33"),
+        ({"mask": None}, UsageError, "it does not say which token is the mask"),
+        ({"mask": 4000}, UsageError, "it does not say which token is the mask"),
+        ({"own": False, "kept": 9}, UsageError, "the target's is of other tokens"),
+        ({"target_layers": [1, 2]}, UsageError, "goes into layer 2, from 0 on, and this model has 2"),
+        ({"fc.weight": None}, EdgespecError, "tensor 'fc.weight' not found"),
+    ],
+)
+def test_a_damaged_head_of_blocks(tmp_path, options, kind, said):
+    head = write_dflash(tmp_path / "head.gguf", tiny("llama"), **options)
+    assert said in refusal(tiny("llama"), head, kind)
+
+
 def test_a_truncated_head(tmp_path):
     head = write_eagle(tmp_path / "head.gguf", tiny("llama"))
     head.write_bytes(head.read_bytes()[:-999])
@@ -119,3 +140,4 @@ def test_it_is_no_target(tmp_path):
     assert "a DFlash head, which drafts beside its own target only" in refusal(
         head, None, EdgespecError, drafter="none"
     )
+    assert check_model_file(head, or_head=True).architecture == "dflash", "but it can have a name"

@@ -11,7 +11,8 @@ from server_app import serving
 from tiny_states import SOME, tiny
 
 GREEDY = {"temperature": 0, "max_tokens": 30}
-SYSTEM = "the quick brown fox jumps over the lazy dog " * 6
+SYSTEM = "the quick brown fox jumps over the lazy dog " * 8
+"""With more tokens than a stop to copy a state is worth (llama/timelines.py)."""
 
 
 @pytest.mark.parametrize("parallel", [1, 3])

@@ -132,9 +132,14 @@ struct Context {
 
 const char *backend_name(Backend *) { return NAME; }
 void free_backend(Backend *backend) { delete (Context *)backend->context; }
+// Of a pass on this thread; llama.cpp has no way to hand it down with the pass.
+thread_local int64_t wanted_logits = -1;
+
 int graph_compute(Backend *backend, Graph *graph) {
     try {
-        return ((Context *)backend->context)->executor.compute(graph);
+        Executor &executor = ((Context *)backend->context)->executor;
+        executor.wanted_logits = wanted_logits;
+        return executor.compute(graph);
     } catch (const std::bad_alloc &) {
         return STATUS_ALLOC_FAILED;
     }
@@ -358,6 +363,7 @@ int es_kernels_set_prefetch(es_prefetch chosen) {
 
 const char *es_kernels_refusal() { return plugin().refusal.c_str(); }
 
+void es_kernels_want_logits(int64_t n) { wanted_logits = n; }
 void es_kernels_enable(int on) { plugin().enabled.store(on != 0); }
 
 int64_t es_kernels_n_packed() {

@@ -12,6 +12,9 @@ with more branches (several tokens sampled for one position). "model", "mtp" (th
 file), "suffix" (text seen before) and "staged" (the model, with the suffix store's guesses) use only that.
 "none" decodes plainly."""
 
+DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
+"""Drafters that use no draft model."""
+
 Rule = Literal["block", "chain", "match"]
 """How drafted tokens are accepted; all rules are exact (decoding/verify.py). With the match rule, the target
 samples each position with that position's own coin, and drafted tokens (point masses) are kept as long as

@@ -16,6 +16,7 @@ from edgespec.capacity import (
     kept_cells,
     kept_timelines,
 )
+from edgespec.choices import DRAFTLESS
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.block_head import BlockModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
@@ -45,7 +46,7 @@ from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
-from edgespec.models.choosing import DRAFTLESS, choose_models
+from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import (
     CTX_STEP,
     USUAL_CTX,

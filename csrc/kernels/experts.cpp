@@ -2,6 +2,7 @@
 #include "experts.h"
 #include "graph.h"
 #include "product.h"
+#include "share.h"
 #include "tensor.h"
 
 namespace edgespec {
@@ -83,9 +84,10 @@ void Executor::quantize_routed(const Step &step, int thread, int n) {
     const Acts acts = FORMATS[find_type(step.op->src[0]->type)].acts;
     const int64_t columns = step.op->src[1]->ne[0], blocks = columns / act_columns(acts);
     const int64_t units = routing.n_tiles() * blocks, slot_bytes = n_steps(columns) * record_bytes(acts, 1);
-    for (int64_t unit = units * thread / n, last = units * (thread + 1) / n; unit < last;) {
+    const Share share(units, thread, n);
+    for (int64_t unit = share.first; unit < share.last;) {
         const Routing::Tile &tile = routing.tile(unit / blocks);
-        const int64_t first = unit % blocks, end = std::min(blocks, first + last - unit);
+        const int64_t first = unit % blocks, end = std::min(blocks, first + share.last - unit);
         for (int c = 0; c < tile.n; c++) {
             const int64_t row = routing.row(tile.first + c);
             isa_.quantize(routing.input(step.op, row), columns, acts, first, end, acts_ + tile.first * slot_bytes,

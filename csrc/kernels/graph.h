@@ -8,6 +8,7 @@
 #include "views.h"
 
 #include <deque>
+#include <math.h>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,9 @@ bool is_packed_matmul(const ggml::Tensor *op, const Ggml &ggml);
 
 // Whether `op` is one of the others that can be run.
 bool can_run(const ggml::Tensor *op, const Ggml &ggml);
+
+// ln(1 + e^x)
+inline float softplus(float x) { return x > 20 ? x : logf(1 + expf(x)); }
 
 // Rows (token, head) of queries that share a head of the cache, [first, last) of all of them; they see places in
 // segments [first_segment, last_segment) of ATTN_SEGMENT.

@@ -11,7 +11,16 @@ using namespace ggml;
 
 namespace {
 
-constexpr int64_t QUARTERS = 4; // of the rows of a head: units of work
+// Calls f(head, sequence, first, last) for this thread's share of the work: rows [first, last) of a head, a quarter of
+// all that it has.
+template <class F> void each_quarter(int64_t rows, int64_t heads, int64_t sequences, int thread, int n, const F &f) {
+    constexpr int64_t QUARTERS = 4;
+    const Share share(sequences * heads * QUARTERS, thread, n);
+    for (int64_t unit = share.first; unit < share.last; unit++) {
+        const int64_t quarter = unit % QUARTERS, head = unit / QUARTERS % heads;
+        f(head, unit / QUARTERS / heads, rows * quarter / QUARTERS, rows * (quarter + 1) / QUARTERS);
+    }
+}
 
 } // namespace
 
@@ -23,9 +32,7 @@ void Executor::delta_net(const Step &step, int thread, int n) {
     float *const y = (float *)op->data, *const states = y + width * heads * tokens * sequences;
     const bool by_column = g->ne[0] > 1;
     float *const decay = states_ + (size_t)thread * recurrence_floats_;
-    const Share share(sequences * heads * QUARTERS, thread, n);
-    for (int64_t unit = share.first; unit < share.last; unit++) {
-        const int64_t quarter = unit % QUARTERS, head = unit / QUARTERS % heads, sequence = unit / QUARTERS / heads;
+    each_quarter(width, heads, sequences, thread, n, [&](int64_t head, int64_t sequence, int64_t first, int64_t last) {
         for (int64_t t = 0; t < tokens; t++) {
             const float *const from = at<const float>(g, head, t, sequence);
             for (int64_t i = 0; i < g->ne[0]; i++) {
@@ -52,8 +59,8 @@ void Executor::delta_net(const Step &step, int thread, int n) {
         net.states = states + (sequence * heads + head) * width * width;
         net.slots = op->op_params[0];
         net.slot_stride = width * width * heads * sequences;
-        isa_.delta_net(net, width * quarter / QUARTERS, width * (quarter + 1) / QUARTERS);
-    }
+        isa_.delta_net(net, first, last);
+    });
 }
 
 // Output: [sequence][token][head][rows], then the states, the last first: [slot][sequence][head][rows][width].
@@ -63,13 +70,10 @@ void Executor::state_scan(const Step &step, int thread, int n) {
     const int64_t width = state->ne[0], rows = state->ne[1], heads = x->ne[1], tokens = x->ne[2], sequences = x->ne[3];
     float *const y = (float *)op->data, *const states = y + rows * heads * tokens * sequences;
     float *const decay = states_ + (size_t)thread * recurrence_floats_, *const steps = decay + tokens;
-    const Share share(sequences * heads * QUARTERS, thread, n);
-    for (int64_t unit = share.first; unit < share.last; unit++) {
-        const int64_t quarter = unit % QUARTERS, head = unit / QUARTERS % heads, sequence = unit / QUARTERS / heads;
+    each_quarter(rows, heads, sequences, thread, n, [&](int64_t head, int64_t sequence, int64_t first, int64_t last) {
         const int64_t group = head / (heads / b->ne[1]);
         for (int64_t t = 0; t < tokens; t++) {
-            const float delta = at<const float>(dt, t, sequence)[head];
-            steps[t] = delta > 20 ? delta : logf(1 + expf(delta));
+            steps[t] = softplus(at<const float>(dt, t, sequence)[head]);
             decay[t] = expf(steps[t] * *at<const float>(a, head));
         }
         StateScan scan = {};
@@ -89,8 +93,8 @@ void Executor::state_scan(const Step &step, int thread, int n) {
         scan.states = states + (sequence * heads + head) * rows * width;
         scan.slots = op->op_params[0];
         scan.slot_stride = rows * width * heads * sequences;
-        isa_.state_scan(scan, rows * quarter / QUARTERS, rows * (quarter + 1) / QUARTERS);
-    }
+        isa_.state_scan(scan, first, last);
+    });
 }
 
 } // namespace edgespec

@@ -16,7 +16,7 @@ constexpr int rows_at_once(int vectors) { return vectors * 2 <= (LANES == 8 ? 8 
 constexpr int PARTS = 4; // of a sum, added at the end
 
 // ROWS rows from `row` on: s = decay s; d = beta (v - s.k); s += d k; y = scale s.q (Yang et al., arXiv 2412.06464).
-template <int V, int ROWS> void delta_rows_of(const DeltaNet &net, int64_t row) {
+template <int V, int ROWS> void rows_of(const DeltaNet &net, int64_t row) {
     constexpr int SUMS = V < PARTS ? V : PARTS;
     F s[ROWS][V];
     for (int r = 0; r < ROWS; r++) {
@@ -57,7 +57,7 @@ template <int V, int ROWS> void delta_rows_of(const DeltaNet &net, int64_t row) 
 }
 
 // s = decay s + x b; y = s.c (Dao and Gu, arXiv 2405.21060).
-template <int V, int ROWS> void scan_rows_of(const StateScan &scan, int64_t row) {
+template <int V, int ROWS> void rows_of(const StateScan &scan, int64_t row) {
     constexpr int SUMS = V < PARTS ? V : PARTS;
     F s[ROWS][V];
     for (int r = 0; r < ROWS; r++) {
@@ -88,39 +88,30 @@ template <int V, int ROWS> void scan_rows_of(const StateScan &scan, int64_t row)
     }
 }
 
-template <int V> void delta_rows(const DeltaNet &net, int64_t row, int64_t last) {
+template <int V, class Layer> void each_row(const Layer &layer, int64_t row, int64_t last) {
     for (; row + rows_at_once(V) <= last; row += rows_at_once(V)) {
-        delta_rows_of<V, rows_at_once(V)>(net, row);
+        rows_of<V, rows_at_once(V)>(layer, row);
     }
     for (; row < last; row++) {
-        delta_rows_of<V, 1>(net, row);
-    }
-}
-
-template <int V> void scan_rows(const StateScan &scan, int64_t row, int64_t last) {
-    for (; row + rows_at_once(V) <= last; row += rows_at_once(V)) {
-        scan_rows_of<V, rows_at_once(V)>(scan, row);
-    }
-    for (; row < last; row++) {
-        scan_rows_of<V, 1>(scan, row);
+        rows_of<V, 1>(layer, row);
     }
 }
 
 void delta_net(const DeltaNet &net, int64_t first, int64_t last) {
     switch (net.width) {
-    case 16: return delta_rows<16 / LANES>(net, first, last);
-    case 32: return delta_rows<32 / LANES>(net, first, last);
-    case 64: return delta_rows<64 / LANES>(net, first, last);
-    default: return delta_rows<128 / LANES>(net, first, last);
+    case 16: return each_row<16 / LANES>(net, first, last);
+    case 32: return each_row<32 / LANES>(net, first, last);
+    case 64: return each_row<64 / LANES>(net, first, last);
+    default: return each_row<128 / LANES>(net, first, last);
     }
 }
 
 void state_scan(const StateScan &scan, int64_t first, int64_t last) {
     switch (scan.width) {
-    case 16: return scan_rows<16 / LANES>(scan, first, last);
-    case 32: return scan_rows<32 / LANES>(scan, first, last);
-    case 64: return scan_rows<64 / LANES>(scan, first, last);
-    case 128: return scan_rows<128 / LANES>(scan, first, last);
-    default: return scan_rows<256 / LANES>(scan, first, last);
+    case 16: return each_row<16 / LANES>(scan, first, last);
+    case 32: return each_row<32 / LANES>(scan, first, last);
+    case 64: return each_row<64 / LANES>(scan, first, last);
+    case 128: return each_row<128 / LANES>(scan, first, last);
+    default: return each_row<256 / LANES>(scan, first, last);
     }
 }

@@ -3,8 +3,6 @@
 #include "share.h"
 #include "tensor.h"
 
-#include <math.h>
-
 namespace edgespec {
 
 using namespace ggml;
@@ -48,9 +46,9 @@ void Executor::binary(const Step &step, int thread, int n) {
 
 namespace {
 
-void softplus(int64_t n, const float *x, float, float, float *y) {
+void softplus_of(int64_t n, const float *x, float, float, float *y) {
     for (int64_t i = 0; i < n; i++) {
-        y[i] = x[i] > 20 ? x[i] : logf(1 + expf(x[i]));
+        y[i] = softplus(x[i]);
     }
 }
 
@@ -72,7 +70,7 @@ UnaryFn *find_unary(const Isa &isa, const Tensor *op) {
     case UNARY_GELU: return isa.gelu;
     case UNARY_SILU: return isa.silu;
     case UNARY_EXP: return isa.exponential;
-    default: return softplus;
+    default: return softplus_of;
     }
 }
 

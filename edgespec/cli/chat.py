@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.choices import DRAFTLESS
 from edgespec.cli.console import INTERRUPTED, is_watched, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
@@ -146,7 +147,7 @@ def chat_command(
         if not sys.stdin.isatty():
             return _pipe(chat)
         _type(chat, cache=drafting.cache)
-    if chat.last_stats and drafter not in ("none", "suffix") and is_watched() and not output.json:
+    if chat.last_stats and drafter not in DRAFTLESS and is_watched() and not output.json:
         from edgespec.forge.hints import tell_of_better_draft
 
         tell_of_better_draft(engine, chat.last_stats, message)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import CacheType, DrafterName, KernelsChoice
+from edgespec.choices import DRAFTLESS, CacheType, DrafterName, KernelsChoice
 from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
@@ -120,8 +120,7 @@ class ModelChoice:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
         return {
             "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
-            f"--draft and --drafter {drafter}": self.draft is not None
-            and drafter in ("none", "suffix", "mtp"),
+            f"--draft and --drafter {drafter}": self.draft is not None and drafter in (*DRAFTLESS, "mtp"),
         }
 
     def names(self) -> tuple[str | None, str | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import DrafterName, Objective, Rule, Signal
+from edgespec.choices import DRAFTLESS, DrafterName, Objective, Rule, Signal
 from edgespec.cli.console import INTERRUPTED, is_watched, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
@@ -261,7 +261,7 @@ def run_command(
         )
         code = _show(stream, output, explain=drafting.explain is not None)
         tell_if_cut(structure, stream.result)
-    if code == 0 and output.hints and drafter not in ("none", "suffix") and lossy.mode == "exact":
+    if code == 0 and output.hints and drafter not in DRAFTLESS and lossy.mode == "exact":
         from edgespec.forge.hints import tell_of_better_draft
 
         tell_of_better_draft(engine, stream.result.stats, message)
@@ -282,7 +282,7 @@ def _refuse_contradictions(
             "--grammar and --json-schema": output.grammar is not None and output.json_schema is not None,
             "--grammar and --mode cascade": output.grammar is not None and cascade,
             "--json-schema and --mode cascade": output.json_schema is not None and cascade,
-            f"--drafter {drafter} and --mode cascade": drafter in ("none", "suffix") and cascade,
+            f"--drafter {drafter} and --mode cascade": drafter in DRAFTLESS and cascade,
         }
     )
 

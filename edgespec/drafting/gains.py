@@ -18,9 +18,7 @@ ASLEEP = 24
 """A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""
 
 _LOOK_AHEAD = 8  # tokens
-_OWN_SHARE = (
-    0.25  # of reading what the draft model missed: the steps after this one would have to read it too
-)
+_OWN_SHARE = 0.25  # of reading what the draft model missed: later steps would have to read it too
 
 
 class Chain(NamedTuple):

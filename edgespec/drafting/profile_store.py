@@ -117,9 +117,9 @@ def merge_learnt(
 
 
 def _of_draft(stored: Curve | None, timed: TimedCurve | None) -> Curve | None:
-    if timed is None or stored is None:
-        return timed.curve if timed and timed.n_passes >= _FEWEST_PASSES else stored
-    return _moved(stored, timed)
+    if stored and timed:
+        return _moved(stored, timed)
+    return timed.curve if timed and timed.n_passes >= _FEWEST_PASSES else stored
 
 
 def _moved(stored: Curve, timed: TimedCurve) -> Curve:

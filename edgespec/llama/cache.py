@@ -21,7 +21,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.outputs import Features, Outputs, Rows
-from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State
+from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
@@ -372,14 +372,14 @@ class Cache(Closing):
         """Return a copy of a timeline's cache."""
         size = self.state_bytes(sequence)
         state: State = np.empty(size, np.uint8)
-        n = llama.llama_state_seq_get_data(self._context, _bytes(state), size, sequence)
+        n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
         if n != size:
             raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
         return state
 
     def restore(self, sequence: int, state: State) -> bool:
         """Put a copied cache into an empty timeline; return whether the library could."""
-        n = llama.llama_state_seq_set_data(self._context, _bytes(state), state.nbytes, sequence)
+        n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
 
     def close(self) -> None:
@@ -409,10 +409,6 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 def _coming(piece: Piece, n_past: int) -> Coming:
     """Return what `piece` will add to a timeline of `n_past` tokens."""
     return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
-
-
-def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

@@ -11,6 +11,7 @@ A timeline is a sequence of llama.cpp. What takes tokens back may need more of t
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ from edgespec.llama.backend import llama
 State: TypeAlias = npt.NDArray[np.uint8]
 """A copy of the cache of a timeline, or of its recurrent state alone, as the library writes it."""
 
-
 MAX_SEQUENCES = 256
 """Most sequences of llama.cpp."""
+
+
+def bytes_of(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
+    """Return the buffer of a copy, as the library takes it."""
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 @dataclass(frozen=True, slots=True)

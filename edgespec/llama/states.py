@@ -22,14 +22,13 @@ the state first, and changes nothing where it cannot.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edgespec.llama.backend import llama
-from edgespec.llama.rollback import Coming, Rollback, RollbackSize, State
+from edgespec.llama.rollback import Coming, Rollback, RollbackSize, State, bytes_of
 
 LONG = 64
 """Tokens from which on a pass may be broken off: the state is copied before, which costs little beside it."""
@@ -238,13 +237,13 @@ class States(Rollback):
         """Return a copy of the state of a sequence."""
         size = llama.llama_state_seq_get_size_ext(self._context, sequence, _STATE_ONLY)
         state: State = np.empty(size, np.uint8)
-        llama.llama_state_seq_get_data_ext(self._context, _bytes(state), size, sequence, _STATE_ONLY)
+        llama.llama_state_seq_get_data_ext(self._context, bytes_of(state), size, sequence, _STATE_ONLY)
         return state
 
     def _put(self, sequence: int, state: State) -> bool:
         """Give a sequence the state of a copy; return whether the library could."""
         n = llama.llama_state_seq_set_data_ext(
-            self._context, _bytes(state), state.nbytes, sequence, _STATE_ONLY
+            self._context, bytes_of(state), state.nbytes, sequence, _STATE_ONLY
         )
         return bool(n == state.nbytes)
 
@@ -287,7 +286,3 @@ class States(Rollback):
     def adopt(self, sequence: int, copies: Mapping[int, State]) -> None:
         """Take over copies: they do not depend on the cache's size."""
         self._lines[sequence].copies = dict(copies)
-
-
-def _bytes(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

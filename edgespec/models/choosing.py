@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.choices import DrafterName
+from edgespec.choices import DRAFTLESS, DrafterName
 from edgespec.errors import UsageError
 from edgespec.models.made_drafts import drafts_for
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
 from edgespec.models.store import Store
-
-DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
-"""Drafters that use no draft model."""
 
 
 def choose_models(

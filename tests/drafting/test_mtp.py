@@ -98,6 +98,8 @@ def test_sampled_text_of_a_seed_is_plain_decodings_own(engine, name, plain):
 
 def test_conversations_that_go_on(engine, name, plain):
     """A prompt that begins like the text before it: the head keeps what it read."""
+    # A context that had to grow would make it begin anew.
+    engine.generate(PROMPTS["longer than a pass"], params=GREEDY, n_predict=2, drafter="mtp", gamma=3)
     engine.forget()
     text, begins_at = PROMPTS["longer than a pass"][:200], 0
     for turn in range(3):

@@ -334,7 +334,7 @@ def test_data_that_cannot_be(tmp_path):
 def test_how_much_is_written_for_a_training():
     assert default_tokens(TrainingRequest(families=("whole",), hours=0.0)) == 20_000
     assert default_tokens(TrainingRequest(families=("whole",), tokens=0)) == 20_000
-    assert default_tokens(TrainingRequest(hours=2.0)) == 200_000
+    assert default_tokens(TrainingRequest(hours=2.0)) == 400_000
     assert default_tokens(TrainingRequest(hours=0.01)) == 20_000
     assert default_tokens(TrainingRequest(hours=100.0)) == 1_000_000
     assert default_tokens(TrainingRequest(tokens=900_000)) == 300_000

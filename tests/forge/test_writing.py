@@ -28,7 +28,7 @@ from edgespec.forge.writing import (
     prompt_tokens,
     temperature_of,
 )
-from edgespec.llama import outputs
+from edgespec.llama import hidden_states
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.weights import Model
 from edgespec.sampling import SamplingParams
@@ -341,7 +341,7 @@ def test_with_little_memory_fewer_texts_are_written_at_once(
 def test_a_model_without_hidden_states_is_one_line(
     writing: Writing, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "_get_embeddings", lambda _: None)
+    monkeypatch.setattr(hidden_states, "_last_norm", lambda _: None)
     with pytest.raises(EdgespecError, match=r"llama\.cpp gives no hidden states of this model"):
         fill(writing, dataset, prompts_of(2))
     assert dataset.shards() == []

@@ -330,12 +330,14 @@ def test_stock_and_packed_models_side_by_side(kernels: Kernels, packable_path: P
 
 FAKE_GGML = """
 #include <stddef.h>
-static const char *ops[] = {OPS}, *types[] = {TYPES}, *glu_ops[] = {GLU_OPS};
+static const char *ops[] = {OPS}, *types[] = {TYPES}, *glu_ops[] = {GLU_OPS},
+    *unary_ops[] = {UNARY_OPS};
 const char *ggml_version(void) { return "VERSION"; }
 size_t ggml_tensor_overhead(void) { return OVERHEAD; }
 const char *ggml_op_name(int op) { return ops[op]; }
 const char *ggml_type_name(int type) { return types[type]; }
 const char *ggml_glu_op_name(int op) { return glu_ops[op]; }
+const char *ggml_unary_op_name(int op) { return unary_ops[op]; }
 void ggml_graph_n_nodes(void) {}
 void ggml_graph_node(void) {}
 void ggml_backend_buffer_init(void) {}
@@ -376,9 +378,10 @@ def test_the_real_plugin_refuses_a_ggml_it_does_not_know(
     """In a process whose libggml-base is a fake that is like the real one but for `change`."""
     assert kernels.plugin
     words = {
-        "GLU_OPS": _names("ggml_glu_op_name", 3),
+        "GLU_OPS": _names("ggml_glu_op_name", 7),
+        "UNARY_OPS": _names("ggml_unary_op_name", 16),
         "OPS": _names("ggml_op_name", 101),
-        "TYPES": _names("ggml_type_name", 31),
+        "TYPES": _names("ggml_type_name", 40),
     }
     source = FAKE_GGML
     for word, text in words.items():

@@ -129,9 +129,9 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
 def _price_of_states(learnt: Learnt, target: Model, n: int, one: float) -> float:
     """Return what the hidden states of `n` tokens of a prompt cost, where a pass over one token costs `one`.
 
-    Mostly the library has room for few of them in a pass, and computes the logits of each of these tokens: of the
-    default target a sixth of what reading costs, which edgespec's kernels leave out. A head in the target's file
-    reads as many tokens.
+    Mostly the library has room for few of them in a pass, and computes the logits of each of these tokens:
+    of the default target a sixth of what reading costs, which edgespec's kernels leave out. A head in the
+    target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:
         return learnt.draft.read(n, 0) if learnt.draft else 0.0

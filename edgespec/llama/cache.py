@@ -336,7 +336,7 @@ class Cache(Closing):
         llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
 
     def _decode(self, batch: Batch, piece: Piece, n_outputs: int | None) -> None:
-        """Make a pass over `piece`, for the logits of its last `n_outputs` tokens; None: the batch says which."""
+        """Make a pass over `piece`, for logits of its last `n_outputs` tokens; None: the batch says which."""
         self._input.fill(batch, piece.tokens, n_outputs, piece.inputs)
         # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
         with backend.interruptible(), self._only_wanted(piece):

@@ -239,7 +239,7 @@ def test_a_file_loaded_twice_is_packed_twice(kernels, quantized):
 
 
 @pytest.mark.parametrize("n_logits", [0, 1, 3, 20])
-@pytest.mark.parametrize("architecture", ["qwen2", "gemma2"])
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
     kernels, quantized, architecture, n_logits, monkeypatch
 ):

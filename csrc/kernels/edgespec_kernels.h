@@ -42,6 +42,11 @@ ES_API const char *es_kernels_refusal(void);
 /* Whether weights of models loaded from now on are packed; on at start. */
 ES_API void es_kernels_enable(int on);
 
+/* Of passes that this thread makes from now on, compute the logits of the last `n` tokens only, where the graph has those
+ * of more: the rows of the others are left as they are. -1, as at start: of all. A hidden state is given by ggml's
+ * rules only together with its token's logits, which cost as much as a sixth of a model. */
+ES_API void es_kernels_want_logits(int64_t n);
+
 struct es_packed {
     char name[64];
     char type[16];

@@ -11,6 +11,9 @@ using namespace ggml;
 
 namespace {
 
+// As llama.cpp names them.
+bool is_logits(const Tensor *t) { return t->op == OP_MUL_MAT && !strcmp(t->name, "result_output"); }
+
 bool is_empty(const Tensor *t) { return t->ne[0] * n_rows(t) == 0; }
 
 // Memory from the first to past the last byte of a tensor.
@@ -55,6 +58,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     attentions_.clear();
     tiles_.clear();
     routings_.clear();
+    parts_.clear();
     recurrence_floats_ = 0;
     n_views_ = 0;
 
@@ -71,7 +75,10 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
         switch (op->op) {
         case OP_MUL_MAT:
         case OP_MUL_MAT_ID:
-            plan_product(planning, op);
+            op = is_logits(op) ? last_logits(op) : op;
+            if (!is_empty(op)) {
+                plan_product(planning, op);
+            }
             break;
         case OP_RMS_NORM:
             plan_norm(planning, op);
@@ -100,6 +107,24 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     join_steps();
     set_up_memory(planning);
     return true;
+}
+
+// The product whose rows are the last of the logits `op` that are wanted.
+const Tensor *Executor::last_logits(const Tensor *op) {
+    const int64_t n = op->ne[1], left_out = n - wanted_logits;
+    if (wanted_logits < 0 || left_out <= 0 || n_rows(op) != n) {
+        return op;
+    }
+    const auto last_of = [&](const Tensor *t) {
+        parts_.push_back(*t);
+        Tensor &part = parts_.back();
+        part.ne[1] = wanted_logits;
+        part.data = (char *)t->data + left_out * (int64_t)t->nb[1];
+        return &part;
+    };
+    Tensor *const part = last_of(op);
+    part->src[1] = last_of(op->src[1]);
+    return part;
 }
 
 void Executor::plan_product(Planning &p, const Tensor *op) {

@@ -66,6 +66,7 @@ class Executor {
     int n_threads = 1;
     bool (*abort)(void *) = nullptr; // asked by thread 0 between operations
     void *abort_data = nullptr;
+    int64_t wanted_logits = -1; // of the last tokens of a graph; -1: of all
 
     // Caches have been freed: others may lie there now.
     void forget_caches() { cells_.clear(); }
@@ -138,6 +139,7 @@ class Executor {
     void plan_product(Planning &planning, const ggml::Tensor *op);
     size_t plan_routing(const ggml::Tensor *op);
     void plan_norm(Planning &planning, const ggml::Tensor *op);
+    const ggml::Tensor *last_logits(const ggml::Tensor *op);
     void plan_rope(Planning &planning, const ggml::Tensor *op);
     void plan_attention(Planning &planning, const ggml::Tensor *op);
     void plan_recurrence(Planning &planning, const ggml::Tensor *op);
@@ -161,6 +163,7 @@ class Executor {
     std::deque<Views> views_; // one for each mask and cache: all layers have the same few
     size_t n_views_ = 0;      // of this graph; the others are kept for their memory
     std::vector<Routing> routings_;
+    std::deque<ggml::Tensor> parts_; // of tensors that are not wanted whole
     std::vector<Attention> attentions_;
     std::vector<Tile> tiles_;
     std::unique_ptr<std::atomic<int64_t>[]> counters_; // work units taken, n_threads for each step

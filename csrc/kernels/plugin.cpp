@@ -133,9 +133,14 @@ struct Context {
 
 const char *backend_name(Backend *) { return NAME; }
 void free_backend(Backend *backend) { delete (Context *)backend->context; }
+// Of a pass on this thread; llama.cpp has no way to hand it down with the pass.
+thread_local int64_t wanted_logits = -1;
+
 int graph_compute(Backend *backend, Graph *graph) {
     try {
-        return ((Context *)backend->context)->executor.compute(graph);
+        Executor &executor = ((Context *)backend->context)->executor;
+        executor.wanted_logits = wanted_logits;
+        return executor.compute(graph);
     } catch (const std::bad_alloc &) {
         return STATUS_ALLOC_FAILED;
     }
@@ -371,6 +376,7 @@ es_node es_kernels_node() {
     return {facts.limit, facts.used, facts.n_packed, facts.packed_bytes, facts.n_run, facts.n_handed_on};
 }
 
+void es_kernels_want_logits(int64_t n) { wanted_logits = n; }
 void es_kernels_enable(int on) { plugin().enabled.store(on != 0); }
 
 int64_t es_kernels_n_packed() {

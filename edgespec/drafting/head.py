@@ -129,15 +129,17 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
 def _price_of_states(learnt: Learnt, target: Model, n: int, one: float) -> float:
     """Return what the hidden states of `n` tokens of a prompt cost, where a pass over one token costs `one`.
 
-    Mostly the library computes the logits of each token whose state is wanted, in passes of their own: of the
-    default target a sixth of what reading costs. A head in the target's file needs no logits, but reads as
-    many tokens.
+    Mostly the library has room for few of them in a pass, and computes the logits of each of these tokens:
+    of the default target a sixth of what reading costs, which edgespec's kernels leave out. A head in the
+    target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:
         return learnt.draft.read(n, 0) if learnt.draft else 0.0
-    n_output = target.n_vocab * target.n_embd
-    logits_s = learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
-    return n * logits_s + (n // _FEWER_STATES) * _PASS_SHARE * one
+    price = (n // _FEWER_STATES) * _PASS_SHARE * one
+    if not target.uses_kernels:
+        n_output = target.n_vocab * target.n_embd
+        price += n * learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
+    return price
 
 
 class HeadModel(DraftModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
-from edgespec.llama import backend
+from edgespec.llama import backend, kernels
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
@@ -153,6 +154,7 @@ class Cache(Closing):
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
+        self._plugin = kernels.load().plugin if model.uses_kernels else None
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self.features: list[Features] = []
@@ -210,7 +212,8 @@ class Cache(Closing):
 
         The rows are valid until the next `eval` or `close`. Only a piece that comes alone may have more than
         `n_batch` tokens: it takes several passes. `with_features` leaves the hidden states of all tokens in
-        `features`; with `all_logits` they count as rows of logits, of which there are at most `n_logits_max`.
+        `features`; with `all_logits` they count as rows of logits, of which there are at most `n_logits_max`
+        (edgespec's kernels compute only those that are wanted of a piece that comes alone).
         A failed or interrupted pass leaves all timelines as they were before the call; of a model that keeps
         a state one may also end with tokens of its piece before the tree, or become empty. Raises CacheFull,
         EdgespecError if the model has no hidden states to give, and as `Session.eval`.
@@ -288,7 +291,7 @@ class Cache(Closing):
             )
             if piece.sequence == 0 and not (last and branches):
                 self._begin_pass([_coming(part, n_past + start)])
-                self._decode(self._input.chain, part.tokens, self._n_outputs(part), inputs)
+                self._decode(self._input.chain, part, self._n_outputs(part))
             else:
                 self._decode_parts([part], [branches if last else None], [n_past + start])
             start += n
@@ -308,10 +311,8 @@ class Cache(Closing):
                 n_sides = sides.stop
             parts.append(Part(sequences, n, len(piece.tokens), self._n_outputs(piece), tree))
         self._input.parts.lay_out(parts)
-        tokens = [token for piece in pieces for token in piece.tokens]
-        given = [piece.inputs for piece in pieces if piece.inputs is not None]
         self._begin_pass([_coming(piece, n) for piece, n in zip(pieces, n_past, strict=True)])
-        self._decode(self._input.parts, tokens, None, np.concatenate(given) if given else None)
+        self._decode(self._input.parts, pieces[0] if len(pieces) == 1 else _joined(pieces), None)
         if self._trees and n_sides:
             for part in parts:
                 n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
@@ -334,12 +335,11 @@ class Cache(Closing):
         callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
         llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
 
-    def _decode(
-        self, batch: Batch, tokens: Sequence[int], n_logits: int | None, inputs: Inputs | None
-    ) -> None:
-        self._input.fill(batch, tokens, n_logits, inputs)
+    def _decode(self, batch: Batch, piece: Piece, n_outputs: int | None) -> None:
+        """Make a pass over `piece`, for logits of its last `n_outputs` tokens; None: the batch says which."""
+        self._input.fill(batch, piece.tokens, n_outputs, piece.inputs)
         # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
-        with backend.interruptible():
+        with backend.interruptible(), self._only_wanted(piece):
             code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
@@ -349,11 +349,17 @@ class Cache(Closing):
             raise KeyboardInterrupt
         if code == _DECODE_NO_SLOT:
             raise CacheFull(
-                f"the context is full: no place for {len(tokens)} more tokens; choose a larger context"
+                f"the context is full: no place for {len(piece.tokens)} more tokens; choose a larger context"
             )
         raise EdgespecError(
             f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
         )
+
+    def _only_wanted(self, piece: Piece) -> AbstractContextManager[None]:
+        """Let a pass leave out the logits that it is asked for only because of hidden states."""
+        if self._plugin is None or not self._outputs.all_logits:
+            return nullcontext()
+        return self._plugin.last_logits(piece.n_logits)
 
     # ---- copies ----
 
@@ -391,6 +397,13 @@ def _states(model: Model, size: CacheSize, n_batch: int) -> States:
     # The library wants room in a pass for a token more than snapshots reach.
     wanted = replace(size.rollback, n_snapshots=max(0, min(size.rollback.n_snapshots, n_batch - 2)))
     return States(size.n_timelines, wanted, has_snapshots=model.header.has_snapshots)
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """Return pieces as one, all of whose logits are wanted."""
+    tokens = [token for piece in pieces for token in piece.tokens]
+    given = [piece.inputs for piece in pieces if piece.inputs is not None]
+    return Piece(-1, tokens, len(tokens), inputs=np.concatenate(given) if given else None)
 
 
 def _coming(piece: Piece, n_past: int) -> Coming:

@@ -78,6 +78,7 @@ class Plugin:
             self._set_prefetch = library.es_kernels_set_prefetch
             self._refusal = library.es_kernels_refusal
             self._enable = library.es_kernels_enable
+            self._want_logits = library.es_kernels_want_logits
             self._n_packed = library.es_kernels_n_packed
             self._packed = library.es_kernels_packed
         except (OSError, AttributeError) as error:
@@ -86,6 +87,7 @@ class Plugin:
         self._set_isa.argtypes = (ctypes.c_char_p,)
         self._set_prefetch.argtypes = (CPrefetch,)
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
+        self._want_logits.argtypes, self._want_logits.restype = (ctypes.c_int64,), None
         self._n_packed.restype = ctypes.c_int64
         self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_Packed))
         self._library = library
@@ -114,6 +116,18 @@ class Plugin:
     def enable(self, on: bool) -> None:
         """Set whether models loaded from now on are packed."""
         self._enable(int(on))
+
+    @contextmanager
+    def last_logits(self, n: int) -> Iterator[None]:
+        """While entered, passes made on this thread compute the logits of their last `n` tokens only.
+
+        Where the library would compute those of more tokens, their rows hold anything.
+        """
+        self._want_logits(n)
+        try:
+            yield
+        finally:
+            self._want_logits(-1)
 
     def n_packed(self) -> int:
         """Return the number of tensors packed since the process began."""

@@ -337,6 +337,7 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         n_embd=1536,
         n_params=1_543_000_000,
         hidden_states=SimpleNamespace(all_logits=True),
+        uses_kernels=False,
     )
     lengths = AnswerLengths(128.0)
     for _ in range(8):
@@ -354,6 +355,10 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         for policy in (Policy(suffix=False), Policy(gamma=3)):
             assert worth("yes or no?", n_unread, policy) == min(192, n_unread), "the head was asked for"
     assert worth("something else", 60) == 0 < worth("something else", 2000)
+
+    target.uses_kernels = True  # which leave the logits out
+    assert worth("something else", 60) == 60
+    assert worth("something else", 1000, n_predict=2) == 0, "passes of their own still cost something"
 
     target.hidden_states.all_logits = False  # the head is in the target's file, and reads as many tokens
     for n_unread in (100, 1000):

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.llama.architectures import make_tiny
 from edgespec.llama.backend import llama, quantize
+from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_architectures import ARCHITECTURES, write_architecture
@@ -235,6 +236,49 @@ def test_a_file_loaded_twice_is_packed_twice(kernels, quantized):
         expected = logits(first)
         first.close()
         np.testing.assert_array_equal(logits(second), expected)
+
+
+@pytest.mark.parametrize("n_logits", [0, 1, 3, 20])
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
+    kernels, quantized, architecture, n_logits, monkeypatch
+):
+    """They and the states have the bits of a pass that computes all; other passes are not touched."""
+    size = CacheSize(n_ctx=N_CTX, n_logits_max=32, n_timelines=2)
+    with Model(quantized(architecture, "q4_0")) as model, Cache(model, size, n_threads=2) as cache:
+        first, second = Session.within(cache), Session.within(cache)
+        found = []
+        for _ in range(2):
+            for session in (first, second):  # the one alone in its cache's first sequence, the other not
+                session.clear()
+                piece = session.piece(TOKENS[:20], n_logits=n_logits)
+                rows = cache.eval([piece], with_features=True)[0].copy()
+                states = cache.features[0].copy()
+                session.clear()
+                whole = session.eval(TOKENS[:20], n_logits=20).copy()
+                assert np.array_equal(rows, whole[20 - n_logits :])
+                found.append(states)
+            monkeypatch.setattr(cache, "_plugin", None)  # all of them
+        assert all(np.array_equal(states, found[0]) for states in found)
+        both = [first.piece(TOKENS[20:25], n_logits=1), second.piece(TOKENS[20:24], n_logits=2)]
+        assert [len(rows) for rows in cache.eval(both, with_features=True)] == [1, 2]
+
+
+def test_logits_that_are_left_out_are_not_computed(kernels, quantized):
+    """Else a pass for hidden states would cost what it cost before."""
+    size = CacheSize(n_ctx=N_CTX, n_logits_max=32)
+    with Model(quantized("qwen2", "q4_0")) as model:
+        found = []
+        for left_out in (True, False):
+            with Cache(model, size, n_threads=1) as cache:
+                session = Session.within(cache)
+                session.eval(TOKENS[30:60], n_logits=30)
+                session.clear()
+                piece = session.piece(TOKENS[:30], n_logits=1 if left_out else 30)
+                cache.eval([piece], with_features=True)
+                found.append(cache._outputs.rows(30).copy())
+        assert np.array_equal(found[0][29], found[1][29])
+        assert not (found[0][:29] == found[1][:29]).all(axis=1).any()
 
 
 def test_packed_weights_come_back_as_they_were(kernels, quantized, tmp_path):

@@ -18,6 +18,7 @@ struct prefetch { int32_t level; int64_t bytes; };
 int es_kernels_set_prefetch(struct prefetch p) { (void)p; return 0; }
 const char *es_kernels_refusal(void) { return "REFUSAL"; }
 void es_kernels_enable(int on) { (void)on; }
+void es_kernels_want_logits(long long n) { (void)n; }
 int64_t es_kernels_n_packed(void) { return 0; }
 int NAME_OF_PACKED(int64_t i, void *out) { (void)i; (void)out; return -1; }
 

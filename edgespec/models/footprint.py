@@ -36,8 +36,10 @@ def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = Tru
     Several texts at once, one that is decoded plainly, and states that are large beside the weights do
     without snapshots: each is a state of memory.
     """
+    if not header.has_snapshots or parallel > 1 or not drafts:
+        return RollbackSize()
     affordable = int(_SNAPSHOTS_SHARE * header.file_bytes) // max(1, header.state_bytes)
-    if not header.has_snapshots or parallel > 1 or not drafts or affordable < _FEWEST_SNAPSHOTS:
+    if affordable < _FEWEST_SNAPSHOTS:
         return RollbackSize()
     return RollbackSize(n_snapshots=min(_MOST_SNAPSHOTS, affordable))
 

@@ -68,7 +68,7 @@ def test_a_node_that_is_killed_and_comes_back(tmp_path, path):
                 np.testing.assert_array_equal(again.eval([5, 6]), here)
             os.kill(child_of(process.pid), signal.SIGKILL)
             process.kill()
-            with pytest.raises(NodeLost, match="is lost: (Connection refused|it closed)"):
+            with pytest.raises(NodeLost, match=r"is lost: (Connection refused|it closed)"):
                 model.reopen(where)
             assert model.tokenize("a", add_special=False, parse_special=False)
 

@@ -6,35 +6,22 @@ import json
 import os
 import signal
 import socket
-from contextlib import contextmanager
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 import numpy as np
 import pytest
 
-from command_line import failed, run_cli, started, user_environment
+from command_line import failed, run_cli, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import kept_weights
 from remote_models import loaded, logits
+from running_node import node
 from tiny_gguf import write_tiny_gguf
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]
-
-
-@contextmanager
-def node(home, *options, kernels=False):
-    """A running node: what it said when it was ready, and its process."""
-    env = user_environment(home, kernels=kernels)
-    if kernels:  # the tests' own cache: the self-test has passed there
-        env["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]
-    arguments = ("node", "--port", 0, "--json", "--threads", 1, "--cache", home / "kept", *options)
-    with started(*arguments, env=env) as process:
-        line = process.stdout.readline()
-        assert line, process.stderr.read().decode()
-        yield json.loads(line), process
 
 
 def devices(ready):

@@ -163,21 +163,43 @@ def spoken_protocol(host: str, port: int, *, timeout_s: float) -> tuple[int, int
     where = f"{host}:{port}"
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
-            connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
-            answer = _read(connection, 8 + 4 + _CAPABILITIES)
+            return say_hello(connection, where)
     except TimeoutError:
         raise EdgespecError(
             f"{where}: no answer within {timeout_s:g} s; it may have another client"
         ) from None
     except OSError as error:
-        raise EdgespecError(f"{where}: {error.strerror or error}") from error
-    size, major, minor, patch = struct.unpack_from("<QBBB", answer.ljust(11, b"\0"))
-    if len(answer) != 8 + size or size != 4 + _CAPABILITIES:
+        reason = "it hangs up" if isinstance(error, ConnectionResetError) else error.strerror or error
+        raise EdgespecError(f"{where}: {reason}") from error
+
+
+def say_hello(connection: socket.socket, where: str) -> tuple[int, int, int]:
+    """Begin a conversation and return the protocol's version that the server speaks.
+
+    `where` it listens, for the error: EdgespecError if that was no answer. Raises OSError;
+    ConnectionResetError if the server hangs up.
+    """
+    connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
+    answer = receive_answer(connection, 4 + _CAPABILITIES)
+    if answer == b"":
+        raise ConnectionResetError
+    if answer is None or len(answer) != 4 + _CAPABILITIES:
         raise EdgespecError(f"{where}: not a server of llama.cpp's RPC protocol {PROTOCOL[0]}")
-    return major, minor, patch
+    return answer[0], answer[1], answer[2]
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def receive_answer(connection: socket.socket, size: int) -> bytes | None:
+    """Return an answer of `size` bytes, or fewer where the other side closes; None for one of another size.
+
+    Raises OSError.
+    """
+    length = _receive(connection, 8)
+    if length and int.from_bytes(length, "little") != size:
+        return None  # the other bytes may never come
+    return _receive(connection, size)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
     """Return `size` bytes, or fewer where the other side closes."""
     received = b""
     while len(received) < size and (part := connection.recv(size - len(received))):

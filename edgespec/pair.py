@@ -13,17 +13,19 @@ from edgespec.capacity import (
     DRAFT_SHARE,
     Capacity,
     Demand,
+    check_cache,
     choose_capacity,
+    fitting_ctx,
     kept_cells,
     kept_timelines,
 )
 from edgespec.choices import DRAFTLESS
 from edgespec.decoding.features import TargetFeatures
+from edgespec.draft_checks import check_writer, map_to_draft
 from edgespec.drafting.block_head import BlockModel
-from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
-from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
+from edgespec.drafting.foreign.vocabulary_map import VocabularyMap
 from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
@@ -32,10 +34,9 @@ from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
-from edgespec.llama.kernels import STOCK, Kernels
+from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import (
     BlockHead,
     EagleHead,
@@ -44,7 +45,6 @@ from edgespec.llama.published_heads import (
     open_head,
 )
 from edgespec.llama.rollback import RollbackSize
-from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
@@ -54,8 +54,6 @@ from edgespec.models.footprint import (
     USUAL_CTX,
     draft_rollback,
     fits_in_memory,
-    shape_of,
-    states_bytes,
     target_rollback,
 )
 from edgespec.models.resolve import resolve
@@ -63,14 +61,12 @@ from edgespec.options import MAX_GAMMA
 from edgespec.pair_options import PairOptions, default_threads
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import available_bytes
-from edgespec.remote_target import NO_HEAD, RemoteTarget, refuse_heads
+from edgespec.remote_target import NO_HEAD, RemoteTarget, open_nodes, refuse_heads
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
-
-_UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
 _OWN_HEAD = "mtp"
 """The name of a draft that is the head in the target's own file."""
@@ -125,9 +121,7 @@ class Pair(Closing):
             problem = f"{self.target_name} was trained for {n_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
         if not options.nodes:  # with them: once it is known what they hold
-            fits_in_memory(
-                [(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in self._headers]
-            )
+            fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers])
         self._remote: RemoteTarget | None = None
         self._vocabulary_map: VocabularyMap | None = None
         self._models: list[Model] = []
@@ -145,10 +139,13 @@ class Pair(Closing):
 
     def _has_mtp(self) -> bool:
         """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
-        reason = why_no_mtp(self.target_header) or (NO_HEAD if self.options.nodes else "")
+        reason = self._why_no_mtp()
         if reason and self.options.drafter == "mtp":
             raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
         return not reason and self.options.drafter not in DRAFTLESS
+
+    def _why_no_mtp(self) -> str:
+        return why_no_mtp(self.target_header) or (NO_HEAD if self.options.nodes else "")
 
     @property
     def reads_states(self) -> bool:
@@ -183,13 +180,9 @@ class Pair(Closing):
                 open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
             )
         else:
-            places: list[Placement | None] = [None, None]
-            if self.options.nodes:
-                kernels = loaded or Kernels("--kernels off", declined=True)
-                draft = self._headers[1] if self.draft_name else None
-                self._remote = RemoteTarget(self.options, self.target_header, draft, kernels, on_message)
-                places[0] = self._remote.placement
-            for header, where in zip(self._headers, places, strict=False):
+            self._remote = open_nodes(self.options, self._headers, loaded, on_message)
+            for header in self._headers:
+                where = self._remote.placement if self._remote and not self._models else None
                 self._models.append(Model(header.path, kernels=own_kernels, header=header, placement=where))
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
@@ -205,7 +198,7 @@ class Pair(Closing):
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
         elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
-            on_message(f"nothing but text seen before drafts: {why_no_mtp(self.target_header)}")
+            on_message(f"nothing but text seen before drafts: {self._why_no_mtp()}")
 
     @property
     def _interrupt(self) -> Interrupt | None:
@@ -250,35 +243,13 @@ class Pair(Closing):
                 raise UsageError(
                     f"{draft.path}: a head of another model than {self.target_name}: {match.reason}"
                 )
-            self._vocabulary_map = map_vocabularies(self.target, draft)
-            if not self._vocabulary_map.n_shared:
-                raise EdgespecError(
-                    f"{self.draft_name} cannot draft for {self.target_name}: no token is the same in both; "
-                    "choose another draft, or drafter none"
-                )
-            overlap = find_overlap(self.target, draft, self._vocabulary_map, suite_text())
-            on_message(f"{self.draft_name} drafts in another vocabulary: {overlap.summary}")
+            names = self.target_name, self.draft_name
+            self._vocabulary_map = map_to_draft(self.target, draft, *names, on_message)
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
-        if self.draft is None:
-            raise UsageError("a cascade needs a draft model, which writes: choose a draft")
-        if self.reads_states:
-            raise UsageError(
-                f"{self.draft.name} is a draft head, which cannot write in a cascade by itself: "
-                "choose a draft model"
-            )
-        if self.cut:
-            raise UsageError(
-                f"{self.draft_name} has only a part of the vocabulary, and could not write the rest of it in "
-                "a cascade: choose the model that it was cut from"
-            )
-        if not compare_vocabularies(self.target, self.draft).equal:
-            raise UsageError(
-                f"a cascade needs one vocabulary: {self.draft_name} has another than {self.target_name}; "
-                "choose a draft of the target's family"
-            )
-        return self.draft
+        names, is_cut = (self.target_name, self.draft_name), self.cut is not None
+        return check_writer(self.target, self.draft, *names, is_head=self.reads_states, is_cut=is_cut)
 
     @property
     def parallel(self) -> int:
@@ -304,7 +275,7 @@ class Pair(Closing):
         Raises EdgespecError if the prompt does not fit.
         """
         asked = self.options.n_ctx
-        n_ctx = self.n_ctx_shared or asked or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        n_ctx = self.n_ctx_shared or asked or fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
         if n_prompt < n_ctx:
             return n_ctx
         problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
@@ -369,7 +340,7 @@ class Pair(Closing):
         if draft is None:
             return None
         parallel = self.parallel
-        n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
+        n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
         if parallel > 1:
             n_ctx = min(DRAFT_CELLS, draft.n_ctx_train)
         n_own = n_ctx
@@ -420,12 +391,7 @@ class Pair(Closing):
         return self._small
 
     def _cache(self, model: Model, size: CacheSize) -> Cache:
-        header = self._footprint(model)
-        states = states_bytes(header, size.rollback, size.n_timelines)
-        if self.options.prefix_cache is not None:
-            states += MOST_COPIES * size.n_timelines * header.state_bytes
-        more = states - shape_of(header).states
-        fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
+        check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
         return Cache(
             model,
             size,
@@ -447,9 +413,3 @@ class Pair(Closing):
             model.close()
         if self._remote:
             self._remote.close()
-
-
-def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
-    """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
-    n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
-    return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)

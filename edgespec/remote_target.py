@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, NodeLost, UsageError
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.kernels import Kernels
-from edgespec.llama.placement import Placement, RemoteLayers
+from edgespec.llama.placement import Placement, RemoteLayers, wait_s
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import CTX_STEP, PROCESS_BYTES, required_bytes, target_rollback
@@ -38,31 +39,20 @@ class RemoteTarget(Closing):
     """The nodes of a target. A context manager; it closes the connections, and not the model."""
 
     def __init__(
-        self,
-        options: PairOptions,
-        target: GGUFHeader,
-        draft: GGUFHeader | None,
-        kernels: Kernels,
-        on_message: MessageFn,
+        self, options: PairOptions, target: GGUFHeader, home: Machine, on_message: MessageFn
     ) -> None:
         """Connect to the nodes of `options` and share the layers of `target` out.
 
-        `draft`: the draft model, which is here whole. `kernels`: those in use here. Raises EdgespecError if a
-        node cannot be used or the target does not fit, UsageError if layers are wanted where they do not fit.
+        `home`: this machine. Raises EdgespecError if a node cannot be used or the target does not fit,
+        UsageError if layers are wanted where they do not fit.
         """
+        wait_s()  # a bad value is known before anything else is done
         self._addresses, self._n_threads = options.nodes, options.n_threads or default_threads()
-        self.n_cells = options.n_cells or options.n_ctx or min(target.n_ctx_train, USUAL_CELLS)
+        self.n_cells = _cells(options, target)
         """Tokens of cache that there is room for."""
         self._nodes: Nodes | None = connect(options.nodes, on_message=on_message)
         self._tried, self._why = 0.0, NodeLost("", "")
         try:
-            available = available_bytes()
-            beside = PROCESS_BYTES + (required_bytes(draft, self.n_cells) if draft else 0)
-            home = Machine(
-                _UNLIMITED if available is None else max(0, available - beside),
-                measure_speed(kernels, self._n_threads),
-                target_rollback(target, parallel=options.parallel or 2).n_states(1),
-            )
             split = place(target, self.n_cells, home, self._nodes.nodes)
             if split.message:
                 on_message(split.message)
@@ -112,6 +102,31 @@ class RemoteTarget(Closing):
         if self._nodes:
             self._nodes.close()
             self._nodes = None
+
+
+def open_nodes(
+    options: PairOptions, headers: Sequence[GGUFHeader], kernels: Kernels | None, on_message: MessageFn
+) -> RemoteTarget | None:
+    """Return the nodes of a target, the first of `headers`; None where there are to be none.
+
+    The second one, if any, is that of its draft, which is here whole. `kernels`: those of this machine; None:
+    the user wants none.
+    """
+    if not options.nodes:
+        return None
+    target = headers[0]
+    available = available_bytes()
+    beside = PROCESS_BYTES + sum(required_bytes(draft, _cells(options, draft)) for draft in headers[1:])
+    home = Machine(
+        _UNLIMITED if available is None else max(0, available - beside),
+        measure_speed(kernels or Kernels("", declined=True), options.n_threads or default_threads()),
+        target_rollback(target, parallel=options.parallel or 2).n_states(1),
+    )
+    return RemoteTarget(options, target, home, on_message)
+
+
+def _cells(options: PairOptions, header: GGUFHeader) -> int:
+    return options.n_cells or options.n_ctx or min(header.n_ctx_train, USUAL_CELLS)
 
 
 def _placement(split: Split) -> Placement | None:

@@ -198,7 +198,12 @@ def _pipe(chat: Chat) -> int:
 
 
 def _context(engine: Engine) -> int:
-    """Return the most tokens of context that the target was trained for and that fit in memory."""
+    """Return the most tokens of context that the target was trained for and that fit in memory.
+
+    Over nodes: what they were asked to have room for.
+    """
+    if engine.n_ctx_shared is not None:
+        return engine.n_ctx_shared
     from edgespec.models.footprint import CTX_STEP, fits_in_memory
     from edgespec.pair import MAX_DRAFT_CTX
 

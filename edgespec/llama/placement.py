@@ -89,7 +89,7 @@ class Remote:
             raise EdgespecError(f"{len(placement.nodes)} nodes: llama.cpp knows at most {most}")
         self.placement = placement
         self._library = rpc.load()
-        self._library.set_patience(None, _silence_s())
+        self._library.set_patience(None, wait_s())
         for node in placement.nodes:
             self._library.forget(node.endpoint)
         devices = [self._device(node) for node in placement.nodes]
@@ -126,11 +126,11 @@ class Remote:
         what the library has computed means nothing; KeyboardInterrupt if one was given up because of
         `interrupt`.
         """
-        self._library.set_patience(interrupt, _silence_s() + SILENCE_PER_TOKEN_S * n_tokens)
+        self._library.set_patience(interrupt, wait_s() + SILENCE_PER_TOKEN_S * n_tokens)
         try:
             yield
         finally:
-            self._library.set_patience(None, _silence_s())
+            self._library.set_patience(None, wait_s())
         for node in self.placement.nodes:
             self._require(node)
 
@@ -147,8 +147,8 @@ class Remote:
             raise NodeLost(node.name, reason)
 
 
-def _silence_s() -> float:
-    """Return `SILENCE_S`, or what the user says."""
+def wait_s() -> float:
+    """Return `SILENCE_S`, or what the user says. Raises UsageError for what cannot be."""
     wanted = os.environ.get("EDGESPEC_NODE_WAIT") or str(SILENCE_S)
     try:
         seconds = float(wanted)

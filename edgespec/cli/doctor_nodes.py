@@ -163,11 +163,7 @@ def _print_model(model: Report) -> None:
     if model["error"]:
         print_line("", model["error"])
         return
-    shares = [
-        f"{share['layers']} {'layer' if share['layers'] == 1 else 'layers'} {_at(share['name'])} ({size(share['bytes'])}, {share['ms']:.1f} ms"
-        + (f" + {share['network_ms']:.1f} ms on the way)" if share["name"] != HERE else ")")
-        for share in model["shares"]
-    ]
+    shares = [_described(share) for share in model["shares"]]
     print_line("", ", ".join(shares))
     alone = model["alone_ms"]
     beside = "it does not fit here alone" if alone is None else f"{alone:.1f} ms here alone"
@@ -176,6 +172,12 @@ def _print_model(model: Report) -> None:
     print_line("", f"what limits it: {model['limit']}")
     if model["message"]:
         print_line("", model["message"])
+
+
+def _described(share: Report) -> str:
+    layers = "1 layer" if share["layers"] == 1 else f"{share['layers']} layers"
+    way = "" if share["name"] == HERE else f" + {share['network_ms']:.1f} ms on the way"
+    return f"{layers} {_at(share['name'])} ({size(share['bytes'])}, {share['ms']:.1f} ms{way})"
 
 
 def _at(name: str) -> str:

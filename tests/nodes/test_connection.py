@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -70,16 +69,7 @@ def machine(tmp_path):
 def server(tmp_path, machine, monkeypatch):
     """An sshd of the machine; `ssh` finds it, and is let in."""
     with sshd_room.serving(tmp_path / "sshd", machine) as server:
-        config = tmp_path / "ssh_config"
-        config.write_text(
-            f"IdentityFile {server.identity}\nUserKnownHostsFile {server.known_hosts}\n"
-            f"Host 127.*\nPort {server.port}\n"
-        )
-        programs = tmp_path / "programs"
-        programs.mkdir()
-        (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
-        (programs / "ssh").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        monkeypatch.setenv("PATH", f"{sshd_room.ssh_for(server, tmp_path)}:{os.environ['PATH']}")
         yield server
 
 

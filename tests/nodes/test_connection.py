@@ -7,7 +7,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,19 +127,27 @@ def refuses(endpoint):
 
 def test_an_ssh_that_ends_is_noticed(server, machine):
     machine.has_edgespec()
-    lost, noticed = {}, threading.Event()
-
-    def on_lost(name, reason):
-        lost[name] = reason
-        noticed.set()
-
-    with node(machine.home), connected(server.host, on_lost=on_lost) as nodes:
-        assert nodes.check() == {}
+    with node(machine.home), connected(server.host) as nodes:
+        assert nodes.lost == {}
         (ssh,) = children("ssh")
         os.kill(ssh, signal.SIGKILL)
-        assert noticed.wait(20)
-        assert lost == nodes.lost == {server.host: f"{server.host}: ssh was ended by signal 9; begin again"}
-        assert nodes.check() == lost
+        wait_until(lambda: nodes.lost)
+        assert nodes.lost == {server.host: f"{server.host}: ssh was ended by signal 9; begin again"}
+        assert refuses(nodes.nodes[0].endpoint)
+        nodes.close()
+        assert nodes.lost == {}
+
+
+def test_an_sshd_that_ends_is_noticed(server, machine):
+    machine.has_edgespec()
+    with node(machine.home), connected(server.host) as nodes:
+        (ssh,) = children("ssh")
+        for pid in sessions_of(server):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: nodes.lost)
+        assert nodes.lost[server.host].startswith(f"{server.host}: ")
+        assert "\n" not in nodes.lost[server.host]
+        assert not Path(f"/proc/{ssh}/exe").exists()
 
 
 def children(name):
@@ -151,6 +158,12 @@ def children(name):
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 found.append(int(pid))
     return found
+
+
+def sessions_of(server):
+    """The processes of sshd that serve who is logged in."""
+    parent = server.process.pid
+    return map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
 
 
 CLIENT = """
@@ -180,17 +193,6 @@ def test_a_killed_client_leaves_no_tunnel(server, machine):
         assert not refuses(endpoint)
         client.kill()
         wait_until(lambda: refuses(endpoint))
-
-
-def test_a_node_that_has_ended_is_found_out(server, machine):
-    machine.has_edgespec()
-    with node(machine.home) as (_, process), connected(server.host) as nodes:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        assert nodes.check() == {
-            server.host: f"{server.host}: hangs up: no node listens there, or it ends just now"
-        }
-        assert nodes.lost == {}
 
 
 def test_no_node_runs_there(server, machine):
@@ -303,7 +305,6 @@ def test_a_node_of_this_machine(tmp_path, monkeypatch):
             assert found.endpoint == f"127.0.0.1:{ready['port']}"
             assert found.speed.n_threads == 1
             assert found.bytes_per_s > 1e6
-            assert nodes.check() == {}
         with Requests("other", "127.0.0.1", ready["port"]):  # it was left free
             monkeypatch.setattr(requests_room, "TIMEOUT_S", 0.2)
             assert problem(f"localhost:{ready['port']}") == (
@@ -311,7 +312,14 @@ def test_a_node_of_this_machine(tmp_path, monkeypatch):
             )
 
 
-def test_nothing_listens(tmp_path):
+def test_a_name_without_an_address_is_one_line():
+    with pytest.raises(EdgespecError) as refused:
+        connect(read_addresses("no-such-board.invalid", unsafe=True))
+    assert str(refused.value).startswith("no-such-board.invalid: ")
+    assert str(refused.value).endswith("; check the name, or give the address")
+
+
+def test_nothing_listens():
     port = sshd_room.free_port()
     assert problem(f"127.0.0.1:{port}") == (
         f"127.0.0.1:{port}: nothing listens on that port; start `edgespec node` there"

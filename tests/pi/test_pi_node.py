@@ -40,7 +40,7 @@ def test_a_board_that_was_made_a_node_is_reached_until_it_is_none(tmp_path, monk
             look_after(connection, f"{board.home}/edgespec", "start")
             with connect(address) as nodes:
                 assert nodes.nodes[0].speed.kernels == "stock"
-                assert nodes.check() == {}
+                assert nodes.lost == {}
             look_after(connection, f"{board.home}/edgespec", "stop")
             with pytest.raises(EdgespecError, match="no node runs there"):
                 connect(address)

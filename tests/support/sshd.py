@@ -159,7 +159,7 @@ MaxStartups 100
 SetEnv {" ".join(f"{name}={value}" for name, value in board.environment.items())}
 """)
         self.trust(Path(f"{self._host_key}.pub"))
-        self._process = None
+        self.process = None
         self.log = folder / "sshd.log"
 
     @property
@@ -195,17 +195,17 @@ SetEnv {" ".join(f"{name}={value}" for name, value in board.environment.items())
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd puts what it does not trust
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen([SSHD, "-D", "-e", "-f", self._config], stderr=log)
+            self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", self._config], stderr=log)
         deadline = time.monotonic() + 20
         while "Server listening" not in self.log.read_text():
-            assert self._process.poll() is None, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.01)
 
     def stop(self):
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Where nodes are: the text of `--nodes`.
 
-pi@board1,board2:50053,127.0.0.1:50060,board3=12
+    pi@board1,board2:50053,127.0.0.1:50060,board3=12
 
-user@host, host          through ssh, with all that ~/.ssh/config says of the host
-127.0.0.1, localhost     directly: a node of this machine, or the end of a tunnel that the user has opened
-host, --unsafe-no-ssh    directly, over the open network; user@host goes through ssh all the same
-:PORT                    the node's port; without it that of the one node which runs there (directly: 50052)
-=LAYERS                  so many of the model's layers; without it as splitting.py decides
+Each node is named once:
+
+    user@host, host          through ssh, with all that ~/.ssh/config says of the host
+    127.0.0.1, localhost     directly: a node of this machine, or the end of a tunnel that the user has opened
+    host, --unsafe-no-ssh    directly, over the open network; user@host goes through ssh all the same
+    :PORT                    the node's port; without it that of the one which runs there (directly: 50052)
+    =LAYERS                  so many of the model's layers; without it as splitting.py decides
 """
 
 from __future__ import annotations

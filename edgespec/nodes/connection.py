@@ -1,4 +1,4 @@
-"""The client's side of nodes: finds out what they are, opens the ways to them, and watches these.
+"""The client's side of nodes: finds out what they are, and opens the ways to them.
 
     addresses -> ssh: what is each machine? -> tunnels -> the node's sizes and round trip -> Nodes
 
@@ -7,8 +7,8 @@ Versions are compared before anything is loaded. All ways are closed when `Nodes
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,12 +25,6 @@ from edgespec.nodes.tunnel import LOOPBACK, Question, Tunnel
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.together import run_together
-
-LostFn = Callable[[str, str], None]
-"""Takes the name of a node and why it is lost, as a line; called in a thread of its own."""
-
-_CHECK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,73 +48,44 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A node's address, what is known of its machine, and the tunnel to it."""
+    """Where a node is, and what is known of its machine."""
 
     address: NodeAddress
     port: int
     machine: NodeDescription | None
     running: RunningNode | None
-    tunnel: Tunnel | None = None
 
 
 class Nodes(Closing):
     """Nodes that were connected to. Closing them ends the tunnels; the nodes go on."""
 
-    def __init__(self, nodes: Sequence[Node], tunnels: dict[str, Tunnel], on_lost: LostFn | None) -> None:
+    def __init__(self, nodes: Sequence[Node], tunnels: dict[str, Tunnel]) -> None:
         self.nodes = tuple(nodes)
-        self._tunnels, self._on_lost = tunnels, on_lost
-        self._lost: dict[str, str] = {}
-        for name, tunnel in tunnels.items():
-            threading.Thread(target=self._watch, args=(name, tunnel), daemon=True).start()
+        self._tunnels = tunnels
 
     @property
     def lost(self) -> dict[str, str]:
-        """The nodes whose tunnel has ended: name -> why, as a line. They are not come to again."""
-        return dict(self._lost)
-
-    def check(self) -> dict[str, str]:
-        """Ask each node whether it answers; return those that do not: name -> why, as a line.
-
-        For when a connection to them has broken: a node that has a client answers nobody else. Takes at
-        most five seconds.
-        """
-        found = self.lost
-
-        def ask(node: Node) -> None:
-            host, _, port = node.endpoint.rpartition(":")
-            try:
-                Requests(node.name, host, int(port), timeout_s=_CHECK_S).close()
-            except EdgespecError as error:
-                found.setdefault(node.name, str(error))
-
-        run_together([lambda node=node: ask(node) for node in self.nodes], stop=lambda: None)  # type: ignore[misc]
-        return {node.name: found[node.name] for node in self.nodes if node.name in found}
+        """The nodes whose tunnel has ended: name -> why, as a line; connect again for them."""
+        reasons = {name: tunnel.ended for name, tunnel in self._tunnels.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def close(self) -> None:
         """Close all tunnels."""
         for tunnel in self._tunnels.values():
             tunnel.close()
 
-    def _watch(self, name: str, tunnel: Tunnel) -> None:
-        reason = tunnel.watch()
-        if reason:
-            self._lost[name] = reason
-            if self._on_lost:
-                self._on_lost(name, reason)
-
 
 def connect(
     addresses: Sequence[NodeAddress],
     *,
     on_message: MessageFn = silent,
-    on_lost: LostFn | None = None,
     bandwidth: bool = False,
 ) -> Nodes:
     """Open the ways to nodes, and return them in their order.
 
-    `on_lost` is called when a tunnel ends by itself. `bandwidth`: measure it, with up to 32 MB for each node.
-    Raises EdgespecError for a machine that is not reached, has no node or another version, and for a node
-    that has another client, no memory, or says what cannot be; nothing is open then.
+    `bandwidth`: measure it, with up to 32 MB for each node. Raises EdgespecError for a machine that is not
+    reached, has no node or another version, and for a node that has another client, no memory, or says what
+    cannot be; nothing is open then.
     """
     machines = _ask_machines(addresses)
     ways = [_way(address, machines.get(address.host)) for address in addresses]
@@ -137,7 +102,7 @@ def connect(
         opened.pop_all()
     for node in nodes:
         _tell(node, on_message)
-    return Nodes(nodes, tunnels, on_lost)
+    return Nodes(nodes, tunnels)
 
 
 def _ask_machines(addresses: Sequence[NodeAddress]) -> dict[str, NodeDescription]:
@@ -216,7 +181,7 @@ def _check_each_once(ways: Sequence[_Way]) -> None:
 def _examine(way: _Way, tunnel: Tunnel | None, *, bandwidth: bool) -> Node:
     """Ask the node itself. Raises EdgespecError if it cannot be used."""
     name, machine, running = way.address.name, way.machine, way.running
-    host, port = (LOOPBACK, tunnel.local_port) if tunnel else (way.address.host, way.port)
+    host, port = (LOOPBACK, tunnel.local_port) if tunnel else (_ipv4(way.address), way.port)
     with Requests(name, host, port) as requests:
         memory = requests.check_sizes().free
         round_trip_s = requests.round_trip_s()
@@ -240,6 +205,15 @@ def _examine(way: _Way, tunnel: Tunnel | None, *, bandwidth: bool) -> Node:
         round_trip_s=round_trip_s,
         bytes_per_s=bytes_per_s,
     )
+
+
+def _ipv4(address: NodeAddress) -> str:
+    """Return the numeric address, which is all that llama.cpp connects to here."""
+    try:
+        return socket.gethostbyname(address.host)
+    except OSError as error:
+        reason = error.strerror or error
+        raise EdgespecError(f"{address.name}: {reason}; check the name, or give the address") from None
 
 
 def _tell(node: Node, on_message: MessageFn) -> None:

@@ -150,8 +150,6 @@ class Requests(Closing):
             return EdgespecError(f"{self._name}: nothing listens on that port; start `edgespec node` there")
         if isinstance(error, (ConnectionResetError, BrokenPipeError)):  # through ssh: refused there
             return EdgespecError(f"{self._name}: hangs up: no node listens there, or it ends just now")
-        if isinstance(error, socket.gaierror):
-            return EdgespecError(f"{self._name}: {error.strerror}; check the name, or give the address")
         return EdgespecError(f"{self._name}: {error.strerror or error}")
 
 

@@ -13,9 +13,9 @@ The counts with the least sum are found among all that fit into memory (dynamic 
 layers). So the fastest machines get as many layers as they hold, and a node that is not needed gets none,
 unless its layers run there so much faster (`WORTH_IT`) that the round trip is worth it.
 
-Example: 32 layers of 140 MB, 2 GB free here, 4 GB on each of two nodes that are as fast, 1 ms away. Here are
-10 layers beside the output matrix, 22 on the first node, none on the second. If the second one were twice as
-fast, it would get the 22.
+Example: 32 layers of 140 MB, 2 GB free here, of which output matrix and buffers take 0.55, and 4 GB on each
+of two nodes that are as fast, 1 ms away. Here are 10 layers, 22 on the first node, none on the second. If the
+second one were twice as fast, it would get the 28 that it holds, and 4 would be here.
 """
 
 from __future__ import annotations

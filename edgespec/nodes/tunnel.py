@@ -117,11 +117,6 @@ class Tunnel(Closing):
             stderr=self._complaints.fileno(),
         )
 
-    @property
-    def pid(self) -> int:
-        """The process id of ssh."""
-        return self._process.pid
-
     def wait(self) -> None:
         """Return when the tunnel is open. Raises EdgespecError if it cannot be opened."""
         assert self._process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
@@ -138,10 +133,10 @@ class Tunnel(Closing):
                     raise EdgespecError(self._reason())
                 said = (said + part)[-len(_OPEN) :]
 
-    def watch(self) -> str:
-        """Return when ssh has ended: why, as a line; "" after `close`."""
-        self._process.wait()
-        return "" if self._closed else self._reason()
+    @property
+    def ended(self) -> str:
+        """Why ssh has ended by itself, as a line; "" while the tunnel is open, and after `close`."""
+        return self._reason() if not self._closed and self._process.poll() is not None else ""
 
     def _reason(self) -> str:
         code = self._process.returncode

@@ -96,6 +96,14 @@ def test_no_other_way_that_fits_is_faster(case):
             assert wished[i] in (None, ends[i] - begins[i])
 
 
+@pytest.mark.parametrize(("second_ms", "ends"), [(1.0, [10, 32, 32]), (0.5, [4, 4, 32])])
+def test_the_documented_example(second_ms, ends):
+    weights = (140_000_000,) * 32
+    sizes = Sizes(weights, tuple(map(float, weights)), (0,) * 32, 500_000_000, 50_000_000, 0)
+    costs = Costs([1.0, 1.0, second_ms], [0.0, 1.0, 1.0])
+    assert best_ends(sizes, [2 * 10**9, 4 * 10**9, 4 * 10**9], costs, [None] * 3) == ends
+
+
 # ---- models ----
 
 

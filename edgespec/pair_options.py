@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.errors import UsageError
-from edgespec.nodes.addresses import NodeAddress
 from edgespec.platform.cpu import physical_cores
 from edgespec.platform.signals import Cancellation
+
+if TYPE_CHECKING:  # it would load llama.cpp
+    from edgespec.nodes.addresses import NodeAddress
 
 MAX_PARALLEL = 64
 """Most texts at once."""

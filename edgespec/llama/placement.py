@@ -27,6 +27,10 @@ SILENCE_S = 30.0
 SILENCE_PER_TOKEN_S = 0.25
 """Seconds more for each token of a pass."""
 
+MOST_ON_NODES = 128
+"""Most tokens that a pass over nodes should have: a slow board takes seconds for them, and whoever wants to
+end a pass, or to know whether a node hangs, waits for all of them."""
+
 _NOT_OF_A_LAYER = rb"^(?!blk\.)"  # tensors of this name, which is a regular expression, stay here
 
 

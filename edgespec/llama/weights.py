@@ -15,7 +15,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Packing, packing
-from edgespec.llama.placement import Placement, Remote
+from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
 
@@ -91,6 +91,7 @@ class Model(Closing):
         model = words = self._model
         self._has_words = self._finalizer
         if placement:
+            self.most_batch = MOST_ON_NODES
             # The tokenizer is a model of its own, which stays while the weights are loaded again (`reopen`).
             alone = llama.llama_model_default_params()
             alone.vocab_only = True

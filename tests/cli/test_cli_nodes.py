@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import time
+from subprocess import PIPE, Popen
 
 import pytest
 
-from command_line import failed, run_cli, started, user_environment
+from command_line import COMMAND, failed, run_cli, started, user_environment
 from edgespec.nodes.addresses import read_addresses
 from proxies import Proxy
 from running_node import child_of, node
@@ -52,6 +53,51 @@ def test_run_writes_the_same_text_as_without(tmp_path, path):
         there = json.loads(run_cli("run", "a b c", "--target", path, *options, env=env).stdout)
     assert there["text"] == here["text"]
     assert there["kernels"] == f"stock, 1 + 127.0.0.1:{ready['port']} 2"
+
+
+def test_what_is_measured_is_of_these_nodes(tmp_path, path):
+    env = user_environment(tmp_path)
+    models = ("--target", path, "--threads", 1)
+    with node(tmp_path) as (ready, _):
+        nodes = ("--nodes", f"127.0.0.1:{ready['port']}=2")
+        measured = json.loads(run_cli("profile", *models, *nodes, "--json", env=env).stdout)
+        bench = run_cli(
+            "bench",
+            *models,
+            *nodes,
+            "--ways",
+            "suffix",
+            "-n",
+            4,
+            "--rounds",
+            1,
+            "--per-category",
+            1,
+            "--category",
+            "code",
+            env=env,
+        )
+    assert measured["key"]["kernels"] == f"stock, 1 + 127.0.0.1:{ready['port']} 2"
+    assert bench.returncode == 0, bench.stderr
+    assert measured["key"]["kernels"] in bench.stdout
+
+
+def test_chat_goes_on_after_a_node_was_lost(tmp_path, path):
+    env = user_environment(tmp_path)
+    options = ("--target", path, "--threads", 1, "--drafter", "none", "--temp", 0, "-n", 20, "--no-stats")
+    with node(tmp_path) as (ready, process):
+        nodes = f"127.0.0.1:{ready['port']}=2"
+        chatting = [*COMMAND, "chat", *map(str, options), "--nodes", nodes]
+        with Popen(chatting, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env) as chat:
+            chat.stdin.write(b"a b\n")
+            chat.stdin.flush()
+            assert chat.stdout.read(1)
+            os.kill(child_of(process.pid), signal.SIGKILL)
+            assert process.stdout.readline()
+            chat.stdin.write(b"a b\na b\n/quit\n")
+            _, said = chat.communicate(timeout=60)
+    assert said.decode().count("is lost: it closed the connection") == 1
+    assert chat.returncode == 1
 
 
 def begun(process):

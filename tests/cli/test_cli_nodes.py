@@ -84,7 +84,7 @@ def test_what_is_measured_is_of_these_nodes(tmp_path, path):
 
 def test_chat_goes_on_after_a_node_was_lost(tmp_path, path):
     env = user_environment(tmp_path)
-    options = ("--target", path, "--threads", 1, "--drafter", "none", "--temp", 0, "-n", 20, "--no-stats")
+    options = ("--target", path, "--threads", 1, "--drafter", "none", "--temp", 0, "-n", 20)
     with node(tmp_path) as (ready, process):
         nodes = f"127.0.0.1:{ready['port']}=2"
         chatting = [*COMMAND, "chat", *map(str, options), "--nodes", nodes]

@@ -85,6 +85,7 @@ class RemoteTarget(Closing):
         if time.monotonic() - self._tried < TRY_AGAIN_S:
             raise self._why
         try:
+            model.unload()  # a node has one client at a time: those that are not lost must let go of us
             self.close()
             self._nodes = connect(self._addresses)
             endpoints = {node.name: node.endpoint for node in self._nodes.nodes}

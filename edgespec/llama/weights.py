@@ -137,14 +137,18 @@ class Model(Closing):
             """The weight matrices that edgespec's kernels multiply here."""
         self._model, self.remote = model, remote
 
-    def reopen(self, placement: Placement) -> None:
-        """Load the weights again, after a node was lost; its sessions are closed.
+    def unload(self) -> None:
+        """Close its sessions and free the weights, with the connections to their nodes, until `reopen`.
 
-        Text can be tokenized meanwhile, by other threads too. Raises as when it was made, and can be tried
-        again then.
+        Text can be tokenized all the time, by other threads too.
         """
         self._close_sessions()
         self._finalizer()
+        self.remote = None
+
+    def reopen(self, placement: Placement) -> None:
+        """Load the weights again. Raises as when it was made, and can be tried again then."""
+        self.unload()
         self._open(placement)
 
     @property

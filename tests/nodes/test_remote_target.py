@@ -111,6 +111,20 @@ def test_a_killed_node_ends_the_text_and_is_taken_again(tmp_path, path):
                 found.generate(PROMPT, n_predict=4, chat=False)
 
 
+def test_of_two_nodes_one_is_lost_and_comes_back(tmp_path, path):
+    with (
+        node(tmp_path) as (first, _),
+        node(tmp_path) as (second, process),
+        engine(path, nodes=f"{at(first, 1)},{at(second, 2)}", kernels="off") as found,
+    ):
+        here = found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text
+        os.kill(child_of(process.pid), signal.SIGKILL)
+        assert process.stdout.readline()
+        with pytest.raises(NodeLost, match=f"the node 127.0.0.1:{second['port']} is lost: it closed"):
+            found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False)
+        assert found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text == here
+
+
 def test_an_interrupted_text_leaves_the_nodes_usable(tmp_path, path):
     with (
         node(tmp_path) as (ready, _),

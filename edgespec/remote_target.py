@@ -32,6 +32,7 @@ NO_HEAD = "its layers lie on nodes, where the head cannot read them"
 """Why the head in the target's own file does not draft."""
 
 _WARM_UP = 8  # tokens: as many as a pass that checks drafted ones
+_TUNNEL_END_S = 0.5  # ssh ends a moment after its connections
 _UNLIMITED = 1 << 40  # bytes, where the system does not say how much memory is free
 
 
@@ -72,7 +73,8 @@ class RemoteTarget(Closing):
 
     def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:
         """Make a pass, in which the nodes pack their weights: the first one takes so much longer."""
-        if self.placement:
+        if model.remote:
+            model.remote.explain = self._why_lost
             with Session(model, n_ctx=CTX_STEP, n_threads=self._n_threads, interrupt=interrupt) as session:
                 session.eval([0] * _WARM_UP)
 
@@ -97,6 +99,16 @@ class RemoteTarget(Closing):
             self._tried = time.monotonic()
             self._why = error if isinstance(error, NodeLost) else NodeLost.because(error)
             raise self._why from error
+
+    def _why_lost(self, name: str) -> str:
+        """Return why the tunnel to a node has ended; "" if it has not."""
+        is_direct = {address.name: address.direct for address in self._addresses}
+        until = time.monotonic() + _TUNNEL_END_S
+        while self._nodes and not is_direct.get(name, True) and time.monotonic() < until:
+            if reason := self._nodes.lost.get(name):
+                return reason
+            time.sleep(0.05)
+        return ""
 
     def close(self) -> None:
         """Close the connections; the nodes go on."""

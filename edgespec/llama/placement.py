@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -92,6 +92,8 @@ class Remote:
         if len(placement.nodes) > most:
             raise EdgespecError(f"{len(placement.nodes)} nodes: llama.cpp knows at most {most}")
         self.placement = placement
+        self.explain: Callable[[str], str] = lambda _name: ""
+        """Takes the name of a node that was lost; says why, where more is known of the way there."""
         self._library = rpc.load()
         self._library.set_patience(None, wait_s())
         for node in placement.nodes:
@@ -148,7 +150,7 @@ class Remote:
         if reason == rpc.INTERRUPTED:
             raise KeyboardInterrupt
         if reason:
-            raise NodeLost(node.name, reason)
+            raise NodeLost(node.name, self.explain(node.name) or reason)
 
 
 def wait_s() -> float:

@@ -71,6 +71,19 @@ def test_a_node_that_is_killed_and_comes_back(tmp_path, path):
             assert model.tokenize("a", add_special=False, parse_special=False)
 
 
+def test_what_is_known_of_the_way_there_is_said(tmp_path, path):
+    with (
+        node(tmp_path) as (ready, process),
+        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
+    ):
+        session = opened(model)
+        session.eval([5, 6])
+        name = f"127.0.0.1:{ready['port']}"
+        model.remote.explain = {name: "board1: Timeout, server board1 not responding."}.get
+        os.kill(child_of(process.pid), signal.SIGKILL)
+        lost(model, session, why="board1: Timeout, server board1 not responding.")
+
+
 @pytest.mark.parametrize("name", ["rwkv7", "qwen35"])
 def test_a_model_that_keeps_a_state(tmp_path, name):
     path = make_tiny(name, tmp_path / "tiny.gguf")

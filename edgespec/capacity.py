@@ -8,10 +8,20 @@ from dataclasses import dataclass, replace
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.profile import Key
 from edgespec.drafting.profile_store import load
+from edgespec.llama.cache import CacheSize
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.rollback import RollbackSize
-from edgespec.models.footprint import CTX_STEP, cell_bytes, draft_rollback, states_bytes, target_rollback
+from edgespec.llama.states import MOST_COPIES
+from edgespec.models.footprint import (
+    CTX_STEP,
+    cell_bytes,
+    draft_rollback,
+    fits_in_memory,
+    shape_of,
+    states_bytes,
+    target_rollback,
+)
 
 MOST_BY_DEFAULT = 16
 """Most texts at once where the user asks for no number."""
@@ -31,6 +41,7 @@ DRAFT_SHARE = 0.25
 KEPT = 16
 """Most timelines kept beside those under way, for prompts that begin like them."""
 
+_UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
 
 
@@ -120,6 +131,24 @@ def kept_timelines(header: GGUFHeader, parallel: int, n_bytes: int, rollback: Ro
         return KEPT
     affordable = n_bytes // (states + USUAL_CELLS * cell_bytes(header))
     return min(KEPT, max(affordable, parallel if parallel > 1 else 0))
+
+
+def fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
+    """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
+    n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
+    return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
+
+
+def check_cache(header: GGUFHeader, size: CacheSize, *, keeps: bool) -> None:
+    """Raise EdgespecError if a cache of this size does not fit in memory beside the loaded weights.
+
+    `keeps`: timelines that ended are kept, with copies of their states.
+    """
+    states = states_bytes(header, size.rollback, size.n_timelines)
+    if keeps:
+        states += MOST_COPIES * size.n_timelines * header.state_bytes
+    more = states - shape_of(header).states
+    fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
 
 
 def texts_that_pay(costs: Sequence[float], most: int = MOST_BY_DEFAULT) -> int:

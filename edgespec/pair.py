@@ -7,22 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edgespec._core import Interrupt
 from edgespec.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
     Capacity,
     Demand,
+    check_cache,
     choose_capacity,
+    fitting_ctx,
     kept_cells,
     kept_timelines,
 )
 from edgespec.choices import DRAFTLESS
 from edgespec.decoding.features import TargetFeatures
+from edgespec.draft_checks import check_writer, map_to_draft
 from edgespec.drafting.block_head import BlockModel
-from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
-from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
+from edgespec.drafting.foreign.vocabulary_map import VocabularyMap
 from edgespec.drafting.head import HeadModel, check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
@@ -42,7 +45,6 @@ from edgespec.llama.published_heads import (
     open_head,
 )
 from edgespec.llama.rollback import RollbackSize
-from edgespec.llama.states import MOST_COPIES
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.lossy.cascade import SmallModel
@@ -52,8 +54,6 @@ from edgespec.models.footprint import (
     USUAL_CTX,
     draft_rollback,
     fits_in_memory,
-    shape_of,
-    states_bytes,
     target_rollback,
 )
 from edgespec.models.resolve import resolve
@@ -61,13 +61,12 @@ from edgespec.options import MAX_GAMMA
 from edgespec.pair_options import PairOptions, default_threads
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import available_bytes
+from edgespec.remote_target import NO_HEAD, RemoteTarget, open_nodes, refuse_heads
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
-
-_UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 
 _OWN_HEAD = "mtp"
 """The name of a draft that is the head in the target's own file."""
@@ -109,6 +108,7 @@ class Pair(Closing):
             published = check_published_head(read_header(path), self.target_header)
             self.is_published = published is not None
             self._headers.append(published or check_model_file(path))
+        refuse_heads(options, self.draft_name, is_published=self.is_published)
         self.uses_mtp = self.draft_name is None and self._has_mtp()
         """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
@@ -120,7 +120,9 @@ class Pair(Closing):
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
-        fits_in_memory([(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in self._headers])
+        if not options.nodes:  # with them: once it is known what they hold
+            fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers])
+        self._remote: RemoteTarget | None = None
         self._vocabulary_map: VocabularyMap | None = None
         self._models: list[Model] = []
         self._timelines: Timelines | None = None
@@ -137,10 +139,13 @@ class Pair(Closing):
 
     def _has_mtp(self) -> bool:
         """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
-        reason = why_no_mtp(self.target_header)
+        reason = self._why_no_mtp()
         if reason and self.options.drafter == "mtp":
             raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
         return not reason and self.options.drafter not in DRAFTLESS
+
+    def _why_no_mtp(self) -> str:
+        return why_no_mtp(self.target_header) or (NO_HEAD if self.options.nodes else "")
 
     @property
     def reads_states(self) -> bool:
@@ -175,20 +180,46 @@ class Pair(Closing):
                 open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
             )
         else:
+            self._remote = open_nodes(self.options, self._headers, loaded, on_message)
             for header in self._headers:
-                self._models.append(Model(header.path, kernels=own_kernels, header=header))
+                where = self._remote.placement if self._remote and not self._models else None
+                self._models.append(Model(header.path, kernels=own_kernels, header=header, placement=where))
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
+        if self._remote and self._remote.placement:
+            self.kernels += f", {self._remote.placement}"
+            self._remote.warm_up(self.target, self._interrupt)
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
             self.draft = self._models[1]
             self._check_draft(self.draft, on_message)
         elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
-            on_message(f"nothing but text seen before drafts: {why_no_mtp(self.target_header)}")
+            on_message(f"nothing but text seen before drafts: {self._why_no_mtp()}")
+
+    @property
+    def _interrupt(self) -> Interrupt | None:
+        return self.options.signals.interrupt if self.options.signals else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a node of the target was lost, so that `reopen` must come before its next pass."""
+        return self._remote is not None and self._remote.is_lost(self.target)
+
+    def reopen(self) -> None:
+        """Load the target again. Raises NodeLost where a node is still lost."""
+        if self._remote:
+            if self._timelines:
+                self._timelines.close()
+                self._timelines = None
+            self._remote.reopen(self.target, self._interrupt)
+
+    def _footprint(self, model: Model) -> GGUFHeader:
+        """Return the header to estimate the memory of `model` here with."""
+        return self._remote.home if self._remote and model is self.target else model.header
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
         self.cut = read_cut(draft.header)
@@ -212,35 +243,13 @@ class Pair(Closing):
                 raise UsageError(
                     f"{draft.path}: a head of another model than {self.target_name}: {match.reason}"
                 )
-            self._vocabulary_map = map_vocabularies(self.target, draft)
-            if not self._vocabulary_map.n_shared:
-                raise EdgespecError(
-                    f"{self.draft_name} cannot draft for {self.target_name}: no token is the same in both; "
-                    "choose another draft, or drafter none"
-                )
-            overlap = find_overlap(self.target, draft, self._vocabulary_map, suite_text())
-            on_message(f"{self.draft_name} drafts in another vocabulary: {overlap.summary}")
+            names = self.target_name, self.draft_name
+            self._vocabulary_map = map_to_draft(self.target, draft, *names, on_message)
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
-        if self.draft is None:
-            raise UsageError("a cascade needs a draft model, which writes: choose a draft")
-        if self.reads_states:
-            raise UsageError(
-                f"{self.draft.name} is a draft head, which cannot write in a cascade by itself: "
-                "choose a draft model"
-            )
-        if self.cut:
-            raise UsageError(
-                f"{self.draft_name} has only a part of the vocabulary, and could not write the rest of it in "
-                "a cascade: choose the model that it was cut from"
-            )
-        if not compare_vocabularies(self.target, self.draft).equal:
-            raise UsageError(
-                f"a cascade needs one vocabulary: {self.draft_name} has another than {self.target_name}; "
-                "choose a draft of the target's family"
-            )
-        return self.draft
+        names, is_cut = (self.target_name, self.draft_name), self.cut is not None
+        return check_writer(self.target, self.draft, *names, is_head=self.reads_states, is_cut=is_cut)
 
     @property
     def parallel(self) -> int:
@@ -253,11 +262,12 @@ class Pair(Closing):
         demand = Demand(
             options.parallel if self.target.can_rewind else 1,
             options.n_ctx,
-            options.n_cells,
+            self._remote.n_cells if self._remote else options.n_cells,
             options.prefix_cache or 0,
         )
         draft = self.draft.header if self.draft else None
-        self.capacity = choose_capacity(costs, self.target.header, draft, demand, available_bytes())
+        target = self._footprint(self.target)
+        self.capacity = choose_capacity(costs, target, draft, demand, available_bytes())
 
     def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
         """Return the context for a generation: `options.n_ctx`, else as much as it needs.
@@ -265,7 +275,7 @@ class Pair(Closing):
         Raises EdgespecError if the prompt does not fit.
         """
         asked = self.options.n_ctx
-        n_ctx = self.n_ctx_shared or asked or _fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        n_ctx = self.n_ctx_shared or asked or fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
         if n_prompt < n_ctx:
             return n_ctx
         problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
@@ -329,7 +339,7 @@ class Pair(Closing):
         if draft is None:
             return None
         parallel = self.parallel
-        n_ctx = min(n_ctx, _fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
+        n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
         if parallel > 1:
             n_ctx = min(DRAFT_CELLS, draft.n_ctx_train)
         n_own = n_ctx
@@ -380,20 +390,14 @@ class Pair(Closing):
         return self._small
 
     def _cache(self, model: Model, size: CacheSize) -> Cache:
-        header = model.header
-        states = states_bytes(header, size.rollback, size.n_timelines)
-        if self.options.prefix_cache is not None:
-            states += MOST_COPIES * size.n_timelines * header.state_bytes
-        more = states - shape_of(header).states
-        fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
-        signals = self.options.signals
+        check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
         return Cache(
             model,
             size,
             n_threads=self.n_threads,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
             takes_inputs=self.reads_states and model is self.draft,
-            interrupt=signals.interrupt if signals else None,
+            interrupt=self._interrupt,
         )
 
     def forget(self) -> None:
@@ -406,9 +410,5 @@ class Pair(Closing):
         """Free models and sessions; a second call does nothing."""
         for model in self._models:
             model.close()
-
-
-def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
-    """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
-    n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
-    return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
+        if self._remote:
+            self._remote.close()

@@ -4,6 +4,7 @@
     gathers  the board's wheels in dist/, and other packages' wheels (pi/dependencies.py)
     copies   all of them, and installs them into a new venv there; the board needs no network
     checks   with `edgespec doctor` in that venv, which then takes the place of the old one
+    serves   as a node, with --node (pi/node_service.py); a node that runs is restarted
 
 On the board, FOLDER/venv is a link to the venv in use, so that the switch is atomic. The steps before it are
 one remote command, which removes what it made if it fails or the connection is cut.
@@ -30,11 +31,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.sources import format_size
 from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.ssh import FAILED
 from pi import console, probe
 from pi.console import BUILD, err, message, status
 from pi.dependencies import download, folder_name
 from pi.manifest import DIST, check_wheels, read_manifest, sha256
-from pi.ssh import FAILED, Connection
+from pi.node_service import WISHES, Wish, look_after
+from pi.ssh import Connection
 
 DEFAULT_FOLDER = "edgespec"
 
@@ -90,13 +93,16 @@ def deploy(
     into: str = DEFAULT_FOLDER,
     dist: Path = DIST,
     kept: Path = BUILD,
+    node: Wish = "keep",
 ) -> int:
     """Install edgespec on a board and return the exit code of `edgespec doctor` there.
 
     The connection must be open; `board` is found out by default. `into` is a folder there,
     below the home folder unless it is absolute. `dist` has the wheels of each board, and in `kept` other
-    packages' wheels stay for the next time. Raises EdgespecError and UsageError; unless 0 is returned, the
-    board is left as it was.
+    packages' wheels stay for the next time. `node`: whether the board becomes a node.
+
+    Raises EdgespecError and UsageError. Unless 0 is returned, or the service alone failed, the board is left
+    as it was.
     """
     into = into.removeprefix("~/")
     if not _FOLDER.fullmatch(into):
@@ -126,6 +132,7 @@ def deploy(
     if code:
         message(f"`edgespec doctor` failed on {facts.host} (exit code {code}); nothing has changed there")
     else:
+        look_after(connection, facts.folder, node)
         message(f'installed; on {facts.host}: {program} run "Write a quicksort in Python."')
     return code
 
@@ -248,6 +255,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where on the board, below the home folder or absolute (default: %(default)s)",
     )
+    parser.add_argument(
+        "--node",
+        action=argparse.BooleanOptionalAction,
+        help="have the board hold layers of other machines' models, from its start on, or no more; without "
+        "either a node that is there is restarted",
+    )
     return parser
 
 
@@ -257,7 +270,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     with Connection(
         asked.host, port=asked.port, identity=asked.identity, options=asked.options
     ) as connection:
-        return deploy(connection, board=board, into=asked.into, dist=asked.dist, kept=BUILD)
+        node = WISHES[asked.node]
+        return deploy(connection, board=board, into=asked.into, dist=asked.dist, kept=BUILD, node=node)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

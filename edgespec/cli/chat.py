@@ -16,7 +16,7 @@ from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
     CacheOption,
-    Compute,
+    ComputeOnNodes,
     DrafterOption,
     GammaOption,
     ModelChoice,
@@ -55,7 +55,7 @@ class Length:
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
-    compute: Compute
+    compute: ComputeOnNodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,12 @@ def _pipe(chat: Chat) -> int:
 
 
 def _context(engine: Engine) -> int:
-    """Return the most tokens of context that the target was trained for and that fit in memory."""
+    """Return the most tokens of context that the target was trained for and that fit in memory.
+
+    Over nodes: what they were asked to have room for.
+    """
+    if engine.n_ctx_shared is not None:
+        return engine.n_ctx_shared
     from edgespec.models.footprint import CTX_STEP, fits_in_memory
     from edgespec.pair import MAX_DRAFT_CTX
 

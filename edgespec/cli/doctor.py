@@ -40,17 +40,32 @@ def doctor_command(
             help="Check instead what works with each architecture, or with those named in place of models.",
         ),
     ] = False,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT],...",
+            help="Look at these nodes instead, and at how they would share a model's layers.",
+        ),
+    ] = None,
+    unsafe_no_ssh: Annotated[
+        bool, typer.Option("--unsafe-no-ssh", help="Connect to nodes without ssh.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
+    --nodes sends each node up to 32 MB; exit code 1 if one cannot be used.
     --architectures checks tiny random models, and takes a minute for all; exit code 1 if something is wrong.
     """
     if architectures:
         from edgespec.cli.doctor_architectures import report_architectures
 
         return report_architectures(models, json=json)
+    if nodes is not None:
+        from edgespec.cli.doctor_nodes import report_nodes
+
+        return report_nodes(nodes, models, unsafe=unsafe_no_ssh, json=json)
     from edgespec.cli.doctor_report import full_report
 
     report = full_report(ROOT, models, retest=retest)

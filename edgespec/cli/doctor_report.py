@@ -47,7 +47,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
 
     `root`: where /proc and /sys are. With `retest` the kernels are tested and timed again.
     """
-    paths = _paths(models)
+    paths = model_paths(models)
     with err.status("testing the kernels"):
         loaded = kernels.load(retest=retest)
     report: Report = {
@@ -66,7 +66,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
     return report
 
 
-def _paths(models: Sequence[str] | None) -> dict[str, Path]:
+def model_paths(models: Sequence[str] | None) -> dict[str, Path]:
     """Return the files of `models`; None: those of the default pair that are here."""
     if models:
         return {name: resolve(name, pull_missing=False) for name in models}

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, NodeLost
 from edgespec.server.jobs import QueueFull, ShuttingDown, TimedOut
 from edgespec.server.schema import UNSUPPORTED
 
@@ -78,6 +78,9 @@ def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
         # OpenAI's clients would try again by themselves, and it would take as long.
         return Fault(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
     line = " ".join(str(error).split())
+    if isinstance(error, NodeLost):
+        log(line)
+        return Fault(503, line, code="node_lost", headers={"Retry-After": "3"})
     if isinstance(error, EdgespecError):
         if name := _FIELDS.get(error.field):
             told = " ".join(error.spelled(name).split())

@@ -21,8 +21,18 @@ from pi.ssh import Connection
 from sshd import PI4, PI5, Board
 
 DOCTOR = """\
-import sys
+import os, signal, sys
+from pathlib import Path
+NODE = Path(os.environ["HOME"], "node")
 def main():
+    if sys.argv[1:] == ["node"]:
+        NODE.write_text("{version}")
+        signal.sigwait([signal.SIGINT])
+        NODE.unlink()
+        return 0
+    if sys.argv[1:] == ["node", "--describe", "--json"]:
+        print('{{"running":[' + "{{}}" * NODE.exists() + "]}}")
+        return 0
     assert sys.argv[1:] == ["doctor"], sys.argv
     print("cpu      Cortex-A76, edgespec {version}")
     print("testing the kernels", file=sys.stderr)
@@ -236,6 +246,65 @@ def test_other_packages_come_along(run, board, dist, tmp_path):
     assert not list(packages.glob("unwanted*"))
 
 
+# ---- a node ----
+
+
+UNIT = ".config/systemd/user/edgespec-node.service"
+
+
+def test_a_board_becomes_a_node_of_each_new_version_and_then_none(run, board, dist, server):
+    board.has_systemd()
+    code, _, err = run("--node")
+    assert (code, err[-2]) == (
+        0,
+        f"edgespec: {server.host} is a node: edgespec doctor --nodes {server.host}",
+    )
+    assert (board.home / "node").read_text() == "0.1.0"
+    unit = (board.home / UNIT).read_text()
+    assert f'\nExecStart="{board.home}/edgespec/venv/bin/edgespec" node\n' in unit
+    assert (board.fakes / "systemctl").read_text().splitlines() == [
+        "daemon-reload",
+        "enable edgespec-node.service",
+        "restart edgespec-node.service",
+    ]
+    dist.make("pi5", version="0.2.0")
+    assert run()[0] == 0
+    assert (board.home / "node").read_text() == "0.2.0"
+    code, _, err = run("--no-node")
+    assert (code, err[-2]) == (0, f"edgespec: {server.host} is no node any more")
+    assert not (board.home / "node").exists()
+    assert not (board.home / UNIT).exists()
+    assert (board.fakes / "systemctl").read_text().splitlines()[-2:] == [
+        "disable --now edgespec-node.service",
+        "daemon-reload",
+    ]
+    code, _, err = run("--no-node")
+    assert code == 0
+    assert "no node any more" not in err[-2]
+
+
+def test_a_node_that_ends_with_its_users_login(run, board):
+    board.has_systemd()
+    board.program("loginctl", "exit 1")
+    code, _, err = run("--node", "--into", "a folder")
+    assert code == 0
+    assert err[-2] == (
+        "edgespec: the node ends when its user logs out; on the board: sudo loginctl enable-linger $USER"
+    )
+    run("--no-node", "--into", "a folder")
+
+
+def test_a_board_whose_systemd_cannot_be_reached(run, board, server):
+    board.program("systemctl", "echo Failed to connect to bus: No medium found >&2; exit 1")
+    code, _, err = run("--node")
+    assert (code, err[-1]) == (
+        1,
+        f"edgespec: {server.host}: edgespec is installed, but not as a node: systemctl --user daemon-reload: "
+        "Failed to connect to bus: No medium found; look there: journalctl --user -u edgespec-node",
+    )
+    assert "edgespec 0.1.0" in doctor(board)
+
+
 # ---- which wheels ----
 
 
@@ -375,14 +444,14 @@ def test_nobody_answers(run, server):
     server.stop()
     assert last_line(run()) == (
         f"{server.host}: connect to host 127.0.0.1 port {server.port}: Connection refused; "
-        "switch ssh on there: sudo raspi-config, Interface Options"
+        "switch ssh on there (Raspberry Pi: sudo raspi-config, Interface Options)"
     )
 
 
 def test_no_such_host(run):
     line = last_line(run(to=["pi@no-such-board.invalid"]))
     assert line.startswith("pi@no-such-board.invalid: Could not resolve hostname no-such-board.invalid: ")
-    assert line.endswith("; check the name, or give the board's address")
+    assert line.endswith("; check the name, or give the machine's address")
 
 
 def test_a_key_that_the_board_does_not_know(run, server):
@@ -405,7 +474,7 @@ def test_a_board_that_ssh_does_not_know(run, server):
 def test_a_board_whose_key_has_changed(run, server):
     server.trust(server.identity.with_suffix(".pub"))
     assert last_line(run()) == (
-        f"{server.host}: Host key verification failed.; this is not the key that was known; if the board "
+        f"{server.host}: Host key verification failed.; this is not the key that was known; if the machine "
         f"was set up anew: ssh-keygen -R '[127.0.0.1]:{server.port}'"
     )
 

@@ -43,6 +43,27 @@ esac""",
 }
 
 
+_SYSTEMCTL = """
+import os, pathlib, re, signal, subprocess, sys, time
+
+fakes, home = pathlib.Path(os.environ["FAKES"]), pathlib.Path(os.environ["HOME"])
+unit, pid = home / ".config/systemd/user/edgespec-node.service", fakes / "node.pid"
+assert sys.argv[1] == "--user", sys.argv
+with (fakes / "systemctl").open("a") as log:
+    print(*sys.argv[2:], file=log)
+if sys.argv[2] in ("restart", "disable") and pid.exists():
+    os.kill(int(pid.read_text()), signal.SIGINT)
+    while pathlib.Path(f"/proc/{pid.read_text()}").exists():
+        time.sleep(0.01)
+    pid.unlink()
+if sys.argv[2] == "restart":
+    program = re.search('^ExecStart="(.*)" node$', unit.read_text(), re.MULTILINE)[1]
+    with (fakes / "journal").open("ab") as log:
+        service = subprocess.Popen([program, "node"], stdin=0, stdout=log, stderr=log, start_new_session=True)
+    pid.write_text(str(service.pid))
+"""
+
+
 class Board:
     """The folders of a board: `home`, and `fakes` with its answers. It is a Raspberry Pi 5."""
 
@@ -76,6 +97,13 @@ class Board:
         """Have this program, which all sessions find first."""
         (self.programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (self.programs / name).chmod(0o755)
+
+    def has_systemd(self):
+        """Have a systemd of the user that runs one service, as `pi/node_service.py` writes it."""
+        file = self.fakes / "systemctl.py"
+        file.write_text(_SYSTEMCTL)
+        self.program("systemctl", f'exec {shlex.quote(sys.executable)} {file} "$@"')
+        self.program("loginctl", "exit 0")
 
     def put(self, name, text):
         file = self.fakes / name
@@ -131,7 +159,7 @@ MaxStartups 100
 SetEnv {" ".join(f"{name}={value}" for name, value in board.environment.items())}
 """)
         self.trust(Path(f"{self._host_key}.pub"))
-        self._process = None
+        self.process = None
         self.log = folder / "sshd.log"
 
     @property
@@ -167,17 +195,17 @@ SetEnv {" ".join(f"{name}={value}" for name, value in board.environment.items())
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd puts what it does not trust
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen([SSHD, "-D", "-e", "-f", self._config], stderr=log)
+            self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", self._config], stderr=log)
         deadline = time.monotonic() + 20
         while "Server listening" not in self.log.read_text():
-            assert self._process.poll() is None, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.01)
 
     def stop(self):
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
 
 
 @contextmanager
@@ -192,6 +220,20 @@ def serving(folder, board):
         yield server
     finally:
         server.stop()
+
+
+def ssh_for(server, folder):
+    """A folder with an `ssh` that finds the server at 127.0.0.1 and is let in, for the front of PATH."""
+    config = folder / "ssh_config"
+    config.write_text(
+        f"IdentityFile {server.identity}\nUserKnownHostsFile {server.known_hosts}\n"
+        f"Host 127.*\nPort {server.port}\n"
+    )
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    (programs / "ssh").chmod(0o755)
+    return programs
 
 
 def make_key(file):

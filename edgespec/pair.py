@@ -303,8 +303,7 @@ class Pair(Closing):
         size = CacheSize(
             n_ctx=cells,
             n_batch=model.most_batch,
-            # Of all tokens whose hidden states a head wants the library computes the logits too.
-            n_logits_max=MAX_GAMMA + 1 if parallel == 1 and not self.head else max(_ROWS, 2 * parallel),
+            n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
             n_timelines=n_timelines if model.can_rewind else 1,
             rollback=replace(rollback, n_kept=n_kept),
         )

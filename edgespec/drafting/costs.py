@@ -94,19 +94,25 @@ class OnlineCurve:
     """A curve that follows the passes timed while a program runs.
 
     The logarithm of (observed / expected) moves a factor of the whole curve fast, since a machine that
-    slows down does so for every n, and a factor of that n slowly, which corrects the curve's shape.
+    slows down does so for every n, and factors of that n and of those near it, which correct the curve's
+    shape: fast at first where it was not measured well, else slowly.
     """
 
     _COMMON, _RARE, _OWN, _READ = 0.1, 0.5, 0.05, 0.3
+    _UNSURE = 3  # passes that a shape counts as which was not measured well
     _MOST = math.log(2.0)  # one pass beside a busy process must not spoil the curve
     _SCALING = 4  # passes that a guess takes its scale from
     _SPAN = 128  # tokens of context over which `at` is not computed anew
 
-    def __init__(self, curve: Curve, *, guessed: bool = False) -> None:
-        """Start from `curve`; a `guessed` one takes its scale from the first passes."""
+    def __init__(self, curve: Curve, *, guessed: bool = False, unsure: bool = False) -> None:
+        """Start from `curve`; a `guessed` one takes its scale from the first passes.
+
+        `unsure`: its shape was not measured, or on a busy machine; so is that of a guess.
+        """
         self._curve = curve
         self._common = 0.0
         self._own = [0.0] * (N_MAX + 1)
+        self._n_own = [self._UNSURE if guessed or unsure else 1.0 / self._OWN] * (N_MAX + 1)
         self._read_log = 0.0
         self._n_scaling = self._SCALING if guessed else 0
         self._unread = guessed
@@ -150,9 +156,16 @@ class OnlineCurve:
         else:
             error = max(-self._MOST, error)
             self._common += (self._RARE if rare else self._COMMON) * error
-            self._own[n] += self._OWN * error
+            self._correct_shape(n, error)
         if scales or rare or self.n_observed % 8 == 0:  # a table each time would cost more than it is worth
             self._tabulate()
+
+    def _correct_shape(self, n: int, error: float) -> None:
+        """Move the factors from n / 2 to 2 n, the less the farther they are: drafts vary around n."""
+        for other in range(n // 2 + 1, min(N_MAX + 1, 2 * n)):
+            near = 1.0 - abs(math.log2(other / n))
+            self._own[other] += max(self._OWN, 1.0 / self._n_own[other]) * near * error
+            self._n_own[other] += near
 
     def observe_read(self, n_tokens: int, seconds: float) -> None:
         """Learn that a prompt of `n_tokens` was read in `seconds`."""
@@ -169,6 +182,8 @@ class OnlineCurve:
 
     def _tabulate(self) -> None:
         self._table = [s * math.exp(self._common + own) for s, own in zip(self._base, self._own, strict=True)]
+        # While all steps draft none is over one token: what was known of those may be from a slower hour.
+        self._table[1] = min(self._table[1:])
 
 
 class Clocks(NamedTuple):

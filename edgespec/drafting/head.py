@@ -43,10 +43,10 @@ from edgespec.llama.timelines import n_common
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
 
-_MOST_STATES = 192
-"""Tokens of a prompt whose hidden states a head reads: it was trained on no more (forge/dataset.py)."""
-_FEWER_STATES = 64  # a pass of them
-_MOST_OWN = KEPT  # a head in the target's file was trained on whole texts: all states that are kept
+_STATES = (32,)
+"""Tokens of a prompt whose hidden states a head reads: with more, no more of its drafts are accepted."""
+_STATES_OWN = (KEPT, 64)
+"""The same of a head in the target's file, which was trained on whole texts: all that are kept, or few."""
 _STATES_SHARE = 0.25  # of what drafting saves, lost where the head knows nothing of the prompt: a guess
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
 
@@ -104,7 +104,7 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
     enough; the head then begins with the answer.
     """
     learnt, policy = scheduler.learnt, scheduler.policy
-    sizes = (_MOST_STATES, _FEWER_STATES) if target.hidden_states.all_logits else (_MOST_OWN, _FEWER_STATES)
+    sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
     if policy.gamma is not None or not policy.suffix:
         return min(sizes[0], n_unread)  # the head was asked for
     if learnt.draft is None:
@@ -115,7 +115,7 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
     spent = learnt.target.read(n_unread, 0)
     for n in sizes:
         n_wanted = min(n, n_unread)
-        price = _price_of_states(learnt, target, n_wanted, costs[1])
+        price = _price_of_states(learnt, target, n_wanted, costs[1] if n_wanted < n_unread else 0.0)
         gained = 0.0  # as a share of what the whole answer costs, as its reader feels it
         for length, chance in scheduler.lengths.after(1):
             n_tokens = min(length, most)
@@ -127,15 +127,15 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
 
 
 def _price_of_states(learnt: Learnt, target: Model, n: int, one: float) -> float:
-    """Return what the hidden states of `n` tokens of a prompt cost, where a pass over one token costs `one`.
+    """Return what the hidden states of `n` tokens of a prompt cost.
 
-    Mostly the library has room for few of them in a pass, and computes the logits of each of these tokens:
-    of the default target a sixth of what reading costs, which edgespec's kernels leave out. A head in the
-    target's file reads as many tokens.
+    Mostly they need a pass of their own (`one`: what one over a single token costs, or 0), and the library
+    computes the logits of each: of the default target a sixth of what reading costs, which edgespec's kernels
+    leave out. A head in the target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:
         return learnt.draft.read(n, 0) if learnt.draft else 0.0
-    price = (n // _FEWER_STATES) * _PASS_SHARE * one
+    price = _PASS_SHARE * one
     if not target.uses_kernels:
         n_output = target.n_vocab * target.n_embd
         price += n * learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)

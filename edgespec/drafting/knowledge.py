@@ -58,9 +58,10 @@ class Knowledge:
         self._lengths = AnswerLengths(profile.answer_tokens if profile else ANSWER_TOKENS)
         self._lengths.restore(profile.acceptance.get(_STARTS) if profile else None)
         target, draft = self._models
+        reliable = profile is not None and profile.reliable
         self.clocks = Clocks(
-            _clock(target, profile.target if profile else None),
-            _clock(draft, profile.draft if profile else None) if draft else None,
+            _clock(target, profile.target if profile else None, reliable),
+            _clock(draft, profile.draft if profile else None, reliable) if draft else None,
         )
         costs = self._costs(profile)
         self._running: list[tuple[Scheduler, bool]] = []
@@ -134,8 +135,8 @@ class Knowledge:
         )
 
 
-def _clock(model: Model, stored: Curve | None) -> OnlineCurve:
+def _clock(model: Model, stored: Curve | None, reliable: bool) -> OnlineCurve:
     curve = stored or guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels)
     if isinstance(model, BlockHead):
         curve = of_blocks(curve, model.n_block)
-    return OnlineCurve(curve, guessed=stored is None)
+    return OnlineCurve(curve, guessed=stored is None, unsure=not reliable)

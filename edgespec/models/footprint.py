@@ -25,18 +25,23 @@ CTX_STEP = 256
 DRAFT_MARKS = 8
 """Earlier states that a draft model can go back to: it drafts a token a pass, mostly no more of them."""
 _FEWEST_SNAPSHOTS, _MOST_SNAPSHOTS = 8, 32
-_SNAPSHOTS_SHARE = 1 / 16  # of the file's bytes, for more than the fewest snapshots
+_SNAPSHOTS_SHARE = 1 / 16
+# Of the file's bytes, for all snapshots: writing larger ones costs more than reading accepted tokens again
+# (docs/measurements/kernels.md).
 
 
 def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = True) -> RollbackSize:
     """Return what a target's cache sets aside to take drafts back: as many tokens as a draft should have.
 
-    Several texts at once, and one that is decoded plainly, do without snapshots: each is a state of memory.
+    Several texts at once, one that is decoded plainly, and states that are large beside the weights do
+    without snapshots: each is a state of memory.
     """
     if not header.has_snapshots or parallel > 1 or not drafts:
         return RollbackSize()
     affordable = int(_SNAPSHOTS_SHARE * header.file_bytes) // max(1, header.state_bytes)
-    return RollbackSize(n_snapshots=min(_MOST_SNAPSHOTS, max(_FEWEST_SNAPSHOTS, affordable)))
+    if affordable < _FEWEST_SNAPSHOTS:
+        return RollbackSize()
+    return RollbackSize(n_snapshots=min(_MOST_SNAPSHOTS, affordable))
 
 
 def draft_rollback() -> RollbackSize:

@@ -349,15 +349,15 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         return states_worth(scheduler, target, n_unread, n_predict)
 
     for n_unread in (64, 100, 1000):
-        assert worth("write much", n_unread) == min(192, n_unread)
+        assert worth("write much", n_unread) == 32
         assert worth("yes or no?", n_unread, n_predict=8) == 0
         assert worth("write much", n_unread, n_predict=2) == 0
         for policy in (Policy(suffix=False), Policy(gamma=3)):
-            assert worth("yes or no?", n_unread, policy) == min(192, n_unread), "the head was asked for"
-    assert worth("something else", 60) == 0 < worth("something else", 2000)
+            assert worth("yes or no?", n_unread, policy) == 32, "the head was asked for"
+    assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 2000)
 
     target.uses_kernels = True  # which leave the logits out
-    assert worth("something else", 60) == 60
+    assert worth("something else", 60, n_predict=8) == 32
     assert worth("something else", 1000, n_predict=2) == 0, "passes of their own still cost something"
 
     target.hidden_states.all_logits = False  # the head is in the target's file, and reads as many tokens

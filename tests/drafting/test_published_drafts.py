@@ -111,7 +111,7 @@ def test_the_text_is_plain_decodings_own(name, file, head_of, plain):
             assert result.token_ids == plain(name, PROMPTS["short"], **options)
             assert result.stats.n_drafted > 20
     if file != "blocks, the target's matrices":  # which knows nothing
-        assert n_accepted > 20, "little was accepted: it proves little"
+        assert n_accepted > 10, "little was accepted: it proves little"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35"])

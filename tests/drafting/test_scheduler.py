@@ -560,6 +560,25 @@ def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured()
         assert all(guess[n] / guess[1] > 0.97 * costs[n] / costs[1] for n in range(2, N_MAX + 1))
 
 
+def test_the_shape_of_a_guess_is_learnt_in_an_answer():
+    """From its own passes, of which most are over several tokens; also for sizes near theirs."""
+    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
+    rng = np.random.default_rng(2)
+    guess = curve.at(200)[8] / curve.at(200)[1]
+    for i in range(40):
+        n = 1 if i < 4 or rng.random() < 0.1 else int(rng.integers(4, 9))
+        curve.observe(n, 200, OURS[n] * float(rng.lognormal(0, 0.05)))
+    true = OURS[8] / OURS[1]
+    assert curve.at(200)[8] / curve.at(200)[1] - true < 0.6 * (guess - true)
+    assert curve.at(200)[10] / curve.at(200)[8] == pytest.approx(OURS[10] / OURS[8], rel=0.15)
+
+
+def test_one_token_costs_no_more_than_several():
+    """A machine was slow when T(1) was measured, and all steps draft since: nothing else would tell."""
+    curve = OnlineCurve(curve_of([0.0, 1.5 * OURS[1], *OURS[2:]]))
+    assert curve.at(200)[1] == pytest.approx(min(curve.at(200)[2:]))
+
+
 def test_a_curve_follows_a_machine_that_slows_down_and_a_shape_that_is_another():
     curve = OnlineCurve(curve_of(OURS))
     rng = np.random.default_rng(1)

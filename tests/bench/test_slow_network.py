@@ -1,4 +1,4 @@
-"""bench/proxies.py: what passes through it, what it counts, and what it holds up."""
+"""bench/slow_network.py: what passes through it, what it counts, and what it holds up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from proxies import Link, Proxy, proxies
+from slow_network import Link, Proxy, proxies
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def ask(connection, command, size):
 
 def test_it_counts_what_passes(port):
     with proxies([port], Link(round_trip_s=0.001, bits_per_s=1e9)) as (proxy,):
-        with socket.create_connection(("127.0.0.1", proxy.port())) as connection:
+        with socket.create_connection(("127.0.0.1", proxy.get_port())) as connection:
             ask(connection, 10, 5)
             ask(connection, 10, 700_000)
             ask(connection, 16, 0)
@@ -52,9 +52,9 @@ def test_it_counts_what_passes(port):
 
 
 def test_stopped_it_passes_nothing_and_then_all(port):
-    with Proxy(port) as proxy, socket.create_connection(("127.0.0.1", proxy.port())) as connection:
+    with Proxy(port) as proxy, socket.create_connection(("127.0.0.1", proxy.port)) as connection:
         ask(connection, 16, 4)
-        proxy.stop()
+        proxy.stop_forwarding()
         connection.sendall(struct.pack("<BQ", 1, 0))
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -66,11 +66,11 @@ def test_stopped_it_passes_nothing_and_then_all(port):
 
 def test_cut_connections_end_and_new_ones_can_be_made(port):
     with Proxy(port) as proxy:
-        with socket.create_connection(("127.0.0.1", proxy.port())) as connection:
+        with socket.create_connection(("127.0.0.1", proxy.port)) as connection:
             ask(connection, 16, 4)
             proxy.cut()
             assert connection.recv(8) == b""
-        with socket.create_connection(("127.0.0.1", proxy.port())) as connection:
+        with socket.create_connection(("127.0.0.1", proxy.port)) as connection:
             ask(connection, 16, 4)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", proxy.port()))
+        socket.create_connection(("127.0.0.1", proxy.port))

@@ -103,6 +103,9 @@ class _Requests:
 class Proxy(Closing):
     """Listens on `port` of this machine and passes what comes to another port of it, and back."""
 
+    port: int
+    """The port to connect to."""
+
     def __init__(self, port_of_node: int, link: Link = Link()) -> None:
         self._to = port_of_node
         self._link = link
@@ -113,13 +116,13 @@ class Proxy(Closing):
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._port: int = self._listener.getsockname()[1]
+        self.port = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
-    def port(self) -> int:
-        """Return the port to connect to."""
-        return self._port
+    def get_port(self) -> int:
+        """Return the port to connect to, where the proxy is in another process."""
+        return self.port
 
     def traffic(self) -> Traffic:
         """Return what has passed, of all connections."""
@@ -130,12 +133,12 @@ class Proxy(Closing):
         """Make the network another one, from now on."""
         self._link = link
 
-    def stop(self) -> None:
+    def stop_forwarding(self) -> None:
         """Pass nothing more, as a node that hangs; connections stay open."""
         self._passing.clear()
 
     def go_on(self) -> None:
-        """End `stop`; what came meanwhile is passed."""
+        """End `stop_forwarding`; what came meanwhile is passed."""
         self._passing.set()
 
     def cut(self) -> None:
@@ -231,7 +234,9 @@ class _Manager(BaseManager):
         raise NotImplementedError
 
 
-_Manager.register("proxy", Proxy, exposed=("port", "traffic", "set_link", "stop", "go_on", "cut", "close"))
+_Manager.register(
+    "proxy", Proxy, exposed=("get_port", "traffic", "set_link", "stop_forwarding", "go_on", "cut", "close")
+)
 
 
 @contextmanager

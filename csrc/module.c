@@ -43,9 +43,15 @@ static PyObject *interrupt_data(PyObject *self, void *closure) {
     return PyLong_FromVoidPtr(&((interrupt_object *)self)->interrupt);
 }
 
+static PyObject *interrupt_fd(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromLong(((interrupt_object *)self)->interrupt.fd);
+}
+
 static PyGetSetDef interrupt_getset[] = {
     {"callback", interrupt_callback, NULL, "Address of the ggml_abort_callback.", NULL},
     {"data", interrupt_data, NULL, "Address of its data; valid while this object lives.", NULL},
+    {"fd", interrupt_fd, NULL, "The descriptor.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

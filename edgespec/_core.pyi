@@ -175,6 +175,10 @@ class Interrupt:
     def data(self) -> int:
         """Address of its data, valid while this object lives."""
 
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+
 def coins(seed: int, first: int, n: int) -> list[float]:
     """Coins `first` .. `first + n - 1` of stream `seed`: numbers in [0, 1) (Philox 4x64-10)."""
 

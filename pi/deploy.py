@@ -30,11 +30,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.sources import format_size
 from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.ssh import FAILED
 from pi import console, probe
 from pi.console import BUILD, err, message, status
 from pi.dependencies import download, folder_name
 from pi.manifest import DIST, check_wheels, read_manifest, sha256
-from pi.ssh import FAILED, Connection
+from pi.ssh import Connection
 
 DEFAULT_FOLDER = "edgespec"
 

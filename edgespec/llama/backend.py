@@ -18,8 +18,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -205,17 +206,27 @@ def interruptible() -> Iterator[Interruption]:
         raise KeyboardInterrupt
 
 
-def create(make: Callable[[Interruption], _T | None], free: Callable[[_T], object]) -> _T | None:
+class UsesNodes(Protocol):
+    """What watches over the nodes that the library uses (placement.py)."""
+
+    def call(self) -> AbstractContextManager[None]:
+        """Let the library use them inside the block; raise at its end if one was lost."""
+
+
+def create(
+    make: Callable[[Interruption], _T | None], free: Callable[[_T], object], remote: UsesNodes | None = None
+) -> _T | None:
     """Return the library's object that `make` makes, None if it fails; on Ctrl-C free it and raise.
 
-    Clears the log first, so that `failure_reason` is about this call.
+    Clears the log first, so that `failure_reason` is about this call. `remote`: the nodes that it uses; where
+    one is lost the object is freed too.
     """
     clear_log()
     made: _T | None = None
     try:
-        with interruptible() as interruption:
+        with interruptible() as interruption, remote.call() if remote else contextlib.nullcontext():
             made = make(interruption)
-    except KeyboardInterrupt:
+    except BaseException:
         if made is not None:
             free(made)
         raise

@@ -339,7 +339,7 @@ class Cache(Closing):
         """Make a pass over `piece`, for logits of its last `n_outputs` tokens; None: the batch says which."""
         self._input.fill(batch, piece.tokens, n_outputs, piece.inputs)
         # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
-        with backend.interruptible(), self._only_wanted(piece):
+        with backend.interruptible(), self._only_wanted(piece), self._on_nodes(len(piece.tokens)):
             code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
@@ -361,6 +361,11 @@ class Cache(Closing):
             return nullcontext()
         return self._plugin.last_logits(piece.n_logits)
 
+    def _on_nodes(self, n_tokens: int = 0) -> AbstractContextManager[None]:
+        """Wait for nodes no longer than a pass of `n_tokens` may take; raise NodeLost where one was lost."""
+        remote = self.model.remote
+        return remote.call(n_tokens, self._interrupt) if remote else nullcontext()
+
     # ---- copies ----
 
     def state_bytes(self, sequence: int) -> int:
@@ -372,14 +377,16 @@ class Cache(Closing):
         """Return a copy of a timeline's cache."""
         size = self.state_bytes(sequence)
         state: State = np.empty(size, np.uint8)
-        n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
+        with self._on_nodes():
+            n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
         if n != size:
             raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
         return state
 
     def restore(self, sequence: int, state: State) -> bool:
         """Put a copied cache into an empty timeline; return whether the library could."""
-        n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
+        with self._on_nodes():
+            n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
 
     def close(self) -> None:

@@ -59,11 +59,11 @@ def create_context(
     flash = model.uses_kernels or model.header.cache_type != "f16"
     params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
     params.pooling_type = _POOLING_NONE  # hidden states, where they are asked for, are those of each token
-    params.offload_kqv = False
+    params.offload_kqv = model.remote is not None  # a node holds the cache of its layers
     params.no_perf = True
     params.swa_full = True  # a sliding window that drops tokens cannot be rewound
     context: llama.llama_context_p | None = backend.create(
-        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
+        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free, model.remote
     )
     if context is None:
         reason = backend.failure_reason()

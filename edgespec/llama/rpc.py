@@ -4,9 +4,11 @@
     llama_model_params.devices = connect(...)  <->  serve(endpoint, device, ...)
 
 The library is compiled from ggml's own files (csrc/rpc) and loaded into the ggml that is in use here. The
-protocol has no authentication, and who speaks it can run code on the node: it belongs inside a tunnel. The
-library ends the process where a connection breaks or the other side does not answer as it should, so whatever
-connects or serves runs in a child process.
+protocol has no authentication, and who speaks it can run code on the node: it belongs inside a tunnel.
+
+A client's connection that breaks, hangs or answers nonsense is *lost* (csrc/rpc_transport): all that is asked
+of it succeeds from then on, with zeros, and `Rpc.lost` says so. A server ends the process where a client asks
+for what cannot be, so it runs in a child process.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import struct
 from pathlib import Path
 
 from edgespec import _core
+from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import foreign_function
@@ -32,6 +35,13 @@ must not be newer."""
 DEFAULT_PORT = 50052
 """Where llama.cpp's own server listens too."""
 
+INTERRUPTED = "interrupted while it worked"
+"""Why a connection is lost that was given up because of an interruption."""
+
+INTERRUPTED_S = 2.0
+"""Seconds that what is under way on a node may still take after an interruption."""
+
+_REASON_BYTES = 256
 _BASE = "libggml-base.so.0"
 _HELLO, _CAPABILITIES = 14, 24  # a command; bytes that say what a connection could be besides TCP
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -48,7 +58,12 @@ _version = foreign_function("ggml_version", ctypes.c_char_p)
 class Rpc:
     """The loaded library."""
 
-    def __init__(self, registry: int) -> None:
+    def __init__(self, path: Path, registry: int) -> None:
+        own = ctypes.CDLL(str(path))  # which is loaded: this finds what it has beside ggml's interface
+        self._set_patience, self._lost, self._forget = own.es_rpc_patience, own.es_rpc_lost, own.es_rpc_forget
+        self._set_patience.argtypes, self._set_patience.restype = (ctypes.c_int,) * 3, None
+        self._lost.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+        self._forget.argtypes, self._forget.restype = (ctypes.c_char_p,), None
         self._add_server = ctypes.CFUNCTYPE(_pointer, ctypes.c_char_p)(
             _find(registry, b"ggml_backend_rpc_add_server")
         )
@@ -69,12 +84,27 @@ class Rpc:
     def connect(self, endpoint: str) -> tuple[int, ...]:
         """Return the devices, each a `ggml_backend_dev_t`, that a server offers at `endpoint`.
 
-        Ends the process if there is none, or it speaks another version: ask `spoken_protocol` first.
+        `spoken_protocol` says first whether it speaks this version. Raises EdgespecError if there is none;
+        `lost` then says why.
         """
         registry = self._add_server(endpoint.encode())
         if not registry:
-            raise EdgespecError(f"{endpoint}: the node offers no device")
+            raise EdgespecError(f"{endpoint}: {self.lost(endpoint) or 'the node offers no device'}")
         return tuple(_device(registry, i) for i in range(_device_count(registry)))
+
+    def set_patience(self, interrupt: Interrupt | None, silence_s: float) -> None:
+        """Let all connections wait `silence_s` for a byte, and `INTERRUPTED_S` after an interruption."""
+        fd = -1 if interrupt is None else interrupt.fd
+        self._set_patience(fd, round(1e3 * silence_s), round(1e3 * INTERRUPTED_S))
+
+    def forget(self, endpoint: str) -> None:
+        """Let a new connection to `endpoint` be made after one was lost, and all that used it is closed."""
+        self._forget(endpoint.encode())
+
+    def lost(self, endpoint: str) -> str:
+        """Return why a connection to `endpoint` was lost; "" if none was."""
+        reason = ctypes.create_string_buffer(_REASON_BYTES)
+        return reason.value.decode() if self._lost(endpoint.encode(), reason, _REASON_BYTES) else ""
 
 
 _loaded: Rpc | None = None
@@ -89,7 +119,8 @@ def load() -> Rpc:
     """Load the library, once per process. Raises EdgespecError if it is missing or does not fit this ggml."""
     global _loaded  # noqa: PLW0603 - the library is loaded once per process
     if _loaded is None:
-        _loaded = Rpc(_registry(library_path()))
+        path = library_path()
+        _loaded = Rpc(path, _registry(path))
     return _loaded
 
 
@@ -132,21 +163,43 @@ def spoken_protocol(host: str, port: int, *, timeout_s: float) -> tuple[int, int
     where = f"{host}:{port}"
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
-            connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
-            answer = _read(connection, 8 + 4 + _CAPABILITIES)
+            return say_hello(connection, where)
     except TimeoutError:
         raise EdgespecError(
             f"{where}: no answer within {timeout_s:g} s; it may have another client"
         ) from None
     except OSError as error:
-        raise EdgespecError(f"{where}: {error.strerror or error}") from error
-    size, major, minor, patch = struct.unpack_from("<QBBB", answer.ljust(11, b"\0"))
-    if len(answer) != 8 + size or size != 4 + _CAPABILITIES:
+        reason = "it hangs up" if isinstance(error, ConnectionResetError) else error.strerror or error
+        raise EdgespecError(f"{where}: {reason}") from error
+
+
+def say_hello(connection: socket.socket, where: str) -> tuple[int, int, int]:
+    """Begin a conversation and return the protocol's version that the server speaks.
+
+    `where` it listens, for the error: EdgespecError if that was no answer. Raises OSError;
+    ConnectionResetError if the server hangs up.
+    """
+    connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
+    answer = receive_answer(connection, 4 + _CAPABILITIES)
+    if answer == b"":
+        raise ConnectionResetError
+    if answer is None or len(answer) != 4 + _CAPABILITIES:
         raise EdgespecError(f"{where}: not a server of llama.cpp's RPC protocol {PROTOCOL[0]}")
-    return major, minor, patch
+    return answer[0], answer[1], answer[2]
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def receive_answer(connection: socket.socket, size: int) -> bytes | None:
+    """Return an answer of `size` bytes, or fewer where the other side closes; None for one of another size.
+
+    Raises OSError.
+    """
+    length = _receive(connection, 8)
+    if length and int.from_bytes(length, "little") != size:
+        return None  # the other bytes may never come
+    return _receive(connection, size)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
     """Return `size` bytes, or fewer where the other side closes."""
     received = b""
     while len(received) < size and (part := connection.recv(size - len(received))):

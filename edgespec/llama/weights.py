@@ -15,6 +15,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Packing, packing
+from edgespec.llama.placement import Placement, Remote
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
 
@@ -33,6 +34,8 @@ class Model(Closing):
     Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
     """
 
+    remote: Remote | None = None
+    """The nodes that hold layers of it, or None."""
     is_mtp = False
     """Whether it is the head in another model's file (mtp.py)."""
     takes_states = False
@@ -49,7 +52,7 @@ class Model(Closing):
     """How its passes give hidden states."""
     _with_mtp = False  # whether the head in its file is loaded too
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a model is loaded with
         self,
         path: str | Path,
         *,
@@ -59,6 +62,7 @@ class Model(Closing):
         kernels: bool = True,
         vocab_only: bool = False,
         header: GGUFHeader | None = None,
+        placement: Placement | None = None,
     ) -> None:
         """Load `path`; Ctrl-C stops the loading. Models are loaded one at a time.
 
@@ -67,27 +71,32 @@ class Model(Closing):
         `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
         packs the weights for edgespec's kernels if they can be used (kernels.py); otherwise the model runs
         exactly as in llama.cpp. `vocab_only` loads the tokenizer but no weights. `header`: what
-        `check_model_file` returned for this path, to save a second check. Raises what `check_model_file`
-        raises, and EdgespecError if the library cannot load the file.
+        `check_model_file` returned for this path, to save a second check. `placement`: layers that lie on
+        nodes. Raises what `check_model_file` raises, NodeLost, and EdgespecError if the library cannot load
+        the file.
         """
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
-        with packing(kernels and not vocab_only) as packed:
-            model = _load(
-                self.path,
-                use_mmap=use_mmap,
-                repack=repack,
-                check_tensors=check_tensors,
-                vocab_only=vocab_only,
-                with_mtp=self._with_mtp,
-                on_progress=_page_dropper(self.path, self.header, packed),
-            )
-            self._finalizer = weakref.finalize(self, llama.llama_model_free, model)
-            self.packed: tuple[PackedTensor, ...] = packed.tensors()
-            """The weight matrices that edgespec's kernels multiply."""
-        self._model = model
-        self._vocab = llama.llama_model_get_vocab(model)
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
+        params.use_extra_bufts = repack
+        params.check_tensors = check_tensors
+        params.vocab_only = vocab_only
+        params.load_mtp = self._with_mtp
+        self._params = params
+        self._packs = kernels and not vocab_only
+        self._open(placement)
+        model = words = self._model
+        self._has_words = self._finalizer
+        if placement:
+            # The tokenizer is a model of its own, which stays while the weights are loaded again (`reopen`).
+            alone = llama.llama_model_default_params()
+            alone.vocab_only = True
+            words = _load(self.path, alone, lambda _: None, None)
+            self._has_words = weakref.finalize(self, _free, words, None)
+        self._vocab = llama.llama_model_get_vocab(words)
 
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self.n_embd: int = llama.llama_model_n_embd_out(model)
@@ -118,6 +127,25 @@ class Model(Closing):
         template = llama.llama_model_chat_template(model, None)
         self.chat_template = None if template is None else template.decode(errors="replace")
 
+    def _open(self, placement: Placement | None) -> None:
+        remote = None if placement is None else Remote(placement, self.header)
+        with packing(self._packs) as packed:
+            model = _load(self.path, self._params, _page_dropper(self.path, self.header, packed), remote)
+            self._finalizer = weakref.finalize(self, _free, model, remote)
+            self.packed: tuple[PackedTensor, ...] = packed.tensors()
+            """The weight matrices that edgespec's kernels multiply here."""
+        self._model, self.remote = model, remote
+
+    def reopen(self, placement: Placement) -> None:
+        """Load the weights again, after a node was lost; its sessions are closed.
+
+        Text can be tokenized meanwhile, by other threads too. Raises as when it was made, and can be tried
+        again then.
+        """
+        self._close_sessions()
+        self._finalizer()
+        self._open(placement)
+
     @property
     def name(self) -> str:
         """The model's name in the file, else the file's name."""
@@ -138,14 +166,18 @@ class Model(Closing):
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.path}: the model is closed")
 
+    def _require_words(self) -> None:
+        if not self._has_words.alive:
+            raise EdgespecError(f"{self.path}: the model is closed")
+
     def is_eog(self, token: int) -> bool:
         """Return whether `token` ends a generation (EOS, end of turn, ...)."""
-        self._require_open()
+        self._require_words()
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
 
     def is_control(self, token: int) -> bool:
         """Return whether `token` is a control token, not text."""
-        self._require_open()
+        self._require_words()
         return bool(llama.llama_vocab_is_control(self._vocab, token))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -154,7 +186,7 @@ class Model(Closing):
         `add_special` adds BOS/EOS if the model wants them; `parse_special` turns the names of control tokens
         in the text into these tokens. Raises UsageError if the text is not valid Unicode (a lone surrogate).
         """
-        self._require_open()
+        self._require_words()
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
@@ -173,7 +205,7 @@ class Model(Closing):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of `token`, maybe part of a character; b"" for control tokens unless `special`."""
-        self._require_open()
+        self._require_words()
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
         size = 256
@@ -222,9 +254,13 @@ class Model(Closing):
 
     def close(self) -> None:
         """Free the model's open sessions, then the model; a second call does nothing."""
+        self._close_sessions()
+        self._finalizer()
+        self._has_words()
+
+    def _close_sessions(self) -> None:
         for session in tuple(self.sessions):
             session.close()
-        self._finalizer()
 
 
 def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[float], None]:
@@ -248,36 +284,32 @@ def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[
 
 def _load(
     path: Path,
-    *,
-    use_mmap: bool,
-    repack: bool,
-    check_tensors: bool,
-    vocab_only: bool,
-    with_mtp: bool,
+    params: llama.llama_model_params,
     on_progress: Callable[[float], None],
+    remote: Remote | None,
 ) -> llama.llama_model_p:
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers = 0
-    params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
-    params.use_extra_bufts = repack
-    params.check_tensors = check_tensors
-    params.vocab_only = vocab_only
-    params.load_mtp = with_mtp
+    if remote:
+        remote.place(params)
 
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
         def progressed(progress: float, _data: object) -> bool:
             on_progress(progress)
-            return not interruption.requested  # False stops, one call after Ctrl-C came
+            # False stops, one call after Ctrl-C came.
+            return not interruption.requested and not (remote and remote.is_lost)
 
         callback = llama.llama_progress_callback(progressed)
         params.progress_callback = callback
         loaded: llama.llama_model_p | None = llama.llama_model_load_from_file(os.fsencode(path), params)
         return loaded
 
-    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free)
+    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free, remote)
     if model is None:
         raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
     return model
+
+
+def _free(model: llama.llama_model_p, _remote: Remote | None) -> None:
+    llama.llama_model_free(model)  # the library may read what `Remote` holds until then
 
 
 def _description(model: llama.llama_model_p) -> str:

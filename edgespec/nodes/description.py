@@ -28,6 +28,9 @@ from edgespec.platform.memory import available_bytes, total_bytes
 SIZES = (1, 2, 4, 8)
 """Tokens of the passes that are timed."""
 
+LEAST_MEMORY = 64 << 20
+"""Bytes for layers: none of a model worth the network fits in less."""
+
 _LEAST_RESERVE = 128 << 20
 _ROUND_S = 0.1
 _MOST_BYTES = 1 << 30

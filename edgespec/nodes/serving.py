@@ -23,14 +23,18 @@ from edgespec.choices import KernelsChoice
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import kernels, rpc
 from edgespec.nodes import kept_weights
-from edgespec.nodes.description import RunningNode, Speed, announced, measure_speed, memory_to_give
+from edgespec.nodes.description import (
+    LEAST_MEMORY,
+    RunningNode,
+    Speed,
+    announced,
+    measure_speed,
+    memory_to_give,
+)
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.messages import MessageFn, silent
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - only with --unsafe-no-ssh
-
-LEAST_MEMORY = 64 << 20
-"""Bytes: no layer of a model worth the network fits in less."""
 
 _UNKNOWN = 1 << 40  # bytes, where the system does not say how much memory is free
 _READY_S = 60.0

@@ -6,35 +6,23 @@ import json
 import os
 import signal
 import socket
-from contextlib import contextmanager
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 import numpy as np
 import pytest
 
-from command_line import failed, run_cli, started, user_environment
+from command_line import failed, run_cli, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import kept_weights
+from node_processes import child_of, node
 from remote_models import loaded, logits
+from running_node import node
 from tiny_gguf import write_tiny_gguf
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]
-
-
-@contextmanager
-def node(home, *options, kernels=False):
-    """A running node: what it said when it was ready, and its process."""
-    env = user_environment(home, kernels=kernels)
-    if kernels:  # the tests' own cache: the self-test has passed there
-        env["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]
-    arguments = ("node", "--port", 0, "--json", "--threads", 1, "--cache", home / "kept", *options)
-    with started(*arguments, env=env) as process:
-        line = process.stdout.readline()
-        assert line, process.stderr.read().decode()
-        yield json.loads(line), process
 
 
 def devices(ready):
@@ -128,11 +116,6 @@ def test_a_node_whose_server_dies_serves_again(tmp_path):
         code, said = ended(process)
     assert (code, said.count("\n")) == (0, 1)
     assert "a client made the node end (it was killed: perhaps there was no memory left); it serves" in said
-
-
-def child_of(pid):
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
 
 
 def test_a_node_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):

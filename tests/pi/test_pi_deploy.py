@@ -375,14 +375,14 @@ def test_nobody_answers(run, server):
     server.stop()
     assert last_line(run()) == (
         f"{server.host}: connect to host 127.0.0.1 port {server.port}: Connection refused; "
-        "switch ssh on there: sudo raspi-config, Interface Options"
+        "switch ssh on there (Raspberry Pi: sudo raspi-config, Interface Options)"
     )
 
 
 def test_no_such_host(run):
     line = last_line(run(to=["pi@no-such-board.invalid"]))
     assert line.startswith("pi@no-such-board.invalid: Could not resolve hostname no-such-board.invalid: ")
-    assert line.endswith("; check the name, or give the board's address")
+    assert line.endswith("; check the name, or give the machine's address")
 
 
 def test_a_key_that_the_board_does_not_know(run, server):
@@ -405,7 +405,7 @@ def test_a_board_that_ssh_does_not_know(run, server):
 def test_a_board_whose_key_has_changed(run, server):
     server.trust(server.identity.with_suffix(".pub"))
     assert last_line(run()) == (
-        f"{server.host}: Host key verification failed.; this is not the key that was known; if the board "
+        f"{server.host}: Host key verification failed.; this is not the key that was known; if the machine "
         f"was set up anew: ssh-keygen -R '[127.0.0.1]:{server.port}'"
     )
 

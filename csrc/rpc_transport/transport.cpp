@@ -1,0 +1,402 @@
+// The connections of ggml's RPC backend (transport.h), in place of ggml's own transport.cpp.
+//
+// That one waits for ever, and where a connection breaks its caller (ggml-rpc.cpp) ends the process. A client's connection
+// here is lost instead: what is asked of it from then on is answered at once with harmless numbers, so that whatever
+// llama.cpp has begun ends by itself, and its destructors can free what lay on the node. Whoever called llama.cpp asks
+// es_rpc_lost() afterwards whether its results mean anything. A server's connections are as ggml's are: they wait for ever.
+#include "lost.h"
+
+#include "transport.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int LOOK_MS = 50; // how often a wait looks whether other patience was set meanwhile
+
+// How long a client waits. Of all connections, because ggml makes them itself and hands nothing down.
+struct Patience {
+    std::atomic<int> interrupt{-1};
+    std::atomic<int> silence_ms{60'000}, interrupted_ms{2'000};
+};
+
+struct Losses {
+    std::mutex mutex;
+    std::map<std::string, std::string> reasons; // of endpoints to which a connection was lost
+};
+
+Patience &patience() {
+    static Patience *const p = new Patience; // never destroyed: ggml's threads may outlive our destructors
+    return *p;
+}
+Losses &losses() {
+    static Losses *const l = new Losses;
+    return *l;
+}
+
+void note(const std::string &endpoint, const std::string &reason) {
+    const std::lock_guard<std::mutex> lock(losses().mutex);
+    losses().reasons.emplace(endpoint, reason); // the first reason is the cause of later ones
+}
+void forget(const std::string &endpoint) {
+    const std::lock_guard<std::mutex> lock(losses().mutex);
+    losses().reasons.erase(endpoint);
+}
+
+std::string reason_of(const std::string &endpoint) {
+    const std::lock_guard<std::mutex> lock(losses().mutex);
+    const auto found = losses().reasons.find(endpoint);
+    return found == losses().reasons.end() ? "" : found->second;
+}
+
+std::string in_words(int error) {
+    char text[128];
+    return strerror_r(error, text, sizeof text); // GNU's: returns the text
+}
+
+// ---- answers ----
+
+// The commands of ggml-rpc.cpp that are answered.
+enum Command : uint8_t {
+    ALLOC_BUFFER = 0,
+    GET_ALIGNMENT = 1,
+    GET_MAX_SIZE = 2,
+    BUFFER_GET_BASE = 3,
+    SET_TENSOR_HASH = 7,
+    GET_TENSOR = 8,
+    COPY_TENSOR = 9,
+    GET_DEVICE_MEMORY = 11,
+    GET_ALLOC_SIZE = 13,
+    HELLO = 14,
+    DEVICE_COUNT = 15,
+};
+
+constexpr uint64_t MOST_ALIGNMENT = 1 << 20;
+
+// Bytes of the answer to a request whose last eight bytes are `tail`.
+uint64_t answer_size(uint8_t command, uint64_t tail) {
+    switch (command) {
+    case ALLOC_BUFFER:
+    case GET_DEVICE_MEMORY:
+        return 16;
+    case GET_ALIGNMENT:
+    case GET_MAX_SIZE:
+    case BUFFER_GET_BASE:
+    case GET_ALLOC_SIZE:
+        return 8;
+    case HELLO:
+        return 4 + RPC_CONN_CAPS_SIZE;
+    case DEVICE_COUNT:
+        return 4;
+    case GET_TENSOR:
+        return tail;
+    default:
+        return 1;
+    }
+}
+
+// What a lost node "answers". Zeros but for numbers with which ggml would end the process.
+void answer_for_the_lost(uint8_t command, void *answer, size_t size) {
+    memset(answer, 0, size);
+    const uint64_t number = command == GET_ALIGNMENT     ? 128
+                            : command == GET_MAX_SIZE    ? SIZE_MAX
+                            : command == BUFFER_GET_BASE ? MOST_ALIGNMENT
+                            : command == SET_TENSOR_HASH ? 1 // it has these bytes: they are not sent
+                                                         : 0;
+    memcpy(answer, &number, std::min(size, sizeof number));
+    if (command == HELLO && size > 0) {
+        *(uint8_t *)answer = 7; // RPC_PROTO_MAJOR_VERSION
+    }
+}
+
+// Whether ggml can work with an answer: it ends the process over some that it cannot.
+bool is_possible(uint8_t command, uint64_t tail, const void *answer) {
+    uint64_t numbers[2] = {};
+    memcpy(numbers, answer, std::min<uint64_t>(sizeof numbers, answer_size(command, tail)));
+    switch (command) {
+    case ALLOC_BUFFER:
+        return numbers[0] == 0 || numbers[1] >= tail; // memory of the size that was asked for
+    case GET_ALIGNMENT:
+        return numbers[0] && numbers[0] <= MOST_ALIGNMENT && !(numbers[0] & (numbers[0] - 1));
+    case GET_MAX_SIZE:
+    case BUFFER_GET_BASE:
+        return numbers[0] != 0;
+    default:
+        return true;
+    }
+}
+
+} // namespace
+
+// ---- a connection ----
+
+struct socket_t::impl {
+    explicit impl(int descriptor) : fd(descriptor) {}
+    impl(int descriptor, std::string where) : fd(descriptor), endpoint(std::move(where)) {}
+    ~impl() {
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    impl(const impl &) = delete;
+    impl &operator=(const impl &) = delete;
+
+    bool send_data(const void *data, size_t size);
+    bool recv_data(void *data, size_t size);
+    void lose(const std::string &reason);
+    bool is_lost() {
+        if (!lost.empty()) {
+            note(endpoint, lost); // again: somebody may have hoped for a new connection, and got this one
+        }
+        return !lost.empty();
+    }
+
+    const int fd;
+    const std::string endpoint; // of a client's connection; "": a server's
+    std::string lost;           // why; "": it is not
+
+  private:
+    bool is_client() const { return !endpoint.empty(); }
+    template <typename Step> bool transfer(short event, char *data, size_t size, Step step);
+    bool wait(short event, Clock::time_point since);
+    void follow_request(const void *data, size_t size);
+
+    // Where in a request, and in its answer, the client is: | command | size | data |, | size | data |.
+    int sent_parts = 0, received_parts = 0;
+    uint8_t command = 0;
+    uint64_t tail = 0; // the last eight bytes of the data: a size where the answer depends on one
+};
+
+void socket_t::impl::lose(const std::string &reason) {
+    if (lost.empty()) {
+        lost = reason;
+        note(endpoint, lost);
+        if (fd >= 0) {
+            shutdown(fd, SHUT_RDWR); // the node stops working for us
+        }
+    }
+}
+
+// Waits until the connection can do `event`; false: it was lost. `since`: when it last did anything.
+bool socket_t::impl::wait(short event, Clock::time_point since) {
+    using std::chrono::milliseconds;
+    Clock::time_point interrupted = Clock::time_point::max();
+    for (;;) {
+        const int interrupt = patience().interrupt;
+        const bool listens = interrupt >= 0 && interrupted == Clock::time_point::max();
+        pollfd waiting[2] = {{fd, event, 0}, {interrupt, POLLIN, 0}};
+        const int n = poll(waiting, listens ? 2 : 1, LOOK_MS);
+        if (n < 0 && errno != EINTR) {
+            lose(in_words(errno));
+            return false;
+        }
+        if (n > 0 && waiting[0].revents) {
+            return true; // an error too: the call that follows says which
+        }
+        const Clock::time_point now = Clock::now();
+        if (n > 0 && listens && (waiting[1].revents & POLLIN)) {
+            interrupted = now;
+        }
+        if (now - since > milliseconds(patience().silence_ms)) {
+            lose("no answer for " + std::to_string(patience().silence_ms / 1000) + " s");
+            return false;
+        }
+        if (interrupted != Clock::time_point::max() && now - interrupted > milliseconds(patience().interrupted_ms)) {
+            lose("interrupted while it worked");
+            return false;
+        }
+    }
+}
+
+template <typename Step> bool socket_t::impl::transfer(short event, char *data, size_t size, Step step) {
+    Clock::time_point since = Clock::now();
+    for (size_t done = 0; done < size;) {
+        if (is_client() && !wait(event, since)) {
+            return false;
+        }
+        const ssize_t n = step(data + done, std::min(size - done, MAX_CHUNK_SIZE));
+        if (n > 0) {
+            done += (size_t)n;
+            since = Clock::now();
+        } else if (n == 0 || (errno != EINTR && errno != EAGAIN)) {
+            if (is_client()) {
+                const bool closed = n == 0 || errno == EPIPE || errno == ECONNRESET;
+                lose(closed ? "it closed the connection" : in_words(errno));
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+void socket_t::impl::follow_request(const void *data, size_t size) {
+    if (sent_parts == 0) {
+        command = *(const uint8_t *)data;
+        tail = 0;
+    } else if (sent_parts == 2 && size >= sizeof tail) {
+        memcpy(&tail, (const char *)data + size - sizeof tail, sizeof tail);
+    }
+    sent_parts = (sent_parts + 1) % 3;
+    received_parts = 0;
+}
+
+bool socket_t::impl::send_data(const void *data, size_t size) {
+    if (is_client()) {
+        follow_request(data, size);
+    }
+    const auto step = [this](char *at, size_t n) { return send(fd, at, n, MSG_NOSIGNAL); };
+    return is_lost() || transfer(POLLOUT, (char *)const_cast<void *>(data), size, step) || is_client();
+}
+
+bool socket_t::impl::recv_data(void *data, size_t size) {
+    const auto step = [this](char *at, size_t n) { return recv(fd, at, n, 0); };
+    const bool received = !is_lost() && transfer(POLLIN, (char *)data, size, step);
+    if (!is_client()) {
+        return received;
+    }
+    const uint64_t expected = answer_size(command, tail);
+    if (received_parts++ == 0) {
+        uint64_t said = 0;
+        memcpy(&said, data, sizeof said);
+        if (received && said != expected) {
+            lose("its answer has " + std::to_string(said) + " bytes, not " + std::to_string(expected));
+        }
+        memcpy(data, &expected, sizeof expected);
+        return true;
+    }
+    if (received && !is_possible(command, tail, data)) {
+        lose("its answer has impossible numbers");
+    }
+    if (is_lost()) {
+        answer_for_the_lost(command, data, size);
+    }
+    return true;
+}
+
+// ---- transport.h ----
+
+socket_t::socket_t(std::unique_ptr<impl> p) : pimpl(std::move(p)) {}
+socket_t::~socket_t() = default;
+bool socket_t::send_data(const void *data, size_t size) { return pimpl->send_data(data, size); }
+bool socket_t::recv_data(void *data, size_t size) { return pimpl->recv_data(data, size); }
+bool socket_t::flush() { return true; }
+void socket_t::get_caps(uint8_t *local_caps) { memset(local_caps, 0, RPC_CONN_CAPS_SIZE); } // TCP alone
+void socket_t::update_caps(const uint8_t *) {}
+
+namespace {
+
+bool set_option(int fd, int level, int option) {
+    const int on = 1;
+    return setsockopt(fd, level, option, &on, sizeof on) == 0;
+}
+
+// A connection to a numeric address within the patience; -1 and why not else.
+int connected(const char *host, int port, std::string &reason) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons((uint16_t)port);
+    if (inet_pton(AF_INET, host, &address.sin_addr) != 1) {
+        reason = "not a numeric address";
+        return -1;
+    }
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && (connect(fd, (const sockaddr *)&address, sizeof address) == 0 || errno == EINPROGRESS)) {
+        pollfd waiting = {fd, POLLOUT, 0};
+        int error = ETIMEDOUT;
+        socklen_t size = sizeof error;
+        if (poll(&waiting, 1, patience().silence_ms) > 0) {
+            getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+        }
+        if (error == 0 && set_option(fd, IPPROTO_TCP, TCP_NODELAY)) {
+            return fd;
+        }
+        errno = error;
+    }
+    reason = in_words(errno);
+    if (fd >= 0) {
+        close(fd);
+    }
+    return -1;
+}
+
+} // namespace
+
+// Never nullptr, over which ggml would end the process: a connection that cannot be made is one that is lost. As is a second
+// one to a lost node, which ggml makes when it holds nothing of the first: es_rpc_lost() must not change its mind.
+socket_ptr socket_t::connect(const char *host, int port) {
+    const std::string endpoint = std::string(host) + ":" + std::to_string(port);
+    std::string reason = reason_of(endpoint);
+    const int fd = reason.empty() ? connected(host, port, reason) : -1;
+    auto made = std::make_unique<impl>(fd, endpoint);
+    if (fd < 0) {
+        made->lose(reason);
+    }
+    return socket_ptr(new socket_t(std::move(made)));
+}
+
+socket_ptr socket_t::accept() {
+    const int fd = accept4(pimpl->fd, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd < 0) {
+        return nullptr;
+    }
+    auto made = std::make_unique<impl>(fd);
+    return set_option(fd, IPPROTO_TCP, TCP_NODELAY) ? socket_ptr(new socket_t(std::move(made))) : nullptr;
+}
+
+socket_ptr socket_t::create_server(const char *host, int port) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons((uint16_t)port);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return nullptr;
+    }
+    auto made = std::make_unique<impl>(fd);
+    const bool listens = inet_pton(AF_INET, host, &address.sin_addr) == 1 && set_option(fd, SOL_SOCKET, SO_REUSEADDR) &&
+                         bind(fd, (const sockaddr *)&address, sizeof address) == 0 && listen(fd, 1) == 0;
+    return listens ? socket_ptr(new socket_t(std::move(made))) : nullptr;
+}
+
+bool rpc_transport_init() { return true; }
+void rpc_transport_shutdown() {}
+
+// ---- lost.h ----
+
+extern "C" {
+
+void es_rpc_patience(int interrupt, int silence_ms, int interrupted_ms) {
+    patience().interrupt = interrupt;
+    patience().silence_ms = silence_ms;
+    patience().interrupted_ms = interrupted_ms;
+}
+
+int es_rpc_lost(const char *endpoint, char *reason, size_t size) {
+    const std::string found = reason_of(endpoint);
+    if (size) {
+        const size_t n = std::min(found.size(), size - 1);
+        memcpy(reason, found.data(), n);
+        reason[n] = '\0';
+    }
+    return found.empty() ? 0 : 1;
+}
+
+void es_rpc_forget(const char *endpoint) { forget(endpoint); }
+}

@@ -1,0 +1,252 @@
+"""The client's side of nodes: finds out what they are, opens the ways to them, and watches these.
+
+    addresses -> ssh: what is each machine? -> tunnels -> the node's sizes and round trip -> Nodes
+
+Versions are compared before anything is loaded. All ways are closed when `Nodes` is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import msgspec
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama import rpc
+from edgespec.llama.kernels import STOCK
+from edgespec.nodes.addresses import NodeAddress
+from edgespec.nodes.description import LEAST_MEMORY, NodeDescription, RunningNode, Speed, running_nodes
+from edgespec.nodes.requests import Requests, check_protocol
+from edgespec.nodes.tunnel import LOOPBACK, Question, Tunnel
+from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.together import run_together
+
+LostFn = Callable[[str, str], None]
+"""Takes the name of a node and why it is lost, as a line; called in a thread of its own."""
+
+_CHECK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that can be used."""
+
+    name: str
+    address: NodeAddress
+    endpoint: str
+    """Where llama.cpp reaches it from here: "127.0.0.1:40123"."""
+    processor: str
+    """"": unknown, as the next one is of a node that is reached without ssh on another machine."""
+    speed: Speed | None
+    memory_bytes: int
+    """What layers may take now."""
+    round_trip_s: float
+    """From here to the node and back, with the smallest request."""
+    bytes_per_s: float | None = None
+    """How fast data gets there; None: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A node's address, what is known of its machine, and the tunnel to it."""
+
+    address: NodeAddress
+    port: int
+    machine: NodeDescription | None
+    running: RunningNode | None
+    tunnel: Tunnel | None = None
+
+
+class Nodes(Closing):
+    """Nodes that were connected to. Closing them ends the tunnels; the nodes go on."""
+
+    def __init__(self, nodes: Sequence[Node], tunnels: dict[str, Tunnel], on_lost: LostFn | None) -> None:
+        self.nodes = tuple(nodes)
+        self._tunnels, self._on_lost = tunnels, on_lost
+        self._lost: dict[str, str] = {}
+        for name, tunnel in tunnels.items():
+            threading.Thread(target=self._watch, args=(name, tunnel), daemon=True).start()
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """The nodes whose tunnel has ended: name -> why, as a line. They are not come to again."""
+        return dict(self._lost)
+
+    def check(self) -> dict[str, str]:
+        """Ask each node whether it answers; return those that do not: name -> why, as a line.
+
+        For when a connection to them has broken: a node that has a client answers nobody else. Takes at
+        most five seconds.
+        """
+        found = self.lost
+
+        def ask(node: Node) -> None:
+            host, _, port = node.endpoint.rpartition(":")
+            try:
+                Requests(node.name, host, int(port), timeout_s=_CHECK_S).close()
+            except EdgespecError as error:
+                found.setdefault(node.name, str(error))
+
+        run_together([lambda node=node: ask(node) for node in self.nodes], stop=lambda: None)  # type: ignore[misc]
+        return {node.name: found[node.name] for node in self.nodes if node.name in found}
+
+    def close(self) -> None:
+        """Close all tunnels."""
+        for tunnel in self._tunnels.values():
+            tunnel.close()
+
+    def _watch(self, name: str, tunnel: Tunnel) -> None:
+        reason = tunnel.watch()
+        if reason:
+            self._lost[name] = reason
+            if self._on_lost:
+                self._on_lost(name, reason)
+
+
+def connect(
+    addresses: Sequence[NodeAddress],
+    *,
+    on_message: MessageFn = silent,
+    on_lost: LostFn | None = None,
+    bandwidth: bool = False,
+) -> Nodes:
+    """Open the ways to nodes, and return them in their order.
+
+    `on_lost` is called when a tunnel ends by itself. `bandwidth`: measure it, with up to 32 MB for each node.
+    Raises EdgespecError for a machine that is not reached, has no node or another version, and for a node
+    that has another client, no memory, or says what cannot be; nothing is open then.
+    """
+    machines = _ask_machines(addresses)
+    ways = [_way(address, machines.get(address.host)) for address in addresses]
+    _check_each_once(ways)
+    with ExitStack() as opened:
+        tunnels = {
+            way.address.name: opened.enter_context(Tunnel(way.address.host, way.port))
+            for way in ways
+            if not way.address.direct
+        }
+        for tunnel in tunnels.values():
+            tunnel.wait()
+        nodes = [_examine(way, tunnels.get(way.address.name), bandwidth=bandwidth) for way in ways]
+        opened.pop_all()
+    for node in nodes:
+        _tell(node, on_message)
+    return Nodes(nodes, tunnels, on_lost)
+
+
+def _ask_machines(addresses: Sequence[NodeAddress]) -> dict[str, NodeDescription]:
+    """Ask all machines that ssh reaches, at once."""
+    with ExitStack() as opened:
+        hosts = dict.fromkeys(address.host for address in addresses if not address.direct)
+        questions = {host: opened.enter_context(Question(host)) for host in hosts}
+        return {host: read_description(host, question.answer()) for host, question in questions.items()}
+
+
+def read_description(host: str, answer: bytes) -> NodeDescription:
+    """Return what `edgespec node --describe --json` said on `host`.
+
+    Raises EdgespecError if it is of another version, or cannot be.
+    """
+    line = (answer.strip().splitlines() or [b""])[-1]  # a shell may print something of its own before
+    try:
+        installed = str(msgspec.json.decode(line, type=dict[str, object])["edgespec"])
+        if installed != version("edgespec"):
+            raise EdgespecError(
+                f"{host}: edgespec {installed} is there, and {version('edgespec')} here; install the same "
+                "one on both machines"
+            )
+        found = msgspec.json.decode(line, type=NodeDescription)
+    except (msgspec.DecodeError, KeyError) as error:
+        raise EdgespecError(
+            f"{host}: `edgespec node --describe` there says what is not understood"
+        ) from error
+    if found.ggml != rpc.ggml_version():
+        raise EdgespecError(
+            f"{host}: ggml {found.ggml} is there, and {rpc.ggml_version()} here; install the same "
+            "llama-cpp-python on both machines"
+        )
+    check_protocol(host, found.protocol)
+    for node in found.running:
+        _check_sizes(f"{host}:{node.port}", node, found.total_bytes)
+    return found
+
+
+def _check_sizes(name: str, node: RunningNode, total: int | None) -> None:
+    times = node.speed.layer_ms
+    if node.memory_bytes < 0 or (total is not None and node.memory_bytes > total):
+        raise EdgespecError(f"{name}: offers {node.memory_bytes:,} bytes of {total:,}, which cannot be")
+    if times is not None and not (times and all(n > 0 and 0 < ms < 1e6 for n, ms in times.items())):
+        raise EdgespecError(f"{name}: says of its speed what cannot be; restart the node")
+
+
+def _way(address: NodeAddress, machine: NodeDescription | None) -> _Way:
+    """Return which node the address means."""
+    host = address.host
+    if machine is None:
+        here = running_nodes() if host == LOOPBACK else ()
+        assert address.port is not None  # noqa: S101 - direct addresses have one
+        running = next((node for node in here if node.port == address.port), None)
+        return _Way(address, address.port, None, running)
+    ports = [node.port for node in machine.running]
+    if address.port is not None:  # another user's node is not in the list
+        running = next((node for node in machine.running if node.port == address.port), None)
+        return _Way(address, address.port, machine, running)
+    if not ports:
+        raise EdgespecError(f"{host}: no node runs there; start it: ssh {host} edgespec node")
+    if len(ports) > 1:
+        listed = ", ".join(f"{host}:{port}" for port in ports)
+        raise UsageError(f"several nodes run there; choose of {listed}", field="nodes", value=host)
+    return _Way(address, ports[0], machine, machine.running[0])
+
+
+def _check_each_once(ways: Sequence[_Way]) -> None:
+    seen: dict[tuple[str, int], str] = {}
+    for way in ways:
+        other = seen.setdefault((way.address.host, way.port), way.address.name)
+        if other != way.address.name:
+            raise UsageError(f"that is the same node as {other}", field="nodes", value=way.address.name)
+
+
+def _examine(way: _Way, tunnel: Tunnel | None, *, bandwidth: bool) -> Node:
+    """Ask the node itself. Raises EdgespecError if it cannot be used."""
+    name, machine, running = way.address.name, way.machine, way.running
+    host, port = (LOOPBACK, tunnel.local_port) if tunnel else (way.address.host, way.port)
+    with Requests(name, host, port) as requests:
+        memory = requests.check_sizes().free
+        round_trip_s = requests.round_trip_s()
+        bytes_per_s = requests.bytes_per_s(round_trip_s) if bandwidth else None
+    if running:
+        memory = min(memory, running.memory_bytes)  # llama.cpp's CPU device tells of all that there is
+    if memory < LEAST_MEMORY:
+        raise EdgespecError(
+            f"{name}: {memory >> 20} MB of memory are free for layers: too few; close other programs there, "
+            "or leave the node out"
+        )
+    processor = machine.processor if machine else read_cpu().model if running else ""
+    speed = running.speed if running else machine.speed if machine else None
+    return Node(
+        name=name,
+        address=way.address,
+        endpoint=f"{host}:{port}",
+        processor=processor,
+        speed=speed,
+        memory_bytes=memory,
+        round_trip_s=round_trip_s,
+        bytes_per_s=bytes_per_s,
+    )
+
+
+def _tell(node: Node, on_message: MessageFn) -> None:
+    if node.speed is None:
+        on_message(f"{node.name}: its speed is not known; it counts as the slowest of the others")
+    elif node.speed.kernels == STOCK:
+        on_message(
+            f"{node.name}: llama.cpp's kernels are used there ({node.speed.reason}); drafting will hardly "
+            "pay over it"
+        )

@@ -1,0 +1,128 @@
+"""What each layer of a model takes of memory, and how much of it a pass reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from edgespec.llama.ggml_types import row_bytes
+from edgespec.llama.gguf_header import GGUFHeader, read_tensors
+from edgespec.llama.prefetch import LAYER
+from edgespec.llama.recurrent import recurrent_layers
+
+TOKENS = 4
+"""Tokens of the pass whose time is made short: nodes are for passes that check several."""
+
+LAYER_BYTES = sum(row_bytes(shape.type, shape.columns) * shape.rows for shape in LAYER)
+"""Bytes of the layer that `Speed.layer_ms` was measured with."""
+
+_BATCH = 512  # tokens of a pass over a prompt, for the buffers
+_ROWS = 64  # of logits, of one pass
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the layers of a model take; all in bytes."""
+
+    weights: tuple[int, ...]
+    """Of each layer, as the next two."""
+    read: tuple[float, ...]
+    """Of the weights what a pass of `TOKENS` tokens reads: not all experts."""
+    cache: tuple[int, ...]
+    """Keys and values of all tokens, and states."""
+    beside: int
+    """Of the tensors that are of no layer."""
+    buffers: int
+    """On each machine with layers."""
+    logits: int
+    """Of the rows of logits, which are here."""
+
+    @cached_property
+    def _held(self) -> list[int]:
+        layers = zip(self.weights, self.cache, strict=True)
+        return list(accumulate((weights + cache for weights, cache in layers), initial=0))
+
+    @cached_property
+    def _reads(self) -> list[float]:
+        return list(accumulate(self.read, initial=0.0))
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the model, without those of an MTP head."""
+        return len(self.weights)
+
+    def home(self, n: int) -> int:
+        """Return what the first `n` layers and all that is of none take here."""
+        return self.beside + self.buffers + self.logits + self._held[n]
+
+    def node(self, begin: int, end: int) -> int:
+        """Return what the layers `begin` .. `end` - 1 take on a node."""
+        return self._held[end] - self._held[begin] + self.buffers if end > begin else 0
+
+    def layers_read(self, begin: int, end: int) -> float:
+        """Return what a pass reads of the layers, in layers of `LAYER_BYTES`."""
+        return (self._reads[end] - self._reads[begin]) / LAYER_BYTES
+
+
+def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: int) -> Sizes:
+    """Return the sizes of the model's layers, with a cache of `n_cells` tokens and `n_states` states.
+
+    `own_kernels`: the passes are edgespec's, whose attention keeps no scores.
+    """
+    n_layers = header.n_layer - header.n_mtp
+    weights, read, beside = [0] * n_layers, [0.0] * n_layers, 0
+    share = _experts_read(header)
+    for tensor in read_tensors(header):
+        match = _BLOCK.match(tensor.name)
+        if match and int(match[1]) < n_layers:
+            weights[int(match[1])] += tensor.bytes
+            read[int(match[1])] += tensor.bytes * (share if tensor.n_matrices > 1 else 1.0)
+        else:
+            beside += tensor.bytes
+    return Sizes(
+        weights=tuple(weights),
+        read=tuple(read),
+        cache=_cache_bytes(header, n_layers, n_cells, n_states),
+        beside=beside,
+        buffers=_buffer_bytes(header, n_cells, own_kernels=own_kernels),
+        logits=4 * _ROWS * header.n_vocab,
+    )
+
+
+def _experts_read(header: GGUFHeader) -> float:
+    """Return the largest share of the experts that a pass of `TOKENS` tokens reads."""
+    n_used, n = (
+        max(header.gguf.integers(f"{header.architecture}.{key}"), default=0)
+        for key in ("expert_used_count", "expert_count")
+    )
+    return min(1.0, TOKENS * n_used / n) if n and n_used else 1.0
+
+
+def _cache_bytes(header: GGUFHeader, n_layers: int, n_cells: int, n_states: int) -> tuple[int, ...]:
+    """Return what each layer keeps of the text: keys and values of the cells, or states."""
+    all_heads = sum(header.n_head_kv)
+    cache = [header.kv_bytes(n_cells) * heads // max(1, all_heads) for heads in header.n_head_kv]
+    cache += [0] * (header.n_layer - len(cache))
+    if header.state_bytes:
+        recurrent = recurrent_layers(
+            header.architecture,
+            header.n_layer,
+            lambda key: header.gguf.integers(f"{header.architecture}.{key}"),
+        )
+        for i in recurrent:
+            cache[i] += n_states * header.state_bytes // len(recurrent)
+    return tuple(cache[:n_layers])
+
+
+def _buffer_bytes(header: GGUFHeader, n_cells: int, *, own_kernels: bool) -> int:
+    """Return an allowance for what lies between the operations of a pass over a prompt, on each machine.
+
+    The widest are those of the feed-forward layer, and the mask; without edgespec's kernels the scores of
+    attention too.
+    """
+    tokens = min(_BATCH, n_cells)
+    scores = 1 if own_kernels else header.n_head + 1
+    return 4 * tokens * (3 * header.n_ff + 6 * header.n_embd + scores * n_cells)

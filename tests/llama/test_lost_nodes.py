@@ -1,0 +1,191 @@
+"""Nodes that die, hang or answer nonsense: an error in one line, within a bounded time, in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from edgespec.errors import NodeLost
+from edgespec.llama.architectures import make_tiny
+from edgespec.llama.placement import Placement, RemoteLayers
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.platform.signals import Cancellation
+from node_processes import child_of, node, placement
+from proxies import Proxy
+from tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layer=3)
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch):
+    monkeypatch.setenv("EDGESPEC_NODE_WAIT", "0.5")
+
+
+def opened(model, interrupt=None):
+    return Session(model, n_ctx=256, n_threads=1, interrupt=interrupt)
+
+
+def lost(model, session, *, why):
+    """The session's next pass says that the node was lost, and why; everything can be closed."""
+    with pytest.raises(NodeLost, match=f"is lost: {why}; look whether"):
+        session.eval([5, 6])
+    assert model.remote.is_lost
+    with pytest.raises(NodeLost, match=f"is lost: {why}"):
+        session.eval([5, 6])
+    with pytest.raises(NodeLost, match=f"is lost: {why}"):
+        session.state()
+    session.clear()
+    session.close()
+
+
+def test_a_node_that_is_killed_and_comes_back(tmp_path, path):
+    with Model(path, kernels=False) as model, opened(model) as session:
+        here = session.eval([5, 6]).copy()
+    with node(tmp_path) as (ready, process):
+        where = placement(1, (ready, 2))
+        model = Model(path, placement=where, kernels=False)
+        with model, opened(model) as session:
+            session.eval([5, 6])
+            os.kill(child_of(process.pid), signal.SIGKILL)
+            assert process.stdout.readline()  # it serves again, and has forgotten all
+            lost(model, session, why="it closed the connection")
+            assert model.tokenize("a", add_special=False, parse_special=False)
+            model.reopen(where)
+            assert not model.remote.is_lost
+            with opened(model) as again:
+                np.testing.assert_array_equal(again.eval([5, 6]), here)
+            os.kill(child_of(process.pid), signal.SIGKILL)
+            process.kill()
+            with pytest.raises(NodeLost, match=r"is lost: (Connection refused|it closed)"):
+                model.reopen(where)
+            assert model.tokenize("a", add_special=False, parse_special=False)
+
+
+@pytest.mark.parametrize("name", ["rwkv7", "qwen35"])
+def test_a_model_that_keeps_a_state(tmp_path, name):
+    path = make_tiny(name, tmp_path / "tiny.gguf")
+    with node(tmp_path) as (ready, process):
+        with Model(path, kernels=False) as here:
+            n = here.header.n_layer
+        with Model(path, placement=placement(1, (ready, n - 1)), kernels=False) as model:
+            session = opened(model)
+            session.eval([5, 6, 7])
+            os.kill(child_of(process.pid), signal.SIGKILL)
+            lost(model, session, why="it closed the connection")
+
+
+def test_a_node_that_hangs(tmp_path, path):
+    with (
+        node(tmp_path) as (ready, process),
+        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
+    ):
+        session = opened(model)
+        session.eval([5, 6])
+        child = child_of(process.pid)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            lost(model, session, why="no answer for 1 s")
+        finally:
+            os.kill(child, signal.SIGCONT)
+
+
+def test_an_interruption_of_a_pass_that_does_not_end(tmp_path, path, monkeypatch):
+    monkeypatch.setenv("EDGESPEC_NODE_WAIT", "60")
+    with node(tmp_path) as (ready, _), Proxy(ready["port"]) as proxy, Cancellation() as cancellation:
+        where = Placement(1, (RemoteLayers("board1", f"127.0.0.1:{proxy.port}", 2),))
+        with Model(path, placement=where, kernels=False) as model:
+            session = opened(model, cancellation.interrupt)
+            session.eval([5, 6])
+            proxy.stop_forwarding()
+            threading.Timer(0.2, cancellation.cancel).start()
+            with pytest.raises(KeyboardInterrupt):
+                session.eval([5, 6])
+            cancellation.drain()
+            assert model.remote.is_lost
+            proxy.go_on()
+            model.reopen(where)
+            with opened(model, cancellation.interrupt) as session:
+                session.eval([5, 6])
+
+
+# ---- nodes that lie ----
+
+HELLO = bytes([7, 0, 0, 0]) + bytes(24)
+
+
+@contextmanager
+def liar(**answers):
+    """The port of a server that speaks the protocol; `answers` are false, by the command's number."""
+    sensible = {
+        14: HELLO,
+        15: struct.pack("<I", 1),
+        11: struct.pack("<QQ", 1 << 30, 1 << 30),
+        1: struct.pack("<Q", 64),
+        2: struct.pack("<Q", 1 << 40),
+        0: struct.pack("<QQ", 4096, 1 << 40),
+        3: struct.pack("<Q", 1 << 20),
+        7: b"\1",
+    }
+    sensible |= {int(name[1:]): answer for name, answer in answers.items()}
+
+    def exactly(client, n):
+        data = b""
+        while len(data) < n:
+            part = client.recv(n - len(data))
+            if not part:
+                raise OSError
+            data += part
+        return data
+
+    def serve():
+        while True:
+            try:
+                client = listening.accept()[0]
+            except OSError:
+                return
+            with client, suppress(OSError):
+                while True:
+                    command, size = struct.unpack("<BQ", exactly(client, 9))
+                    exactly(client, size)
+                    if command in sensible:
+                        client.sendall(struct.pack("<Q", len(sensible[command])) + sensible[command])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (0, struct.pack("<QQ", 4096, 1)),
+        (1, struct.pack("<Q", 0)),
+        (1, struct.pack("<Q", 3)),
+        (2, struct.pack("<Q", 0)),
+        (3, struct.pack("<Q", 0)),
+    ],
+)
+def test_sizes_that_cannot_be(path, command, answer):
+    with liar(**{f"_{command}": answer}) as port:
+        where = Placement(1, (RemoteLayers("board1", f"127.0.0.1:{port}", 2),))
+        with pytest.raises(NodeLost, match="its answer has impossible numbers"):
+            Model(path, placement=where, kernels=False)
+
+
+def test_an_answer_of_another_length(path):
+    with liar(_15=b"\1") as port:
+        where = Placement(1, (RemoteLayers("board1", f"127.0.0.1:{port}", 2),))
+        with pytest.raises(NodeLost, match="its answer has 1 bytes, not 4"):
+            Model(path, placement=where, kernels=False)

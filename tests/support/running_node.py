@@ -1,0 +1,60 @@
+"""Nodes for tests: real ones in processes of their own, and one that answers as a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from command_line import started, user_environment
+
+
+@contextmanager
+def node(
+    home: Path, *options: object, kernels: bool = False
+) -> Iterator[tuple[dict[str, Any], Popen[bytes]]]:
+    """A running node: what it said when it was ready, and its process."""
+    env = user_environment(home, kernels=kernels)
+    if kernels:  # the tests' own cache: the self-test has passed there
+        env["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]
+    arguments = ("node", "--port", 0, "--json", "--threads", 1, "--cache", home / "kept", *options)
+    with started(*arguments, env=env) as process:
+        assert process.stdout
+        assert process.stderr
+        line = process.stdout.readline()
+        assert line, process.stderr.read().decode()
+        yield json.loads(line), process
+
+
+@contextmanager
+def answering(answers: dict[int, bytes]) -> Iterator[int]:
+    """A server of the RPC protocol with these answers by command; its port. To others it does not answer.
+
+    Without an answer to a hello it hangs up at once.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_answer, args=(listener, answers), daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _answer(listener: socket.socket, answers: dict[int, bytes]) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                while head := connection.recv(9, socket.MSG_WAITALL):
+                    command, size = struct.unpack("<BQ", head)
+                    connection.recv(size, socket.MSG_WAITALL)
+                    if command not in answers:
+                        break
+                    connection.sendall(struct.pack("<Q", len(answers[command])) + answers[command])

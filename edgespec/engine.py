@@ -17,6 +17,7 @@ from edgespec.drafting.proposal import DraftStep
 from edgespec.energy import EnergyMeter
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
+from edgespec.nodes.addresses import NodeAddress
 from edgespec.options import OptionKeywords, Options
 from edgespec.pair import Pair
 from edgespec.pair_options import PairOptions
@@ -59,6 +60,7 @@ class Engine(Closing):
         parallel: int | None = 1,
         n_cells: int | None = None,
         cache_type: CacheType = "f16",
+        nodes: tuple[NodeAddress, ...] = (),
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled.
@@ -75,7 +77,8 @@ class Engine(Closing):
         shared; None: as many as pay and fit in memory. `n_cells`: tokens that the cache holds, of all texts
         together; by default as many as one text needs, or for several what capacity.py says. `cache_type`:
         how the target's cache holds keys and values, "f16" or "q8_0", which takes half the memory and changes
-        the logits a little. `on_message` takes lines that the user should know.
+        the logits a little. `nodes`: machines that hold layers of the target (`read_addresses`).
+        `on_message` takes lines that the user should know.
         Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """
         check_choice("objective", objective, Objective)
@@ -93,6 +96,7 @@ class Engine(Closing):
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
+            nodes=nodes,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
@@ -228,6 +232,8 @@ class Engine(Closing):
         if self.parallel == 1:
             self._texts.end_all()
         self._texts.keep()
+        if self._pair.is_lost and not self._texts.n_running:
+            self._pair.reopen()
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )

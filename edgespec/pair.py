@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edgespec._core import Interrupt
 from edgespec.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
@@ -31,9 +32,10 @@ from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
-from edgespec.llama.kernels import STOCK
+from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
+from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import (
     BlockHead,
     EagleHead,
@@ -61,6 +63,7 @@ from edgespec.options import MAX_GAMMA
 from edgespec.pair_options import PairOptions, default_threads
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import available_bytes
+from edgespec.remote_target import NO_HEAD, RemoteTarget, refuse_heads
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
@@ -109,6 +112,7 @@ class Pair(Closing):
             published = check_published_head(read_header(path), self.target_header)
             self.is_published = published is not None
             self._headers.append(published or check_model_file(path))
+        refuse_heads(options, self.draft_name, is_published=self.is_published)
         self.uses_mtp = self.draft_name is None and self._has_mtp()
         """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
@@ -120,7 +124,11 @@ class Pair(Closing):
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
-        fits_in_memory([(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in self._headers])
+        if not options.nodes:  # with them: once it is known what they hold
+            fits_in_memory(
+                [(header, min(header.n_ctx_train, n_ctx or USUAL_CTX)) for header in self._headers]
+            )
+        self._remote: RemoteTarget | None = None
         self._vocabulary_map: VocabularyMap | None = None
         self._models: list[Model] = []
         self._timelines: Timelines | None = None
@@ -137,7 +145,7 @@ class Pair(Closing):
 
     def _has_mtp(self) -> bool:
         """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
-        reason = why_no_mtp(self.target_header)
+        reason = why_no_mtp(self.target_header) or (NO_HEAD if self.options.nodes else "")
         if reason and self.options.drafter == "mtp":
             raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
         return not reason and self.options.drafter not in DRAFTLESS
@@ -175,13 +183,22 @@ class Pair(Closing):
                 open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
             )
         else:
-            for header in self._headers:
-                self._models.append(Model(header.path, kernels=own_kernels, header=header))
+            places: list[Placement | None] = [None, None]
+            if self.options.nodes:
+                kernels = loaded or Kernels("--kernels off", declined=True)
+                draft = self._headers[1] if self.draft_name else None
+                self._remote = RemoteTarget(self.options, self.target_header, draft, kernels, on_message)
+                places[0] = self._remote.placement
+            for header, where in zip(self._headers, places, strict=False):
+                self._models.append(Model(header.path, kernels=own_kernels, header=header, placement=where))
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
+        if self._remote and self._remote.placement:
+            self.kernels += f", {self._remote.placement}"
+            self._remote.warm_up(self.target, self._interrupt)
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
@@ -189,6 +206,27 @@ class Pair(Closing):
             self._check_draft(self.draft, on_message)
         elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
             on_message(f"nothing but text seen before drafts: {why_no_mtp(self.target_header)}")
+
+    @property
+    def _interrupt(self) -> Interrupt | None:
+        return self.options.signals.interrupt if self.options.signals else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a node of the target was lost, so that `reopen` must come before its next pass."""
+        return self._remote is not None and self._remote.is_lost(self.target)
+
+    def reopen(self) -> None:
+        """Load the target again. Raises NodeLost where a node is still lost."""
+        if self._remote:
+            if self._timelines:
+                self._timelines.close()
+                self._timelines = None
+            self._remote.reopen(self.target, self._interrupt)
+
+    def _footprint(self, model: Model) -> GGUFHeader:
+        """Return the header to estimate the memory of `model` here with."""
+        return self._remote.home if self._remote and model is self.target else model.header
 
     def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
         self.cut = read_cut(draft.header)
@@ -253,11 +291,12 @@ class Pair(Closing):
         demand = Demand(
             options.parallel if self.target.can_rewind else 1,
             options.n_ctx,
-            options.n_cells,
+            self._remote.n_cells if self._remote else options.n_cells,
             options.prefix_cache or 0,
         )
         draft = self.draft.header if self.draft else None
-        self.capacity = choose_capacity(costs, self.target.header, draft, demand, available_bytes())
+        target = self._footprint(self.target)
+        self.capacity = choose_capacity(costs, target, draft, demand, available_bytes())
 
     def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
         """Return the context for a generation: `options.n_ctx`, else as much as it needs.
@@ -381,20 +420,19 @@ class Pair(Closing):
         return self._small
 
     def _cache(self, model: Model, size: CacheSize) -> Cache:
-        header = model.header
+        header = self._footprint(model)
         states = states_bytes(header, size.rollback, size.n_timelines)
         if self.options.prefix_cache is not None:
             states += MOST_COPIES * size.n_timelines * header.state_bytes
         more = states - shape_of(header).states
         fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
-        signals = self.options.signals
         return Cache(
             model,
             size,
             n_threads=self.n_threads,
             embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
             takes_inputs=self.reads_states and model is self.draft,
-            interrupt=signals.interrupt if signals else None,
+            interrupt=self._interrupt,
         )
 
     def forget(self) -> None:
@@ -407,6 +445,8 @@ class Pair(Closing):
         """Free models and sessions; a second call does nothing."""
         for model in self._models:
             model.close()
+        if self._remote:
+            self._remote.close()
 
 
 def _fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:

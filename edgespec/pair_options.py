@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.errors import UsageError
+from edgespec.nodes.addresses import NodeAddress
 from edgespec.platform.cpu import physical_cores
 from edgespec.platform.signals import Cancellation
 
@@ -36,6 +37,9 @@ class PairOptions:
     n_cells: int | None = None
     """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
     as capacity.py says for several."""
+
+    nodes: tuple[NodeAddress, ...] = ()
+    """Machines that hold layers of the target; () for none."""
 
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)

@@ -13,7 +13,7 @@ from edgespec.choices import DrafterName
 from edgespec.cli.bench_options import Prompts, WayChoice
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import Compute, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.outputs import Outputs
 from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
@@ -67,7 +67,7 @@ def bench_command(
     *,
     models: ModelChoice,
     measuring: Measuring,
-    compute: Compute,
+    compute: ComputeOnNodes,
     prompts: Prompts,
     assume_watts: WattsOption = None,
     peer: PeerChoice,

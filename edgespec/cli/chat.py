@@ -16,7 +16,7 @@ from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
     CacheOption,
-    Compute,
+    ComputeOnNodes,
     DrafterOption,
     GammaOption,
     ModelChoice,
@@ -55,7 +55,7 @@ class Length:
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
-    compute: Compute
+    compute: ComputeOnNodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TypedDict, Unpack
 
 from edgespec.choices import DrafterName, Objective
 from edgespec.cli.console import err, message
-from edgespec.cli.options import Compute
+from edgespec.cli.options import Compute, ComputeOnNodes
 from edgespec.energy import EnergyMeter
 from edgespec.engine import Engine
 from edgespec.platform.signals import Cancellation
@@ -35,6 +35,7 @@ def load_engine(
             n_threads=compute.threads,
             kernels=compute.kernels,
             cache_type=compute.cache_type,
+            nodes=compute.addresses() if isinstance(compute, ComputeOnNodes) else (),
             on_message=message,
             **keywords,
         )

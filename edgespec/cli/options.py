@@ -16,10 +16,12 @@ from edgespec.models.registry import load_registry
 from edgespec.sampling import SamplingParams
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
+    from edgespec.nodes.addresses import NodeAddress
     from edgespec.options import Span
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"
+NODES = "Nodes (docs/nodes.md)"
 LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 OUTPUT = "Output"
 PROMPT = "Prompt"
@@ -152,6 +154,35 @@ class Compute:
             help="Keys and values of the target's cache; q8_0: half the memory, logits change a little."
         ),
     ] = "f16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOnNodes(Compute):
+    """The same, and machines that hold layers of the target."""
+
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[USER@]HOST[:PORT],...",
+            envvar="EDGESPEC_NODES",
+            help="Machines that hold layers of the target, where `edgespec node` runs; through ssh.",
+            rich_help_panel=NODES,
+        ),
+    ] = None
+    unsafe_no_ssh: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-ssh",
+            help="Connect to HOST without ssh: whoever is in that network can read and change all.",
+            rich_help_panel=NODES,
+        ),
+    ] = False
+
+    def addresses(self) -> tuple[NodeAddress, ...]:
+        """Return where the nodes are. Raises UsageError."""
+        from edgespec.nodes.addresses import read_addresses
+
+        return read_addresses(self.nodes, unsafe=self.unsafe_no_ssh) if self.nodes else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from edgespec.choices import DrafterName
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import Compute, ModelChoice, refuse_contradictions
+from edgespec.cli.options import ComputeOnNodes, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.mtp_heads import has_mtp_head
@@ -29,7 +29,7 @@ _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 def profile_command(
     *,
     models: ModelChoice,
-    compute: Compute,
+    compute: ComputeOnNodes,
     json: Annotated[
         bool, typer.Option("--json", help="Print the profile as JSON instead of a table.")
     ] = False,

@@ -20,7 +20,7 @@ from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
     CacheOption,
-    Compute,
+    ComputeOnNodes,
     DrafterOption,
     Explanation,
     GammaOption,
@@ -34,7 +34,7 @@ from edgespec.cli.options import (
     parse_span,
     refuse_contradictions,
 )
-from edgespec.errors import UsageError
+from edgespec.errors import NodeLost, UsageError
 
 if TYPE_CHECKING:
     from edgespec.options import Options, Waking
@@ -167,7 +167,7 @@ class Length:
             show_default="what is needed, with -n -1 the prompt and 4096",
         ),
     ] = None
-    compute: Compute
+    compute: ComputeOnNodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,7 @@ def _show(stream: Stream, output: Output, *, explain: bool) -> int:
     from edgespec.cli.render import TextWriter, as_json, print_stats
 
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)
-    code = 0
+    code, lost = 0, None
     try:
         for token in stream:
             if writer:
@@ -320,10 +320,14 @@ def _show(stream: Stream, output: Output, *, explain: bool) -> int:
     except KeyboardInterrupt:
         stream.close()
         code = INTERRUPTED
+    except NodeLost as error:
+        lost = error  # what was written and counted so far is kept
     if writer:
         writer.finish(stream.result.text)
         if output.stats:
             print_stats(stream.result, show_draft=output.show_draft)
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
+    if lost:
+        raise lost
     return code

@@ -17,7 +17,7 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import ModelChoice, SharedModels, WattsOption, refuse_contradictions
+from edgespec.cli.options import ComputeOnNodes, ModelChoice, SharedModels, WattsOption, refuse_contradictions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Loading(SharedModels):
             help="Memory that keeps what was read of earlier conversations.",
         ),
     ] = 256
+    compute: ComputeOnNodes
 
 
 @dataclass(frozen=True, kw_only=True)

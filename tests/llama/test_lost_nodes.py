@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import struct
 import threading
-from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -18,8 +16,8 @@ from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.signals import Cancellation
-from node_processes import child_of, node, placement
 from proxies import Proxy
+from running_node import answering, child_of, node, placement
 from tiny_gguf import write_tiny_gguf
 
 
@@ -125,46 +123,15 @@ def test_an_interruption_of_a_pass_that_does_not_end(tmp_path, path, monkeypatch
 HELLO = bytes([7, 0, 0, 0]) + bytes(24)
 
 
-@contextmanager
-def liar(**answers):
-    """The port of a server that speaks the protocol; `answers` are false, by the command's number."""
-    sensible = {
-        14: HELLO,
-        15: struct.pack("<I", 1),
-        11: struct.pack("<QQ", 1 << 30, 1 << 30),
-        1: struct.pack("<Q", 64),
-        2: struct.pack("<Q", 1 << 40),
-        0: struct.pack("<QQ", 4096, 1 << 40),
-        3: struct.pack("<Q", 1 << 20),
-        7: b"\1",
-    }
-    sensible |= {int(name[1:]): answer for name, answer in answers.items()}
-
-    def exactly(client, n):
-        data = b""
-        while len(data) < n:
-            part = client.recv(n - len(data))
-            if not part:
-                raise OSError
-            data += part
-        return data
-
-    def serve():
-        while True:
-            try:
-                client = listening.accept()[0]
-            except OSError:
-                return
-            with client, suppress(OSError):
-                while True:
-                    command, size = struct.unpack("<BQ", exactly(client, 9))
-                    exactly(client, size)
-                    if command in sensible:
-                        client.sendall(struct.pack("<Q", len(sensible[command])) + sensible[command])
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=serve, daemon=True).start()
-        yield listening.getsockname()[1]
+SENSIBLE = {
+    14: HELLO,
+    15: struct.pack("<I", 1),
+    11: struct.pack("<QQ", 1 << 30, 1 << 30),
+    1: struct.pack("<Q", 64),
+    2: struct.pack("<Q", 1 << 40),
+    0: struct.pack("<QQ", 4096, 1 << 40),
+    3: struct.pack("<Q", 1 << 20),
+}
 
 
 @pytest.mark.parametrize(
@@ -178,14 +145,14 @@ def liar(**answers):
     ],
 )
 def test_sizes_that_cannot_be(path, command, answer):
-    with liar(**{f"_{command}": answer}) as port:
+    with answering(SENSIBLE | {command: answer}) as port:
         where = Placement(1, (RemoteLayers("board1", f"127.0.0.1:{port}", 2),))
         with pytest.raises(NodeLost, match="its answer has impossible numbers"):
             Model(path, placement=where, kernels=False)
 
 
 def test_an_answer_of_another_length(path):
-    with liar(_15=b"\1") as port:
+    with answering(SENSIBLE | {15: b"\1"}) as port:
         where = Placement(1, (RemoteLayers("board1", f"127.0.0.1:{port}", 2),))
         with pytest.raises(NodeLost, match="its answer has 1 bytes, not 4"):
             Model(path, placement=where, kernels=False)

@@ -12,7 +12,7 @@ from edgespec.llama.gguf_header import read_header
 from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from node_processes import node, placement
+from running_node import node, placement
 from tiny_gguf import write_tiny_gguf
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]

@@ -17,9 +17,8 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import kept_weights
-from node_processes import child_of, node
 from remote_models import loaded, logits
-from running_node import node
+from running_node import child_of, node
 from tiny_gguf import write_tiny_gguf
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]

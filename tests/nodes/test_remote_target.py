@@ -1,0 +1,145 @@
+"""An engine whose target has layers on nodes: the same text, and what becomes of it when a node is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, NodeLost, UsageError
+from edgespec.llama.backend import quantize
+from edgespec.nodes.addresses import read_addresses
+from edgespec.platform.signals import Cancellation
+from edgespec.remote_target import home_part
+from edgespec.sampling import SamplingParams
+from running_node import child_of, node, placement
+from tiny_gguf import write_tiny_gguf
+
+PROMPT = "the quick brown fox and the lazy dog, and then the quick brown fox and the "
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A target of four layers with matrices that edgespec's kernels take."""
+    folder = tmp_path_factory.mktemp("deep")
+    source = write_tiny_gguf(folder / "f32.gguf", seed=1, n_layer=4, n_embd=256, n_ff=512, peak=0.4)
+    quantize(source, folder / "q4_k_m.gguf", "q4_k_m")
+    return folder / "q4_k_m.gguf"
+
+
+def engine(path, draft=None, nodes="", **keywords):
+    addresses = read_addresses(nodes, unsafe=False) if nodes else ()
+    return Engine(path, draft, n_threads=1, profile=False, nodes=addresses, **keywords)
+
+
+def at(ready, n_layers):
+    return f"127.0.0.1:{ready['port']}={n_layers}"
+
+
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)
+WAYS = [
+    {"params": GREEDY, "gamma": 0},
+    {"params": GREEDY, "gamma": 3},
+    {"params": SAMPLED, "seed": 3, "gamma": 0},
+    {"params": SAMPLED, "seed": 3, "gamma": 3},
+]
+
+
+def texts(found):
+    return [found.generate(PROMPT, n_predict=24, chat=False, **way).text for way in WAYS]
+
+
+def test_texts_are_those_of_one_machine(kernels, tmp_path, path, tiny_draft_path):
+    with engine(path, tiny_draft_path) as found:
+        here = texts(found)
+    assert len(set(here)) == 2  # greedy and sampled
+    with node(tmp_path, kernels=True) as (first, _), node(tmp_path, kernels=True) as (second, _):
+        for n_home, nodes in ((2, at(first, 2)), (1, f"{at(first, 1)},{at(second, 2)}")):
+            with engine(path, tiny_draft_path, nodes) as found:
+                assert found.kernels.startswith(f"{kernels.name}, {n_home} + 127.0.0.1:")
+                assert texts(found) == here
+                assert found.generate(PROMPT, n_predict=24, gamma=3, params=GREEDY).stats.n_drafted > 0
+
+
+def test_several_texts_at_once(kernels, tmp_path, path):
+    with engine(path) as found:
+        here = [found.generate(PROMPT[i:], n_predict=16, params=GREEDY, chat=False).text for i in range(3)]
+    with (
+        node(tmp_path, kernels=True) as (ready, _),
+        engine(path, nodes=at(ready, 3), parallel=3, prefix_cache=1 << 20) as found,
+    ):
+        streams = [found.stream(PROMPT[i:], n_predict=16, params=GREEDY, chat=False) for i in range(3)]
+        while not all(stream.finished for stream in streams):
+            found.step()
+            for stream in streams:
+                stream.made()
+        assert [stream.result.text for stream in streams] == here
+
+
+def test_nodes_are_part_of_what_a_profile_is_of(tmp_path, path):
+    with node(tmp_path) as (ready, _), engine(path, nodes=at(ready, 3), kernels="off") as found:
+        assert found.kernels == f"stock, 1 + 127.0.0.1:{ready['port']} 3"
+
+
+def test_a_killed_node_ends_the_text_and_is_taken_again(tmp_path, path):
+    with (
+        node(tmp_path) as (ready, process),
+        Cancellation() as signals,
+        engine(path, nodes=at(ready, 3), kernels="off", signals=signals) as found,
+    ):
+        here = found.generate(PROMPT, n_predict=40, params=GREEDY, chat=False).text
+        stream = found.stream(PROMPT, n_predict=40, params=GREEDY, chat=False)
+        began = [next(stream) for _ in range(5)]
+        os.kill(child_of(process.pid), signal.SIGKILL)
+        with pytest.raises(NodeLost, match=r"the node 127\.0\.0\.1:\d+ is lost: it closed"):
+            for token in stream:
+                began.append(token)
+        result = stream.result
+        assert result.stop_reason == "interrupted"
+        assert result.text == "".join(token.text for token in began)
+        assert here.startswith(result.text)
+        assert result.stats.total_s > 0
+        assert process.stdout.readline()  # it serves again
+        assert found.generate(PROMPT, n_predict=40, params=GREEDY, chat=False).text == here
+        child = child_of(process.pid)
+        process.kill()
+        os.kill(child, signal.SIGKILL)
+        for _ in range(3):  # each of them at once, without a new try
+            with pytest.raises(NodeLost):
+                found.generate(PROMPT, n_predict=4, chat=False)
+
+
+def test_an_interrupted_text_leaves_the_nodes_usable(tmp_path, path):
+    with (
+        node(tmp_path) as (ready, _),
+        Cancellation() as signals,
+        engine(path, nodes=at(ready, 3), kernels="off", signals=signals) as found,
+    ):
+        stream = found.stream(PROMPT, n_predict=40, params=GREEDY, chat=False)
+        next(stream)
+        signals.cancel()
+        with pytest.raises(KeyboardInterrupt):
+            for _ in stream:
+                pass
+        assert found.generate(PROMPT, n_predict=4, chat=False).token_ids
+
+
+def test_no_node_at_an_address(path):
+    with pytest.raises(EdgespecError, match="nothing listens on that port"):
+        engine(path, nodes="127.0.0.1:9=1")
+
+
+def test_more_layers_than_there_are(tmp_path, path):
+    with node(tmp_path) as (ready, _), pytest.raises(UsageError, match="nodes"):
+        engine(path, nodes=at(ready, 5))
+
+
+def test_the_part_that_is_here(path):
+    from edgespec.llama.gguf_header import check_model_file
+
+    header = check_model_file(path)
+    part = home_part(header, placement(1, ({"port": 1}, 3)))
+    assert part.kv_bytes(256) * 4 == header.kv_bytes(256)
+    assert 0 < part.file_bytes < header.file_bytes

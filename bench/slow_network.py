@@ -248,4 +248,5 @@ def proxies(ports: list[int], link: Link) -> Iterator[list[Proxy]]:
             yield made
         finally:
             for one in made:
-                one.close()
+                with contextlib.suppress(OSError, EOFError):  # that process was ended with this one
+                    one.close()

@@ -165,7 +165,7 @@ struct socket_t::impl {
 
     bool send_data(const void *data, size_t size);
     bool recv_data(void *data, size_t size);
-    bool flush() { return is_lost() || messages.flush() || is_client(); }
+    bool flush() { return is_lost() || messages.flush() || is_of_no_use(); }
     void lose(const std::string &reason);
     bool is_lost() {
         if (!lost.empty()) {
@@ -181,6 +181,12 @@ struct socket_t::impl {
                                 [this](void *data, size_t size) { return read(data, size); }};
 
   private:
+    bool is_of_no_use() { // a client's is lost, for a reason that is known or for this one
+        if (is_client()) {
+            lose("its answer makes no sense");
+        }
+        return is_client();
+    }
     bool is_client() const { return !endpoint.empty(); }
     template <typename Step> bool transfer(short event, char *data, size_t size, Step step);
     bool wait(short event, Clock::time_point since);
@@ -280,7 +286,7 @@ bool socket_t::impl::send_data(const void *data, size_t size) {
     if (is_client()) {
         follow_request(data, size);
     }
-    return is_lost() || messages.send(data, size) || is_client();
+    return is_lost() || messages.send(data, size) || is_of_no_use();
 }
 
 bool socket_t::impl::recv_data(void *data, size_t size) {

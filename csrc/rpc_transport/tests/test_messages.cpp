@@ -104,6 +104,36 @@ static void test_one_write_for_a_pass() {
     CHECK(wire.n_writes == 2);
 }
 
+// A node that keeps the weights is not sent them; another is, and told to keep them. What is no weight is not asked for.
+static void test_weights_are_asked_for() {
+    for (const char *const name : {"blk.0.ffn_up.weight", "RPC0#l_out-3#0"}) {
+        for (const uint8_t there : {0, 1}) {
+            Wire wire, answers;
+            Messages client(
+                true, [&wire](const void *data, size_t size) { return wire.write(data, size); },
+                [&answers](void *data, size_t size) { return answers.read(data, size); });
+            Messages server = side(wire, false);
+            const uint64_t size = sizeof there;
+            answers.write(&size, sizeof size);
+            answers.write(&there, sizeof there);
+            Bytes data(296 + 9 + 100000);
+            strcpy((char *)&data[228], name);
+            send(client, SET_TENSOR, data);
+            const bool is_weight = name[0] == 'b';
+            CHECK(answers.bytes.empty() == is_weight);
+            uint8_t command = 0;
+            Bytes received;
+            if (is_weight) {
+                CHECK(receive(server, command, received) && command == 7 && received.size() == 296 + 16);
+                CHECK(memcmp(received.data(), data.data(), 296) == 0);
+            }
+            CHECK(receive(server, command, received) != (is_weight && there));
+            CHECK((is_weight && there) || (command == SET_TENSOR && received.size() == data.size()));
+            CHECK((is_weight && there) || received[296] == is_weight);
+        }
+    }
+}
+
 // What a server is sent by somebody who does not keep to the rules is refused, not read from elsewhere.
 static void test_impossible_places() {
     uint64_t state = 3;
@@ -128,6 +158,7 @@ int main() {
     const size_t named = test_all_arrives(true), whole = test_all_arrives(false);
     CHECK(named < whole / 2);
     test_one_write_for_a_pass();
+    test_weights_are_asked_for();
     test_impossible_places();
     return 0;
 }

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BUILT := build/cp311-abi3-linux_$(shell uname -m)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
-C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/rpc/* csrc/rpc_transport/*)
+C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/rpc/* csrc/rpc_transport/*.[ch]* csrc/rpc_transport/tests/*)
 
 PROMPT ?= Write a quicksort in Python.
 RUN ?=

@@ -5,6 +5,7 @@
 // llama.cpp has begun ends by itself, and its destructors can free what lay on the node. Whoever called llama.cpp asks
 // es_rpc_lost() afterwards whether its results mean anything. A server's connections are as ggml's are: they wait for ever.
 #include "lost.h"
+#include "messages.h"
 
 #include "transport.h"
 
@@ -71,6 +72,9 @@ std::string in_words(int error) {
     char text[128];
     return strerror_r(error, text, sizeof text); // GNU's: returns the text
 }
+
+// In the capabilities of ggml's first message: other servers and clients do not look at it.
+constexpr char NAMES_GRAPHS[RPC_CONN_CAPS_SIZE] = "edgespec graphs 1";
 
 // ---- answers ----
 
@@ -161,6 +165,7 @@ struct socket_t::impl {
 
     bool send_data(const void *data, size_t size);
     bool recv_data(void *data, size_t size);
+    bool flush() { return is_lost() || messages.flush() || is_of_no_use(); }
     void lose(const std::string &reason);
     bool is_lost() {
         if (!lost.empty()) {
@@ -172,11 +177,21 @@ struct socket_t::impl {
     const int fd;
     const std::string endpoint; // of a client's connection; "": a server's
     std::string lost;           // why; "": it is not
+    edgespec::Messages messages{is_client(), [this](const void *data, size_t size) { return write(data, size); },
+                                [this](void *data, size_t size) { return read(data, size); }};
 
   private:
+    bool is_of_no_use() { // a client's is lost, for a reason that is known or for this one
+        if (is_client()) {
+            lose("its answer makes no sense");
+        }
+        return is_client();
+    }
     bool is_client() const { return !endpoint.empty(); }
     template <typename Step> bool transfer(short event, char *data, size_t size, Step step);
     bool wait(short event, Clock::time_point since);
+    bool write(const void *data, size_t size);
+    bool read(void *data, size_t size);
     void follow_request(const void *data, size_t size);
 
     // Where in a request, and in its answer, the client is: | command | size | data |, | size | data |.
@@ -258,20 +273,27 @@ void socket_t::impl::follow_request(const void *data, size_t size) {
     received_parts = 0;
 }
 
+bool socket_t::impl::write(const void *data, size_t size) {
+    const auto step = [this](char *at, size_t n) { return send(fd, at, n, MSG_NOSIGNAL); };
+    return transfer(POLLOUT, (char *)const_cast<void *>(data), size, step);
+}
+bool socket_t::impl::read(void *data, size_t size) {
+    const auto step = [this](char *at, size_t n) { return recv(fd, at, n, 0); };
+    return transfer(POLLIN, (char *)data, size, step);
+}
+
 bool socket_t::impl::send_data(const void *data, size_t size) {
     if (is_client()) {
         follow_request(data, size);
     }
-    const auto step = [this](char *at, size_t n) { return send(fd, at, n, MSG_NOSIGNAL); };
-    return is_lost() || transfer(POLLOUT, (char *)const_cast<void *>(data), size, step) || is_client();
+    return is_lost() || messages.send(data, size) || is_of_no_use();
 }
 
 bool socket_t::impl::recv_data(void *data, size_t size) {
-    const auto step = [this](char *at, size_t n) { return recv(fd, at, n, 0); };
-    const bool received = !is_lost() && transfer(POLLIN, (char *)data, size, step);
     if (!is_client()) {
-        return received;
+        return messages.read_request(data, size);
     }
+    const bool received = !is_lost() && read(data, size);
     const uint64_t expected = answer_size(command, tail);
     if (received_parts++ == 0) {
         uint64_t said = 0;
@@ -297,9 +319,11 @@ socket_t::socket_t(std::unique_ptr<impl> p) : pimpl(std::move(p)) {}
 socket_t::~socket_t() = default;
 bool socket_t::send_data(const void *data, size_t size) { return pimpl->send_data(data, size); }
 bool socket_t::recv_data(void *data, size_t size) { return pimpl->recv_data(data, size); }
-bool socket_t::flush() { return true; }
-void socket_t::get_caps(uint8_t *local_caps) { memset(local_caps, 0, RPC_CONN_CAPS_SIZE); } // TCP alone
-void socket_t::update_caps(const uint8_t *) {}
+bool socket_t::flush() { return pimpl->flush(); }
+void socket_t::get_caps(uint8_t *local_caps) { memcpy(local_caps, NAMES_GRAPHS, RPC_CONN_CAPS_SIZE); }
+void socket_t::update_caps(const uint8_t *remote_caps) {
+    pimpl->messages.name_graphs(memcmp(remote_caps, NAMES_GRAPHS, RPC_CONN_CAPS_SIZE) == 0);
+}
 
 namespace {
 

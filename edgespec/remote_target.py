@@ -49,12 +49,10 @@ class RemoteTarget(Closing):
         """
         wait_s()  # a bad value is known before anything else is done
         self._addresses, self._n_threads = options.nodes, options.n_threads or default_threads()
-        self.n_cells = _cells(options, target)
-        """Tokens of cache that there is room for."""
         self._nodes: Nodes | None = connect(options.nodes, on_message=on_message)
         self._tried, self._why = 0.0, NodeLost("", "")
         try:
-            split = place(target, self.n_cells, home, self._nodes.nodes)
+            split = place(target, _cells(options, target), home, self._nodes.nodes)
             if split.message:
                 on_message(split.message)
         except BaseException:
@@ -64,6 +62,8 @@ class RemoteTarget(Closing):
         """Where the layers go; None if all of them are here."""
         self.home = target if self.placement is None else home_part(target, self.placement)
         """The target's header as if the file held only what is here, for estimates of memory."""
+        self.n_cells = options.n_cells if self.placement is None else _cells(options, target)
+        """Tokens of cache that there is room for; None: as many as are needed."""
         if self.placement is None:
             self.close()
 

@@ -342,6 +342,7 @@ void ggml_graph_n_nodes(void) {}
 void ggml_graph_node(void) {}
 void ggml_backend_buffer_init(void) {}
 void ggml_backend_buft_is_host(void) {}
+void ggml_nbytes(void) {}
 void ggml_backend_cpu_buffer_type(void) {}
 """
 

@@ -191,12 +191,12 @@ def say_hello(connection: socket.socket, where: str) -> tuple[int, int, int]:
 def receive_answer(connection: socket.socket, size: int) -> bytes | None:
     """Return an answer of `size` bytes, or fewer where the other side closes; None for one of another size.
 
-    Raises OSError.
+    b"" means that it closes before any answer. Raises OSError.
     """
     length = _receive(connection, 8)
     if length and int.from_bytes(length, "little") != size:
         return None  # the other bytes may never come
-    return _receive(connection, size)
+    return length and (_receive(connection, size) or None)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

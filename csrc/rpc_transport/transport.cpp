@@ -4,6 +4,7 @@
 // here is lost instead: what is asked of it from then on is answered at once with harmless numbers, so that whatever
 // llama.cpp has begun ends by itself, and its destructors can free what lay on the node. Whoever called llama.cpp asks
 // es_rpc_lost() afterwards whether its results mean anything. A server's connections are as ggml's are: they wait for ever.
+#include "kept.h"
 #include "lost.h"
 #include "messages.h"
 
@@ -178,7 +179,7 @@ struct socket_t::impl {
     const std::string endpoint; // of a client's connection; "": a server's
     std::string lost;           // why; "": it is not
     edgespec::Messages messages{is_client(), [this](const void *data, size_t size) { return write(data, size); },
-                                [this](void *data, size_t size) { return read(data, size); }};
+                                [this](void *data, size_t size) { return read(data, size); }, edgespec::keep};
 
   private:
     bool is_of_no_use() { // a client's is lost, for a reason that is known or for this one

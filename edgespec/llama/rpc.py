@@ -64,6 +64,8 @@ class Rpc:
         self._set_patience.argtypes, self._set_patience.restype = (ctypes.c_int,) * 3, None
         self._lost.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
         self._forget.argtypes, self._forget.restype = (ctypes.c_char_p,), None
+        self._keep_in = own.es_rpc_keep_in
+        self._keep_in.argtypes, self._keep_in.restype = (ctypes.c_char_p, ctypes.c_uint64), None
         self._add_server = ctypes.CFUNCTYPE(_pointer, ctypes.c_char_p)(
             _find(registry, b"ggml_backend_rpc_add_server")
         )
@@ -71,14 +73,18 @@ class Rpc:
             None, *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, _pointer)
         )(_find(registry, b"ggml_backend_rpc_start_server"))
 
-    def serve(self, endpoint: str, device: int, *, n_threads: int, kept: Path | None) -> None:
+    def serve(
+        self, endpoint: str, device: int, *, n_threads: int, kept: Path | None, least_free: int
+    ) -> None:
         """Serve `device`, a `ggml_backend_dev_t`, at `endpoint` ("127.0.0.1:50052"), to one client at a time.
 
-        `kept`: the folder that keeps weights by their hash. Returns only where it cannot begin to listen; why
-        is then on stderr. Ends the process if a client asks for what is impossible.
+        `kept`: the folder that keeps weights by their hash, while `least_free` bytes stay free on its disk.
+        Returns only where it cannot begin to listen; why is then on stderr. Ends the process if a client asks
+        for what is impossible.
         """
         devices = (_pointer * 1)(device)
         folder = None if kept is None else os.fsencode(kept)
+        self._keep_in(folder, least_free)
         self._start_server(endpoint.encode(), folder, n_threads, 1, ctypes.addressof(devices))
 
     def connect(self, endpoint: str) -> tuple[int, ...]:

@@ -99,7 +99,10 @@ class Rpc:
         return tuple(_device(registry, i) for i in range(_device_count(registry)))
 
     def set_patience(self, interrupt: Interrupt | None, silence_s: float) -> None:
-        """Let all connections wait `silence_s` for a byte, and `INTERRUPTED_S` after an interruption."""
+        """Let all connections wait `silence_s` for a byte, and `INTERRUPTED_S` after an interruption.
+
+        The latter begins when a connection first sees the interruption, and ends at the next call of this.
+        """
         fd = -1 if interrupt is None else interrupt.fd
         self._set_patience(fd, round(1e3 * silence_s), round(1e3 * INTERRUPTED_S))
 

@@ -10,11 +10,12 @@ namespace {
 constexpr size_t MOST_HELD = 64 << 10;    // bytes: a larger part is not copied to others
 constexpr size_t MOST_WAITING = 16 << 10; // bytes: requests that set tensors go at the latest then
 constexpr size_t LEAST_KEPT = 64 << 10;   // bytes: smaller weights are sent sooner than asked for
+// Bytes of a request's data. ggml takes memory of the size that a request names, and ends the process if there is none.
+constexpr uint64_t MOST_DATA = (uint64_t)16 << 30;
 
 // The data of SET_TENSOR: ggml's rpc_tensor, whether it shall be kept, where in the tensor the bytes begin, and these.
 constexpr size_t TENSOR_BYTES = 296, NAME_AT = 228, KEEP_AT = TENSOR_BYTES, BYTES_AT = TENSOR_BYTES + 1 + 8;
 constexpr char WEIGHTS[] = "blk."; // the beginning of their names, and of no other tensor's
-
 
 } // namespace
 
@@ -111,7 +112,7 @@ bool Messages::read_graph_size(void *part) {
     }
     const uint64_t size = is_new ? follows - sizeof place_ : graphs_.at(place_).size();
     memcpy(part, &size, sizeof size);
-    return true;
+    return size <= MOST_DATA;
 }
 
 bool Messages::read_graph(void *graph, size_t size) {
@@ -127,17 +128,33 @@ bool Messages::read_graph(void *graph, size_t size) {
     return received;
 }
 
+// Keeps what a client wants to be kept, and lets ggml keep nothing.
+void Messages::keep_weights(uint8_t *data, size_t size) {
+    if (size > BYTES_AT && data[KEEP_AT]) {
+        keep_(data + BYTES_AT, size - BYTES_AT);
+        data[KEEP_AT] = 0;
+    }
+}
+
 bool Messages::read_request(void *part, size_t size) {
     const int n = n_parts_;
     n_parts_ = (n + 1) % 3;
     if (n > 0 && is_graph()) {
         return n == 1 ? read_graph_size(part) : read_graph(part, size);
     }
-    const bool received = read_(part, size);
-    if (received && n == 0) {
-        command_ = *(const uint8_t *)part;
+    if (!read_(part, size)) {
+        return false;
     }
-    return received;
+    if (n == 0) {
+        command_ = *(const uint8_t *)part;
+    } else if (n == 1) {
+        uint64_t follows = 0;
+        memcpy(&follows, part, sizeof follows);
+        return follows <= MOST_DATA;
+    } else if (command_ == SET_TENSOR) {
+        keep_weights((uint8_t *)part, size);
+    }
+    return true;
 }
 
 } // namespace edgespec

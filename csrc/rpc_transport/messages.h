@@ -9,7 +9,8 @@
 //     a graph      | GRAPH_COMPUTE | size | place | graph, where it is new |
 //
 // Weights are asked for by their hash before they are sent, as ggml does for those of more than 10 MB alone: of a 1.5B model
-// these are a sixth. This is ggml's own request, SET_TENSOR_HASH, which every server answers.
+// these are a sixth. This is ggml's own request, SET_TENSOR_HASH, which every server answers. What a client wants to be kept goes
+// to a function of the server's own: ggml does not look whether a file could be written (kept.cpp).
 #ifndef EDGESPEC_MESSAGES_H
 #define EDGESPEC_MESSAGES_H
 
@@ -23,9 +24,10 @@ class Messages {
   public:
     using Write = std::function<bool(const void *, size_t)>; // all of it; false: the connection is of no use any more
     using Read = std::function<bool(void *, size_t)>;
+    using Keep = std::function<void(const uint8_t *, size_t)>; // a server's: the weights that a client wants to be kept
 
-    Messages(bool is_client, Write write, Read read)
-        : is_client_(is_client), write_(std::move(write)), read_(std::move(read)) {}
+    Messages(bool is_client, Write write, Read read, Keep keep)
+        : is_client_(is_client), write_(std::move(write)), read_(std::move(read)), keep_(std::move(keep)) {}
 
     void name_graphs(bool both_sides_do) { names_graphs_ = both_sides_do; }
 
@@ -42,6 +44,7 @@ class Messages {
     bool send_graph(const void *graph, size_t size);
     bool send_tensor(const void *data, size_t size);
     bool is_there(const uint8_t *data, size_t size, bool &there);
+    void keep_weights(uint8_t *data, size_t size);
     bool read_graph_size(void *part);
     bool read_graph(void *graph, size_t size);
     bool is_graph() const { return names_graphs_ && command_ == GRAPH_COMPUTE; }
@@ -51,6 +54,7 @@ class Messages {
     const bool is_client_;
     const Write write_;
     const Read read_;
+    const Keep keep_;
     bool names_graphs_ = false;
     KnownGraphs graphs_;
     std::vector<uint8_t> held_; // parts that are written with what follows

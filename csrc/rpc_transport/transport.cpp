@@ -3,7 +3,9 @@
 // That one waits for ever, and where a connection breaks its caller (ggml-rpc.cpp) ends the process. A client's connection
 // here is lost instead: what is asked of it from then on is answered at once with harmless numbers, so that whatever
 // llama.cpp has begun ends by itself, and its destructors can free what lay on the node. Whoever called llama.cpp asks
-// es_rpc_lost() afterwards whether its results mean anything. A server's connections are as ggml's are: they wait for ever.
+// es_rpc_lost() afterwards whether its results mean anything. A server's connections wait for ever, as ggml's do, but notice a
+// client whose machine or network is gone.
+#include "kept.h"
 #include "lost.h"
 #include "messages.h"
 
@@ -37,6 +39,7 @@ constexpr int LOOK_MS = 50; // how often a wait looks whether other patience was
 struct Patience {
     std::atomic<int> interrupt{-1};
     std::atomic<int> silence_ms{60'000}, interrupted_ms{2'000};
+    std::atomic<Clock::rep> interrupted{0}; // when a wait first saw the interruption; 0: none has
 };
 
 struct Losses {
@@ -94,6 +97,8 @@ enum Command : uint8_t {
 };
 
 constexpr uint64_t MOST_ALIGNMENT = 1 << 20;
+constexpr uint64_t MOST_MEMORY = (uint64_t)1 << 46; // bytes of one tensor: sums of these do not overflow
+constexpr uint8_t MAJOR_VERSION = 7, MINOR_VERSION = 0; // of the protocol
 
 // Bytes of the answer to a request whose last eight bytes are `tail`.
 uint64_t answer_size(uint8_t command, uint64_t tail) {
@@ -127,7 +132,7 @@ void answer_for_the_lost(uint8_t command, void *answer, size_t size) {
                                                          : 0;
     memcpy(answer, &number, std::min(size, sizeof number));
     if (command == HELLO && size > 0) {
-        *(uint8_t *)answer = 7; // RPC_PROTO_MAJOR_VERSION
+        *(uint8_t *)answer = MAJOR_VERSION;
     }
 }
 
@@ -143,6 +148,12 @@ bool is_possible(uint8_t command, uint64_t tail, const void *answer) {
     case GET_MAX_SIZE:
     case BUFFER_GET_BASE:
         return numbers[0] != 0;
+    case GET_ALLOC_SIZE:
+        return numbers[0] <= MOST_MEMORY;
+    case HELLO:
+        return ((const uint8_t *)answer)[0] == MAJOR_VERSION && ((const uint8_t *)answer)[1] <= MINOR_VERSION;
+    case DEVICE_COUNT:
+        return numbers[0] == 1; // as edgespec's nodes say, and the same on each connection
     default:
         return true;
     }
@@ -178,7 +189,7 @@ struct socket_t::impl {
     const std::string endpoint; // of a client's connection; "": a server's
     std::string lost;           // why; "": it is not
     edgespec::Messages messages{is_client(), [this](const void *data, size_t size) { return write(data, size); },
-                                [this](void *data, size_t size) { return read(data, size); }};
+                                [this](void *data, size_t size) { return read(data, size); }, edgespec::keep};
 
   private:
     bool is_of_no_use() { // a client's is lost, for a reason that is known or for this one
@@ -213,29 +224,31 @@ void socket_t::impl::lose(const std::string &reason) {
 // Waits until the connection can do `event`; false: it was lost. `since`: when it last did anything.
 bool socket_t::impl::wait(short event, Clock::time_point since) {
     using std::chrono::milliseconds;
-    Clock::time_point interrupted = Clock::time_point::max();
     for (;;) {
         const int interrupt = patience().interrupt;
-        const bool listens = interrupt >= 0 && interrupted == Clock::time_point::max();
+        const bool listens = interrupt >= 0 && patience().interrupted == 0;
         pollfd waiting[2] = {{fd, event, 0}, {interrupt, POLLIN, 0}};
         const int n = poll(waiting, listens ? 2 : 1, LOOK_MS);
         if (n < 0 && errno != EINTR) {
             lose(in_words(errno));
             return false;
         }
+        const Clock::time_point now = Clock::now();
+        if (n > 0 && listens && (waiting[1].revents & POLLIN)) {
+            Clock::rep none = 0;
+            patience().interrupted.compare_exchange_strong(none, now.time_since_epoch().count());
+        }
+        const Clock::duration interrupted(patience().interrupted);
+        const bool is_interrupted = interrupt >= 0 && interrupted.count();
+        if (is_interrupted && now.time_since_epoch() - interrupted > milliseconds(patience().interrupted_ms)) {
+            lose("interrupted while it worked");
+            return false;
+        }
         if (n > 0 && waiting[0].revents) {
             return true; // an error too: the call that follows says which
         }
-        const Clock::time_point now = Clock::now();
-        if (n > 0 && listens && (waiting[1].revents & POLLIN)) {
-            interrupted = now;
-        }
         if (now - since > milliseconds(patience().silence_ms)) {
             lose("no answer for " + std::to_string(patience().silence_ms / 1000) + " s");
-            return false;
-        }
-        if (interrupted != Clock::time_point::max() && now - interrupted > milliseconds(patience().interrupted_ms)) {
-            lose("interrupted while it worked");
             return false;
         }
     }
@@ -327,9 +340,16 @@ void socket_t::update_caps(const uint8_t *remote_caps) {
 
 namespace {
 
-bool set_option(int fd, int level, int option) {
-    const int on = 1;
-    return setsockopt(fd, level, option, &on, sizeof on) == 0;
+bool set_option(int fd, int level, int option, int value = 1) {
+    return setsockopt(fd, level, option, &value, sizeof value) == 0;
+}
+
+// Ends a connection whose other side has given no sign of life for 30 s: a client that sleeps or has left the network would
+// occupy the server for ever. That it computes nothing for so long is no reason: its system answers.
+bool notice_the_dead(int fd) {
+    return set_option(fd, SOL_SOCKET, SO_KEEPALIVE) && set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 15) &&
+           set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5) && set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3) &&
+           set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000); // where bytes for it wait to be acknowledged
 }
 
 // A connection to a numeric address within the patience; -1 and why not else.
@@ -382,7 +402,8 @@ socket_ptr socket_t::accept() {
         return nullptr;
     }
     auto made = std::make_unique<impl>(fd);
-    return set_option(fd, IPPROTO_TCP, TCP_NODELAY) ? socket_ptr(new socket_t(std::move(made))) : nullptr;
+    const bool ready = set_option(fd, IPPROTO_TCP, TCP_NODELAY) && notice_the_dead(fd);
+    return ready ? socket_ptr(new socket_t(std::move(made))) : nullptr;
 }
 
 socket_ptr socket_t::create_server(const char *host, int port) {
@@ -407,9 +428,10 @@ void rpc_transport_shutdown() {}
 extern "C" {
 
 void es_rpc_patience(int interrupt, int silence_ms, int interrupted_ms) {
-    patience().interrupt = interrupt;
     patience().silence_ms = silence_ms;
     patience().interrupted_ms = interrupted_ms;
+    patience().interrupted = 0;
+    patience().interrupt = interrupt;
 }
 
 int es_rpc_lost(const char *endpoint, char *reason, size_t size) {

@@ -64,6 +64,8 @@ class Rpc:
         self._set_patience.argtypes, self._set_patience.restype = (ctypes.c_int,) * 3, None
         self._lost.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
         self._forget.argtypes, self._forget.restype = (ctypes.c_char_p,), None
+        self._keep_in = own.es_rpc_keep_in
+        self._keep_in.argtypes, self._keep_in.restype = (ctypes.c_char_p, ctypes.c_uint64), None
         self._add_server = ctypes.CFUNCTYPE(_pointer, ctypes.c_char_p)(
             _find(registry, b"ggml_backend_rpc_add_server")
         )
@@ -71,14 +73,18 @@ class Rpc:
             None, *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, _pointer)
         )(_find(registry, b"ggml_backend_rpc_start_server"))
 
-    def serve(self, endpoint: str, device: int, *, n_threads: int, kept: Path | None) -> None:
+    def serve(
+        self, endpoint: str, device: int, *, n_threads: int, kept: Path | None, least_free: int
+    ) -> None:
         """Serve `device`, a `ggml_backend_dev_t`, at `endpoint` ("127.0.0.1:50052"), to one client at a time.
 
-        `kept`: the folder that keeps weights by their hash. Returns only where it cannot begin to listen; why
-        is then on stderr. Ends the process if a client asks for what is impossible.
+        `kept`: the folder that keeps weights by their hash, while `least_free` bytes stay free on its disk.
+        Returns only where it cannot begin to listen; why is then on stderr. Ends the process if a client asks
+        for what is impossible.
         """
         devices = (_pointer * 1)(device)
         folder = None if kept is None else os.fsencode(kept)
+        self._keep_in(folder, least_free)
         self._start_server(endpoint.encode(), folder, n_threads, 1, ctypes.addressof(devices))
 
     def connect(self, endpoint: str) -> tuple[int, ...]:
@@ -93,7 +99,10 @@ class Rpc:
         return tuple(_device(registry, i) for i in range(_device_count(registry)))
 
     def set_patience(self, interrupt: Interrupt | None, silence_s: float) -> None:
-        """Let all connections wait `silence_s` for a byte, and `INTERRUPTED_S` after an interruption."""
+        """Let all connections wait `silence_s` for a byte, and `INTERRUPTED_S` after an interruption.
+
+        The latter begins when a connection first sees the interruption, and ends at the next call of this.
+        """
         fd = -1 if interrupt is None else interrupt.fd
         self._set_patience(fd, round(1e3 * silence_s), round(1e3 * INTERRUPTED_S))
 
@@ -191,12 +200,12 @@ def say_hello(connection: socket.socket, where: str) -> tuple[int, int, int]:
 def receive_answer(connection: socket.socket, size: int) -> bytes | None:
     """Return an answer of `size` bytes, or fewer where the other side closes; None for one of another size.
 
-    Raises OSError.
+    b"" means that it closes before any answer. Raises OSError.
     """
     length = _receive(connection, 8)
     if length and int.from_bytes(length, "little") != size:
         return None  # the other bytes may never come
-    return _receive(connection, size)
+    return length and (_receive(connection, size) or None)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

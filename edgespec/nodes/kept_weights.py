@@ -1,18 +1,24 @@
 """Weights that clients have sent, kept on the node's disk by their hash: they come over the network once.
 
-    FOLDER/0123456789abcdef   a tensor of more than 10 MB, named by the FNV-1a hash of its bytes
+    FOLDER/0123456789abcdef   a tensor of 64 KB or more, named by the FNV-1a hash of its bytes
+    FOLDER/part               one that is being written (csrc/rpc_transport/kept.cpp)
     FOLDER/checked.json       size and time of the files that have been compared with their names
+    FOLDER/.lock              held by the node that keeps weights here
 
-llama.cpp's server writes these files and, when a client names a hash, reads them without a look at what is
-in them. A file that was cut short (a full disk, a node that was stopped) would make a model say nonsense. So
-they are compared with their names before the server begins, each once.
+When a client names a hash, llama.cpp's server reads the file without a look at what is in it. A damaged one
+would make a model say nonsense. So a file gets its name when it is complete, and files are compared with
+their names before the server begins, each once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -24,7 +30,7 @@ from edgespec.platform.messages import MessageFn, silent
 LEAST_FREE = 1 << 30
 """Bytes that must be free on the disk: with less, nothing is kept."""
 
-_CHECKED = "checked.json"
+_CHECKED, _LOCK, _PART = "checked.json", ".lock", "part"
 _NAME = re.compile(r"[0-9a-f]{16}")
 _PIECE = 16 << 20
 
@@ -34,18 +40,30 @@ def default_folder() -> Path:
     return cache_root() / "node-weights"
 
 
-def prepare(folder: Path, on_message: MessageFn = silent) -> bool:
-    """Make the folder, delete damaged files, and return whether weights can be kept there.
+@contextmanager
+def held(folder: Path, on_message: MessageFn = silent) -> Iterator[bool]:
+    """Make the folder, hold it inside the block against other nodes, and yield whether it is held.
 
-    A message says why not, and what was deleted. Raises EdgespecError if the folder cannot be made.
+    A message says if another node holds it. Raises EdgespecError if the folder cannot be made.
+    """
+    with _lock_file(folder) as lock:
+        reason = _why_not_locked(lock)
+        if reason:
+            on_message(f"{folder}: {reason}: this one keeps none; --cache DIR names another folder")
+        yield not reason
+
+
+def prepare(folder: Path, on_message: MessageFn = silent) -> bool:
+    """Delete damaged files from a folder that is held, and return whether weights can be kept there.
+
+    A message says why not, and what was deleted. Raises EdgespecError if the folder cannot be read.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / _PART).unlink(missing_ok=True)
         _delete_damaged(folder, on_message)
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        reason = error.strerror or error
-        raise EdgespecError(f"weights cannot be kept there: {reason}", field="cache", value=folder) from error
+        raise _unusable(folder, error) from error
     if free < LEAST_FREE:
         on_message(f"{folder}: {free >> 20} MiB are free on that disk: weights are not kept")
     return free >= LEAST_FREE
@@ -54,6 +72,30 @@ def prepare(folder: Path, on_message: MessageFn = silent) -> bool:
 def kept_bytes(folder: Path) -> int:
     """Return the size of all that is kept; 0 if there is no such folder."""
     return sum(file.stat().st_size for file in _files(folder))
+
+
+def _lock_file(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return (folder / _LOCK).open("w")
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _why_not_locked(lock: IO[str]) -> str:
+    """Lock the file; return why it cannot be, "" if it is."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "another node keeps weights there"
+    except OSError as error:
+        return f"cannot be locked ({error.strerror})"
+    return ""
+
+
+def _unusable(folder: Path, error: OSError) -> EdgespecError:
+    reason = error.strerror or error
+    return EdgespecError(f"weights cannot be kept there: {reason}", field="cache", value=folder)
 
 
 def _files(folder: Path) -> list[Path]:

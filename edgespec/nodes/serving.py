@@ -84,14 +84,16 @@ def run_node(
     memory = _memory(options)
     options = replace(options, port=free_port(options.host, options.port))
     ends: list[float] = []
-    while True:
-        folder = str(options.folder) if kept_weights.prepare(options.folder, on_message) else None
-        service = _Service(options.host, options.port, options.n_threads, memory, folder, options.kernels)
-        ended = _serve_once(service, on_ready)
-        ends = [*(end for end in ends if time.monotonic() - end < _ENDS_S), time.monotonic()]
-        if len(ends) == _MOST_ENDS:
-            raise EdgespecError(f"the node has ended {_MOST_ENDS} times in a minute: {_reason(ended)}")
-        on_message(f"a client made the node end ({_reason(ended)}); it serves again")
+    with kept_weights.held(options.folder, on_message) as is_ours:
+        while True:
+            keeps = is_ours and kept_weights.prepare(options.folder, on_message)
+            folder = str(options.folder) if keeps else None
+            service = _Service(options.host, options.port, options.n_threads, memory, folder, options.kernels)
+            ended = _serve_once(service, on_ready)
+            ends = [*(end for end in ends if time.monotonic() - end < _ENDS_S), time.monotonic()]
+            if len(ends) == _MOST_ENDS:
+                raise EdgespecError(f"the node has ended {_MOST_ENDS} times in a minute: {_reason(ended)}")
+            on_message(f"a client made the node end ({_reason(ended)}); it serves again")
 
 
 def _memory(options: NodeOptions) -> int:
@@ -174,7 +176,13 @@ def _serve(service: _Service) -> None:
     device = loaded.plugin.node_device(cpu, service.memory_bytes) if loaded.plugin else cpu
     threading.Thread(target=_tell_when_ready, args=(service.port, speed), daemon=True).start()
     folder = None if service.folder is None else Path(service.folder)
-    library.serve(f"{service.host}:{service.port}", device, n_threads=service.n_threads, kept=folder)
+    library.serve(
+        f"{service.host}:{service.port}",
+        device,
+        n_threads=service.n_threads,
+        kept=folder,
+        least_free=kept_weights.LEAST_FREE,
+    )
     raise EdgespecError(f"llama.cpp's server cannot listen on port {service.port}")
 
 

@@ -155,6 +155,10 @@ SENSIBLE = {
         (1, struct.pack("<Q", 3)),
         (2, struct.pack("<Q", 0)),
         (3, struct.pack("<Q", 0)),
+        (14, bytes([6]) + HELLO[1:]),
+        (14, bytes([7, 1]) + HELLO[2:]),
+        (15, struct.pack("<I", 0)),
+        (15, struct.pack("<I", 1 << 31)),
     ],
 )
 def test_sizes_that_cannot_be(path, command, answer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -94,6 +95,30 @@ def test_weights_come_once_and_damaged_ones_again(tmp_path):
     assert f"{damaged}: damaged, deleted; the weights are sent again" in said
 
 
+def test_a_write_that_fails_while_the_node_serves_costs_only_time(tmp_path):
+    path = write_tiny_gguf(tmp_path / "wide.gguf", n_layer=1, n_embd=1024, n_ff=2816)
+    with loaded(path, kernels=False) as model:
+        here = logits(model, TOKENS)
+    with node(tmp_path) as (ready, process):
+        resource.prlimit(child_of(process.pid), resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        for _ in range(2):
+            with loaded(path, devices(ready), kernels=False, output=True) as model:
+                np.testing.assert_array_equal(logits(model, TOKENS), here)
+    assert {file.name for file in (tmp_path / "kept").iterdir()} <= {".lock", "checked.json"}
+
+
+def test_a_second_node_with_the_same_folder_keeps_nothing(tmp_path):
+    path = write_tiny_gguf(tmp_path / "wide.gguf", n_layer=1, n_embd=1024, n_ff=2816)
+    with node(tmp_path), node(tmp_path) as (ready, process):
+        with loaded(path, devices(ready), kernels=False, output=True) as model:
+            logits(model, TOKENS)
+        assert kept_weights.kept_bytes(tmp_path / "kept") == 0
+        process.send_signal(signal.SIGINT)
+        code, said = ended(process)
+    assert (code, said.count("\n")) == (0, 1)
+    assert f"{tmp_path / 'kept'}: another node keeps weights there: this one keeps none" in said
+
+
 def test_interrupting_a_node_ends_its_server_and_its_announcement(tmp_path):
     with node(tmp_path) as (ready, process):
         child = child_of(process.pid)
@@ -171,13 +196,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 def test_a_full_disk_keeps_nothing(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(kept_weights, "LEAST_FREE", 1 << 60)
-    assert not kept_weights.prepare(tmp_path / "kept", said.append)
+    assert not kept_weights.prepare(tmp_path, said.append)
     assert "are free on that disk: weights are not kept" in said[0]
 
 
 def test_files_that_were_checked_are_not_read_again(tmp_path, monkeypatch):
     kept = tmp_path / "kept"
-    assert kept_weights.prepare(kept)
+    with kept_weights.held(kept) as is_held:
+        assert is_held
+        assert kept_weights.prepare(kept)
     (kept / "85944171f73967e8").write_bytes(b"foobar")  # of the hash's published test vectors
     (kept / "85944171f73967e9").write_bytes(b"foobar")
     said = []

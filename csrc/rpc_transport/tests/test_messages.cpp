@@ -28,9 +28,12 @@ struct Wire {
     }
 };
 
+static Bytes kept; // what a server was last told to keep
+static void keep(const uint8_t *bytes, size_t size) { kept.assign(bytes, bytes + size); }
+
 static Messages side(Wire &wire, bool is_client) {
     return Messages(is_client, [&wire](const void *data, size_t size) { return wire.write(data, size); },
-                    [&wire](void *data, size_t size) { return wire.read(data, size); });
+                    [&wire](void *data, size_t size) { return wire.read(data, size); }, keep);
 }
 
 static void send(Messages &client, uint8_t command, const Bytes &data) {
@@ -73,6 +76,9 @@ static size_t test_all_arrives(bool names_graphs) {
         const uint8_t command = commands[random_below(&state, 4)];
         const size_t n = 2 + random_below(&state, i % 100 < 90 ? 8 : graphs.size() - 1);
         Bytes data = command == GRAPH_COMPUTE ? graphs[random_below(&state, n)] : random_bytes(&state, n % 7 * 5000);
+        if (command == SET_TENSOR && data.size() > 296) {
+            data[296] = 0; // is not to be kept
+        }
         send(client, command, data);
         sent.emplace_back(command, std::move(data));
         if (command == SET_TENSOR) {
@@ -104,19 +110,21 @@ static void test_one_write_for_a_pass() {
     CHECK(wire.n_writes == 2);
 }
 
-// A node that keeps the weights is not sent them; another is, and told to keep them. What is no weight is not asked for.
+// A node that keeps the weights is not sent them; another is, and keeps them. What is no weight is not asked for.
 static void test_weights_are_asked_for() {
     for (const char *const name : {"blk.0.ffn_up.weight", "RPC0#l_out-3#0"}) {
         for (const uint8_t there : {0, 1}) {
             Wire wire, answers;
+            kept.clear();
             Messages client(
                 true, [&wire](const void *data, size_t size) { return wire.write(data, size); },
-                [&answers](void *data, size_t size) { return answers.read(data, size); });
+                [&answers](void *data, size_t size) { return answers.read(data, size); }, keep);
             Messages server = side(wire, false);
             const uint64_t size = sizeof there;
             answers.write(&size, sizeof size);
             answers.write(&there, sizeof there);
-            Bytes data(296 + 9 + 100000);
+            Bytes data(296 + 9 + 100000, 7);
+            data[296] = 0;
             strcpy((char *)&data[228], name);
             send(client, SET_TENSOR, data);
             const bool is_weight = name[0] == 'b';
@@ -129,7 +137,8 @@ static void test_weights_are_asked_for() {
             }
             CHECK(receive(server, command, received) != (is_weight && there));
             CHECK((is_weight && there) || (command == SET_TENSOR && received.size() == data.size()));
-            CHECK((is_weight && there) || received[296] == is_weight);
+            CHECK((is_weight && there) || received[296] == 0); // ggml keeps nothing
+            CHECK(kept == (is_weight && !there ? Bytes(data.begin() + 296 + 9, data.end()) : Bytes()));
         }
     }
 }
@@ -154,11 +163,30 @@ static void test_impossible_places() {
     }
 }
 
+// ggml takes memory of the size that a request names, and ends the process if there is none.
+static void test_impossible_sizes() {
+    for (const uint8_t command : {SET_TENSOR, GRAPH_COMPUTE}) {
+        for (const uint64_t size : {UINT64_MAX, (uint64_t)1 << 40, (uint64_t)1 << 30}) {
+            Wire wire;
+            Messages server = side(wire, false);
+            server.name_graphs(true);
+            wire.write(&command, sizeof command);
+            wire.write(&size, sizeof size);
+            wire.write(&KnownGraphs::NEW, sizeof KnownGraphs::NEW);
+            uint8_t got = 0;
+            uint64_t said = 0;
+            CHECK(server.read_request(&got, sizeof got));
+            CHECK(server.read_request(&said, sizeof said) == (size == 1 << 30));
+        }
+    }
+}
+
 int main() {
     const size_t named = test_all_arrives(true), whole = test_all_arrives(false);
     CHECK(named < whole / 2);
     test_one_write_for_a_pass();
     test_weights_are_asked_for();
     test_impossible_places();
+    test_impossible_sizes();
     return 0;
 }

@@ -31,6 +31,9 @@ MOST_ON_NODES = 128
 """Most tokens that a pass over nodes should have: a slow board takes seconds for them, and whoever wants to
 end a pass, or to know whether a node hangs, waits for all of them."""
 
+INTERRUPTED_EARLIER = "an earlier pass was interrupted, and given up with the connection"
+"""Why a node is lost for those whom that interruption was not meant for."""
+
 _NOT_OF_A_LAYER = rb"^(?!blk\.)"  # tensors of this name, which is a regular expression, stay here
 
 
@@ -128,10 +131,12 @@ class Remote:
     def call(self, n_tokens: int = 0, interrupt: Interrupt | None = None) -> Iterator[None]:
         """Let the library use the nodes inside the block, and wait as long as a pass of `n_tokens` may take.
 
-        `interrupt` ends the wait sooner. Raises NodeLost at the end of the block if a node was lost, so that
-        what the library has computed means nothing; KeyboardInterrupt if one was given up because of
-        `interrupt`.
+        `interrupt` ends the wait sooner. Raises NodeLost before the block if a node was lost earlier; at its
+        end if one was lost in it, so that what the library has computed means nothing, or KeyboardInterrupt
+        if it was given up because of `interrupt`.
         """
+        for node in self.placement.nodes:
+            self._require(node, INTERRUPTED_EARLIER)
         self._library.set_patience(interrupt, wait_s() + SILENCE_PER_TOKEN_S * n_tokens)
         try:
             yield
@@ -145,12 +150,17 @@ class Remote:
         """Whether a node was lost: the model must be loaded again."""
         return any(self._library.lost(node.endpoint) for node in self.placement.nodes)
 
-    def _require(self, node: RemoteLayers) -> None:
+    def _require(self, node: RemoteLayers, interrupted: str = "") -> None:
+        """Raise if a node was lost; `interrupted`: why, if it was given up. "": that is an interruption."""
         reason = self._library.lost(node.endpoint)
         if reason == rpc.INTERRUPTED:
-            raise KeyboardInterrupt
+            if not interrupted:
+                raise KeyboardInterrupt
+            reason = interrupted
+        elif reason:
+            reason = self.explain(node.name) or reason
         if reason:
-            raise NodeLost(node.name, self.explain(node.name) or reason)
+            raise NodeLost(node.name, reason)
 
 
 def wait_s() -> float:

@@ -14,6 +14,7 @@ from edgespec.nodes.addresses import read_addresses
 from edgespec.platform.signals import Cancellation
 from edgespec.remote_target import home_part
 from edgespec.sampling import SamplingParams
+from proxies import Proxy
 from running_node import child_of, node, placement
 from tiny_gguf import write_tiny_gguf
 
@@ -138,6 +139,22 @@ def test_an_interrupted_text_leaves_the_nodes_usable(tmp_path, path):
             for _ in stream:
                 pass
         assert found.generate(PROMPT, n_predict=4, chat=False).token_ids
+
+
+def test_after_an_interrupted_pass_that_does_not_end_the_next_text_comes(tmp_path, path):
+    with node(tmp_path) as (ready, _), Proxy(ready["port"]) as proxy, Cancellation() as signals:
+        options = {"kernels": "off", "signals": signals}
+        with engine(path, nodes=f"127.0.0.1:{proxy.port}=3", **options) as found:
+            here = found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text
+            stream = found.stream(PROMPT, n_predict=40, params=GREEDY, chat=False)
+            next(stream)
+            proxy.stop_forwarding()
+            signals.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                for _ in stream:
+                    pass
+            proxy.go_on()
+            assert found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text == here
 
 
 def test_no_node_at_an_address(path):

@@ -45,6 +45,14 @@ class _Override(ctypes.Structure):
 
 _cpu_buffer_type = backend.foreign_function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)
 
+_device_memory = backend.foreign_function(
+    "ggml_backend_dev_memory",
+    None,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_size_t),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteLayers:
@@ -128,9 +136,12 @@ class Remote:
         params.n_gpu_layers = self._n_remote
 
     @contextmanager
-    def call(self, n_tokens: int = 0, interrupt: Interrupt | None = None) -> Iterator[None]:
+    def call(
+        self, n_tokens: int = 0, interrupt: Interrupt | None = None, *, waits: bool = False
+    ) -> Iterator[None]:
         """Let the library use the nodes inside the block, and wait as long as a pass of `n_tokens` may take.
 
+        `waits`: the block leaves work on the nodes of which it asks nothing back; wait until it is done.
         `interrupt` ends the wait sooner. Raises NodeLost before the block if a node was lost earlier; at its
         end if one was lost in it, so that what the library has computed means nothing, or KeyboardInterrupt
         if it was given up because of `interrupt`.
@@ -140,10 +151,18 @@ class Remote:
         self._library.set_patience(interrupt, wait_s() + SILENCE_PER_TOKEN_S * n_tokens)
         try:
             yield
+            if waits:
+                self._wait()
         finally:
             self._library.set_patience(None, wait_s())
         for node in self.placement.nodes:
             self._require(node)
+
+    def _wait(self) -> None:
+        """Return when the nodes have done all that was asked of them: they answer in order."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        for device in self._devices[:-1]:
+            _device_memory(device, ctypes.byref(free), ctypes.byref(total))
 
     @property
     def is_lost(self) -> bool:

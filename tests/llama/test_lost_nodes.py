@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.errors import NodeLost
 from edgespec.llama.architectures import make_tiny
+from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -108,6 +109,24 @@ def test_a_node_that_hangs(tmp_path, path):
         os.kill(child, signal.SIGSTOP)
         try:
             lost(model, session, why="no answer for 1 s")
+        finally:
+            os.kill(child, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_pass_that_asks_nothing_back_is_waited_for(tmp_path, path, sequence):
+    size = CacheSize(n_ctx=256, n_timelines=2)
+    with (
+        node(tmp_path) as (ready, process),
+        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
+        Cache(model, size, n_threads=1) as cache,
+    ):
+        cache.eval([Piece(sequence, [5, 6], n_logits=0)])
+        child = child_of(process.pid)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            with pytest.raises(NodeLost, match="no answer for 1 s"):
+                cache.eval([Piece(sequence, [5, 6], n_logits=0)])
         finally:
             os.kill(child, signal.SIGCONT)
 

@@ -105,6 +105,8 @@ class Remote:
         self.placement = placement
         self.explain: Callable[[str], str] = lambda _name: ""
         """Takes the name of a node that was lost; says why, where more is known of the way there."""
+        self.more_s = 0.0
+        """Seconds to wait longer than a pass may take otherwise."""
         self._library = rpc.load()
         self._library.set_patience(None, wait_s())
         for node in placement.nodes:
@@ -148,7 +150,7 @@ class Remote:
         """
         for node in self.placement.nodes:
             self._require(node, INTERRUPTED_EARLIER)
-        self._library.set_patience(interrupt, wait_s() + SILENCE_PER_TOKEN_S * n_tokens)
+        self._library.set_patience(interrupt, wait_s() + self.more_s + SILENCE_PER_TOKEN_S * n_tokens)
         try:
             yield
             if waits:

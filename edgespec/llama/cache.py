@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.outputs import Features, Outputs, Rows
+from edgespec.llama.placement import Remote
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
@@ -139,7 +141,7 @@ class Cache(Closing):
         self._finalizer = weakref.finalize(self, _free, context, model)
         model.sessions.add(self)
         self._context = context
-        self._rollback.attach(context)
+        self._rollback.attach(context, partial(_call, model.remote, interrupt))
         self._interrupt = interrupt  # its data must live as long as the context
         self._listens = False
         self._listen(True)
@@ -368,8 +370,7 @@ class Cache(Closing):
 
     def _on_nodes(self, n_tokens: int = 0, *, waits: bool = False) -> AbstractContextManager[None]:
         """Return `Remote.call` with these arguments where layers are on nodes."""
-        remote = self.model.remote
-        return remote.call(n_tokens, self._interrupt, waits=waits) if remote else nullcontext()
+        return _call(self.model.remote, self._interrupt, n_tokens, waits=waits)
 
     # ---- copies ----
 
@@ -421,6 +422,12 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 def _coming(piece: Piece, n_past: int) -> Coming:
     """Return what `piece` will add to a timeline of `n_past` tokens."""
     return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
+
+
+def _call(
+    remote: Remote | None, interrupt: Interrupt | None, n_tokens: int = 0, *, waits: bool = False
+) -> AbstractContextManager[None]:
+    return remote.call(n_tokens, interrupt, waits=waits) if remote else nullcontext()
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

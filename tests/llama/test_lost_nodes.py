@@ -98,6 +98,20 @@ def test_a_model_that_keeps_a_state(tmp_path, name):
             lost(model, session, why="it closed the connection")
 
 
+def test_a_state_is_copied_from_a_lost_node(tmp_path):
+    path = make_tiny("rwkv7", tmp_path / "tiny.gguf")
+    with node(tmp_path) as (ready, process):
+        with Model(path, kernels=False) as here:
+            n = here.header.n_layer
+        with Model(path, placement=placement(1, (ready, n - 1)), kernels=False) as model:
+            session = opened(model)
+            session.eval([5, 6, 7])
+            os.kill(child_of(process.pid), signal.SIGKILL)
+            with pytest.raises(NodeLost, match="it closed the connection"):
+                session.keep()
+            lost(model, session, why="it closed the connection")
+
+
 def test_a_node_that_hangs(tmp_path, path):
     with (
         node(tmp_path) as (ready, process),

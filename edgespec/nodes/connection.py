@@ -19,7 +19,14 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import rpc
 from edgespec.llama.kernels import STOCK
 from edgespec.nodes.addresses import NodeAddress
-from edgespec.nodes.description import LEAST_MEMORY, NodeDescription, RunningNode, Speed, running_nodes
+from edgespec.nodes.description import (
+    LEAST_MEMORY,
+    NodeDescription,
+    RunningNode,
+    Speed,
+    network,
+    running_nodes,
+)
 from edgespec.nodes.requests import Requests, check_protocol
 from edgespec.nodes.tunnel import LOOPBACK, Question, Tunnel
 from edgespec.platform.closing import Closing
@@ -173,8 +180,12 @@ def _way(address: NodeAddress, machine: NodeDescription | None) -> _Way:
 def _check_each_once(ways: Sequence[_Way]) -> None:
     seen: dict[tuple[str, int], str] = {}
     for way in ways:
-        other = seen.setdefault((way.address.host, way.port), way.address.name)
-        if other != way.address.name:
+        # A machine may have several names, and this one may be reached through ssh too.
+        known = way.machine.network if way.machine else network() if way.running else ""
+        others = {
+            seen.setdefault((host, way.port), way.address.name) for host in (way.address.host, known) if host
+        }
+        if other := next(iter(others - {way.address.name}), None):
             raise UsageError(f"that is the same node as {other}", field="nodes", value=way.address.name)
 
 

@@ -219,11 +219,22 @@ def test_several_nodes_run_there(server, machine):
             assert len({found.endpoint for found in nodes.nodes}) == 2
 
 
-def test_two_names_of_one_node(server, machine):
+def test_two_names_of_one_node(server, machine, monkeypatch):
     machine.has_edgespec()
     with node(machine.home) as (ready, _):
         both = f"{server.host},{server.host}:{ready['port']}"
         assert problem(both).endswith(f": that is the same node as {server.host}")
+        monkeypatch.setenv("XDG_CACHE_HOME", user_environment(machine.home)["XDG_CACHE_HOME"])
+        directly = f"{server.host},127.0.0.1:{ready['port']}"
+        assert problem(directly).endswith(f": that is the same node as {server.host}")
+
+
+def test_a_port_that_the_users_configuration_forwards_too(server, machine, tmp_path):
+    machine.has_edgespec()
+    with node(machine.home), socket.create_server(("127.0.0.1", 0)) as taken:
+        with (tmp_path / "ssh_config").open("a") as config:  # the one that the fixture `server` uses
+            config.write(f"LocalForward 127.0.0.1:{taken.getsockname()[1]} 127.0.0.1:9\n")
+        assert "a LocalForward of your ~/.ssh/config wants a port that is taken" in problem(server.host)
 
 
 @pytest.mark.parametrize("folder", [".local/bin", "edgespec/venv/bin"])

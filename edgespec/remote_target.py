@@ -35,6 +35,7 @@ PACKED_BYTES_PER_S = 50e6
 """Bytes of weights that a node packs in a second at least, in its first pass."""
 
 _WARM_UP = 8  # tokens: as many as a pass that checks drafted ones
+_ASK_AGAIN_S = 15.0  # a machine that was asked before has tested its kernels
 _TUNNEL_END_S = 0.5  # ssh ends a moment after its connections
 _UNLIMITED = 1 << 40  # bytes, where the system does not say how much memory is free
 
@@ -91,7 +92,8 @@ class RemoteTarget(Closing):
     def reopen(self, model: Model, interrupt: Interrupt | None) -> None:
         """Connect again, load `model` again and warm it up.
 
-        Raises NodeLost where that is not possible yet, without a new try if the last one was a moment ago.
+        Raises NodeLost where that is not possible yet, without a new try if the last one was a moment ago;
+        KeyboardInterrupt if `interrupt` ends it.
         """
         assert self.placement  # noqa: S101 - for the type checker: else nothing can be lost
         if time.monotonic() - self._tried < TRY_AGAIN_S:
@@ -99,11 +101,11 @@ class RemoteTarget(Closing):
         try:
             model.unload()  # a node has one client at a time: those that are not lost must let go of us
             self.close()
-            self._nodes = connect(self._addresses)
+            self._nodes = connect(self._addresses, ask_s=_ASK_AGAIN_S)
             endpoints = {node.name: node.endpoint for node in self._nodes.nodes}
             layers = (replace(node, endpoint=endpoints[node.name]) for node in self.placement.nodes)
             self.placement = replace(self.placement, nodes=tuple(layers))
-            model.reopen(self.placement)
+            model.reopen(self.placement, interrupt)
             self.warm_up(model, interrupt)
         except EdgespecError as error:
             self._tried = time.monotonic()

@@ -91,10 +91,10 @@ class Placement:
 class Remote:
     """The nodes of a model that is loaded, or is about to be."""
 
-    def __init__(self, placement: Placement, header: GGUFHeader) -> None:
-        """Connect to the nodes of `placement` for the model of `header`.
+    def __init__(self, placement: Placement, header: GGUFHeader, interrupt: Interrupt | None = None) -> None:
+        """Connect to the nodes of `placement` for the model of `header`; `interrupt` ends the wait for them.
 
-        Raises NodeLost where one cannot be reached, EdgespecError if there are too many.
+        Raises NodeLost where one cannot be reached, EdgespecError if there are too many, KeyboardInterrupt.
         """
         n_beside = header.n_layer - placement.n_layers  # blocks after the model's own, which are not loaded
         if n_beside not in (0, header.n_mtp):
@@ -108,10 +108,15 @@ class Remote:
         self.more_s = 0.0
         """Seconds to wait longer than a pass may take otherwise."""
         self._library = rpc.load()
-        self._library.set_patience(None, wait_s())
+        self._library.set_patience(interrupt, wait_s())
+        try:
+            for node in placement.nodes:
+                self._library.forget(node.endpoint)
+            devices = [self._device(node) for node in placement.nodes]
+        finally:
+            self._library.set_patience(None, wait_s())
         for node in placement.nodes:
-            self._library.forget(node.endpoint)
-        devices = [self._device(node) for node in placement.nodes]
+            self._require(node)
         # The library reads these while it loads the model, and the split later too.
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         self._split = (ctypes.c_float * most)(*(node.n_layers for node in placement.nodes))

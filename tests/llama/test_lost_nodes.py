@@ -166,6 +166,20 @@ def test_an_interruption_of_a_pass_that_does_not_end(tmp_path, path, monkeypatch
                 session.eval([5, 6])
 
 
+def test_loading_again_is_interrupted(tmp_path, path):
+    with node(tmp_path) as (ready, _), Cancellation() as cancellation:
+        where = placement(1, (ready, 2))
+        with Model(path, placement=where, kernels=False) as model:
+            cancellation.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                model.reopen(where, cancellation.interrupt)
+            assert model.remote is None
+            cancellation.drain()
+            model.reopen(where, cancellation.interrupt)
+            with opened(model) as session:
+                session.eval([5, 6])
+
+
 # ---- nodes that lie ----
 
 HELLO = bytes([7, 0, 0, 0]) + bytes(24)

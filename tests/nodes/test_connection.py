@@ -20,6 +20,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import requests as requests_room
+from edgespec.nodes import tunnel as tunnel_room
 from edgespec.nodes.addresses import read_addresses
 from edgespec.nodes.connection import connect
 from edgespec.nodes.requests import Requests
@@ -193,6 +194,26 @@ def test_a_killed_client_leaves_no_tunnel(server, machine):
         assert not refuses(endpoint)
         client.kill()
         wait_until(lambda: refuses(endpoint))
+
+
+def test_a_client_that_sleeps_lets_the_node_go(server, machine, monkeypatch):
+    machine.has_edgespec()
+    monkeypatch.setattr(tunnel_room, "_BEAT_S", 0.3)
+    monkeypatch.setattr(tunnel_room, "_SILENT_S", 3)
+    with node(machine.home) as (ready, _), connected(server.host) as nodes:
+        host, _, port = nodes.nodes[0].endpoint.partition(":")
+        with Requests("client", host, int(port)) as requests:
+            time.sleep(4)
+            assert requests.check_sizes().free
+            (ssh,) = children("ssh")
+            os.kill(ssh, signal.SIGSTOP)
+            try:
+                with Requests("other", "127.0.0.1", ready["port"], timeout_s=30):
+                    pass
+            finally:
+                os.kill(ssh, signal.SIGCONT)
+            wait_until(lambda: nodes.lost)
+            assert "the connection was lost" in nodes.lost[server.host]
 
 
 def test_no_node_runs_there(server, machine):

@@ -232,6 +232,8 @@ class Engine(Closing):
         if self.parallel == 1:
             self._texts.end_all()
         self._texts.keep()
+        if self._signals and not self._texts.n_running:
+            self._signals.drain()  # before the target is loaded again, which they would end too
         if self._pair.is_lost and not self._texts.n_running:
             self._pair.reopen()
         tokens = (
@@ -248,8 +250,6 @@ class Engine(Closing):
             if self.parallel == 1:
                 loop.mark = window.mark
             called += time.perf_counter() - began  # the meter's time is not the generation's
-        if self._signals and not self._texts.n_running:
-            self._signals.drain()
         stream = Stream(
             loop,
             self.target,

@@ -34,7 +34,7 @@ from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
-from edgespec.llama.kernels import STOCK
+from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.published_heads import (
@@ -108,7 +108,7 @@ class Pair(Closing):
             published = check_published_head(read_header(path), self.target_header)
             self.is_published = published is not None
             self._headers.append(published or check_model_file(path))
-        refuse_heads(options, self.draft_name, is_published=self.is_published)
+        self._remote: RemoteTarget | None = None
         self.uses_mtp = self.draft_name is None and self._has_mtp()
         """Whether the head in the target's own file drafts."""
         if self.draft_name and (head := read_head(self._headers[1])):
@@ -122,7 +122,6 @@ class Pair(Closing):
             raise UsageError(problem, field="n_ctx", value=n_ctx)
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers])
-        self._remote: RemoteTarget | None = None
         self._vocabulary_map: VocabularyMap | None = None
         self._models: list[Model] = []
         self._timelines: Timelines | None = None
@@ -145,7 +144,15 @@ class Pair(Closing):
         return not reason and self.options.drafter not in DRAFTLESS
 
     def _why_no_mtp(self) -> str:
-        return why_no_mtp(self.target_header) or (NO_HEAD if self.options.nodes else "")
+        on_nodes = self._remote is not None and self._remote.placement
+        return why_no_mtp(self.target_header) or (NO_HEAD if on_nodes else "")
+
+    def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> None:
+        """Connect to the nodes, and leave out a head that cannot read what is between layers there."""
+        self._remote = open_nodes(self.options, self._headers, kernels, on_message)
+        refuse_heads(self._remote, self.draft_name, is_published=self.is_published)
+        if self.uses_mtp and not self._has_mtp():
+            self.uses_mtp, self.draft_name = False, None
 
     @property
     def reads_states(self) -> bool:
@@ -170,6 +177,7 @@ class Pair(Closing):
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:
             on_message(f"stock kernels: {loaded.reason}")
+        self._open_nodes(loaded, on_message)
         if self.uses_mtp:
             with_head = MtpTarget(self.target_header, kernels=own_kernels)
             self._models, self.draft = [with_head], MtpHead(with_head)
@@ -180,7 +188,6 @@ class Pair(Closing):
                 open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
             )
         else:
-            self._remote = open_nodes(self.options, self._headers, loaded, on_message)
             for header in self._headers:
                 where = self._remote.placement if self._remote and not self._models else None
                 self._models.append(Model(header.path, kernels=own_kernels, header=header, placement=where))

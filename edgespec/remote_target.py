@@ -31,7 +31,11 @@ USUAL_CELLS = 4096
 NO_HEAD = "its layers lie on nodes, where the head cannot read them"
 """Why the head in the target's own file does not draft."""
 
+PACKED_BYTES_PER_S = 50e6
+"""Bytes of weights that a node packs in a second at least, in its first pass."""
+
 _WARM_UP = 8  # tokens: as many as a pass that checks drafted ones
+_ASK_AGAIN_S = 15.0  # a machine that was asked before has tested its kernels
 _TUNNEL_END_S = 0.5  # ssh ends a moment after its connections
 _UNLIMITED = 1 << 40  # bytes, where the system does not say how much memory is free
 
@@ -73,15 +77,23 @@ class RemoteTarget(Closing):
 
     def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:
         """Make a pass, in which the nodes pack their weights: the first one takes so much longer."""
-        if model.remote:
-            model.remote.explain = self._why_lost
-            with Session(model, n_ctx=CTX_STEP, n_threads=self._n_threads, interrupt=interrupt) as session:
-                session.eval([0] * _WARM_UP)
+        remote = model.remote
+        if remote:
+            remote.explain = self._why_lost
+            remote.more_s = (model.header.file_bytes - self.home.file_bytes) / PACKED_BYTES_PER_S
+            try:
+                with Session(
+                    model, n_ctx=CTX_STEP, n_threads=self._n_threads, interrupt=interrupt
+                ) as session:
+                    session.eval([0] * _WARM_UP)
+            finally:
+                remote.more_s = 0.0
 
     def reopen(self, model: Model, interrupt: Interrupt | None) -> None:
         """Connect again, load `model` again and warm it up.
 
-        Raises NodeLost where that is not possible yet, without a new try if the last one was a moment ago.
+        Raises NodeLost where that is not possible yet, without a new try if the last one was a moment ago;
+        KeyboardInterrupt if `interrupt` ends it.
         """
         assert self.placement  # noqa: S101 - for the type checker: else nothing can be lost
         if time.monotonic() - self._tried < TRY_AGAIN_S:
@@ -89,11 +101,11 @@ class RemoteTarget(Closing):
         try:
             model.unload()  # a node has one client at a time: those that are not lost must let go of us
             self.close()
-            self._nodes = connect(self._addresses)
+            self._nodes = connect(self._addresses, ask_s=_ASK_AGAIN_S)
             endpoints = {node.name: node.endpoint for node in self._nodes.nodes}
             layers = (replace(node, endpoint=endpoints[node.name]) for node in self.placement.nodes)
             self.placement = replace(self.placement, nodes=tuple(layers))
-            model.reopen(self.placement)
+            model.reopen(self.placement, interrupt)
             self.warm_up(model, interrupt)
         except EdgespecError as error:
             self._tried = time.monotonic()
@@ -165,8 +177,8 @@ def home_part(header: GGUFHeader, placement: Placement) -> GGUFHeader:
     )
 
 
-def refuse_heads(options: PairOptions, draft_name: str | None, *, is_published: bool) -> None:
+def refuse_heads(remote: RemoteTarget | None, draft_name: str | None, *, is_published: bool) -> None:
     """Raise UsageError for a draft that reads what is between layers, where these lie on nodes."""
-    if options.nodes and is_published:
+    if remote and remote.placement and is_published:
         problem = "reads what is between the target's layers, which lie on nodes: choose another draft"
         raise UsageError(problem, field="draft", value=draft_name or "")

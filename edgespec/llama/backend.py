@@ -27,6 +27,7 @@ import msgspec
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
+from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import wheel_for_another_board
 from edgespec.platform.child import Conversation, answer, say
@@ -209,22 +210,26 @@ def interruptible() -> Iterator[Interruption]:
 class UsesNodes(Protocol):
     """What watches over the nodes that the library uses (placement.py)."""
 
-    def call(self) -> AbstractContextManager[None]:
+    def call(self, n_tokens: int = 0, interrupt: Interrupt | None = None) -> AbstractContextManager[None]:
         """Let the library use them inside the block; raise at its end if one was lost."""
 
 
 def create(
-    make: Callable[[Interruption], _T | None], free: Callable[[_T], object], remote: UsesNodes | None = None
+    make: Callable[[Interruption], _T | None],
+    free: Callable[[_T], object],
+    remote: UsesNodes | None = None,
+    interrupt: Interrupt | None = None,
 ) -> _T | None:
     """Return the library's object that `make` makes, None if it fails; on Ctrl-C free it and raise.
 
     Clears the log first, so that `failure_reason` is about this call. `remote`: the nodes that it uses; where
-    one is lost the object is freed too.
+    one is lost the object is freed too. `interrupt` ends the wait for them.
     """
     clear_log()
+    on_nodes = remote.call(interrupt=interrupt) if remote else contextlib.nullcontext()
     made: _T | None = None
     try:
-        with interruptible() as interruption, remote.call() if remote else contextlib.nullcontext():
+        with interruptible() as interruption, on_nodes:
             made = make(interruption)
     except BaseException:
         if made is not None:

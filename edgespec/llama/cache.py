@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.outputs import Features, Outputs, Rows
+from edgespec.llama.placement import Remote
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
@@ -139,7 +141,7 @@ class Cache(Closing):
         self._finalizer = weakref.finalize(self, _free, context, model)
         model.sessions.add(self)
         self._context = context
-        self._rollback.attach(context)
+        self._rollback.attach(context, partial(_call, model.remote, interrupt))
         self._interrupt = interrupt  # its data must live as long as the context
         self._listens = False
         self._listen(True)
@@ -312,7 +314,8 @@ class Cache(Closing):
             parts.append(Part(sequences, n, len(piece.tokens), self._n_outputs(piece), tree))
         self._input.parts.lay_out(parts)
         self._begin_pass([_coming(piece, n) for piece, n in zip(pieces, n_past, strict=True)])
-        self._decode(self._input.parts, pieces[0] if len(pieces) == 1 else _joined(pieces), None)
+        joined = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        self._decode(self._input.parts, joined, sum(part.n_logits for part in parts))
         if self._trees and n_sides:
             for part in parts:
                 n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
@@ -335,11 +338,15 @@ class Cache(Closing):
         callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
         llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
 
-    def _decode(self, batch: Batch, piece: Piece, n_outputs: int | None) -> None:
-        """Make a pass over `piece`, for logits of its last `n_outputs` tokens; None: the batch says which."""
-        self._input.fill(batch, piece.tokens, n_outputs, piece.inputs)
+    def _decode(self, batch: Batch, piece: Piece, n_outputs: int) -> None:
+        """Make a pass over `piece`, for logits of its last `n_outputs` tokens, or of those laid out."""
+        laid_out = batch is self._input.parts
+        self._input.fill(batch, piece.tokens, None if laid_out else n_outputs, piece.inputs)
         # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
-        with backend.interruptible(), self._only_wanted(piece), self._on_nodes(len(piece.tokens)):
+        # Where nothing is asked back, the nodes would begin one pass after the other, and the last one wait
+        # for all of them.
+        on_nodes = self._on_nodes(len(piece.tokens), waits=not n_outputs)
+        with backend.interruptible(), self._only_wanted(piece), on_nodes:
             code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
@@ -361,10 +368,9 @@ class Cache(Closing):
             return nullcontext()
         return self._plugin.last_logits(piece.n_logits)
 
-    def _on_nodes(self, n_tokens: int = 0) -> AbstractContextManager[None]:
-        """Wait for nodes no longer than a pass of `n_tokens` may take; raise NodeLost where one was lost."""
-        remote = self.model.remote
-        return remote.call(n_tokens, self._interrupt) if remote else nullcontext()
+    def _on_nodes(self, n_tokens: int = 0, *, waits: bool = False) -> AbstractContextManager[None]:
+        """Return `Remote.call` with these arguments where layers are on nodes."""
+        return _call(self.model.remote, self._interrupt, n_tokens, waits=waits)
 
     # ---- copies ----
 
@@ -416,6 +422,12 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 def _coming(piece: Piece, n_past: int) -> Coming:
     """Return what `piece` will add to a timeline of `n_past` tokens."""
     return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
+
+
+def _call(
+    remote: Remote | None, interrupt: Interrupt | None, n_tokens: int = 0, *, waits: bool = False
+) -> AbstractContextManager[None]:
+    return remote.call(n_tokens, interrupt, waits=waits) if remote else nullcontext()
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

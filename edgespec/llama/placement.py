@@ -31,6 +31,9 @@ MOST_ON_NODES = 128
 """Most tokens that a pass over nodes should have: a slow board takes seconds for them, and whoever wants to
 end a pass, or to know whether a node hangs, waits for all of them."""
 
+INTERRUPTED_EARLIER = "an earlier pass was interrupted, and given up with the connection"
+"""Why a node is lost for those whom that interruption was not meant for."""
+
 _NOT_OF_A_LAYER = rb"^(?!blk\.)"  # tensors of this name, which is a regular expression, stay here
 
 
@@ -41,6 +44,14 @@ class _Override(ctypes.Structure):
 
 
 _cpu_buffer_type = backend.foreign_function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)
+
+_device_memory = backend.foreign_function(
+    "ggml_backend_dev_memory",
+    None,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_size_t),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,10 @@ class Placement:
 class Remote:
     """The nodes of a model that is loaded, or is about to be."""
 
-    def __init__(self, placement: Placement, header: GGUFHeader) -> None:
-        """Connect to the nodes of `placement` for the model of `header`.
+    def __init__(self, placement: Placement, header: GGUFHeader, interrupt: Interrupt | None = None) -> None:
+        """Connect to the nodes of `placement` for the model of `header`; `interrupt` ends the wait for them.
 
-        Raises NodeLost where one cannot be reached, EdgespecError if there are too many.
+        Raises NodeLost where one cannot be reached, EdgespecError if there are too many, KeyboardInterrupt.
         """
         n_beside = header.n_layer - placement.n_layers  # blocks after the model's own, which are not loaded
         if n_beside not in (0, header.n_mtp):
@@ -94,11 +105,18 @@ class Remote:
         self.placement = placement
         self.explain: Callable[[str], str] = lambda _name: ""
         """Takes the name of a node that was lost; says why, where more is known of the way there."""
+        self.more_s = 0.0
+        """Seconds to wait longer than a pass may take otherwise."""
         self._library = rpc.load()
-        self._library.set_patience(None, wait_s())
+        self._library.set_patience(interrupt, wait_s())
+        try:
+            for node in placement.nodes:
+                self._library.forget(node.endpoint)
+            devices = [self._device(node) for node in placement.nodes]
+        finally:
+            self._library.set_patience(None, wait_s())
         for node in placement.nodes:
-            self._library.forget(node.endpoint)
-        devices = [self._device(node) for node in placement.nodes]
+            self._require(node)
         # The library reads these while it loads the model, and the split later too.
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         self._split = (ctypes.c_float * most)(*(node.n_layers for node in placement.nodes))
@@ -125,32 +143,50 @@ class Remote:
         params.n_gpu_layers = self._n_remote
 
     @contextmanager
-    def call(self, n_tokens: int = 0, interrupt: Interrupt | None = None) -> Iterator[None]:
+    def call(
+        self, n_tokens: int = 0, interrupt: Interrupt | None = None, *, waits: bool = False
+    ) -> Iterator[None]:
         """Let the library use the nodes inside the block, and wait as long as a pass of `n_tokens` may take.
 
-        `interrupt` ends the wait sooner. Raises NodeLost at the end of the block if a node was lost, so that
-        what the library has computed means nothing; KeyboardInterrupt if one was given up because of
-        `interrupt`.
+        `waits`: the block leaves work on the nodes of which it asks nothing back; wait until it is done.
+        `interrupt` ends the wait sooner. Raises NodeLost before the block if a node was lost earlier; at its
+        end if one was lost in it, so that what the library has computed means nothing, or KeyboardInterrupt
+        if it was given up because of `interrupt`.
         """
-        self._library.set_patience(interrupt, wait_s() + SILENCE_PER_TOKEN_S * n_tokens)
+        for node in self.placement.nodes:
+            self._require(node, INTERRUPTED_EARLIER)
+        self._library.set_patience(interrupt, wait_s() + self.more_s + SILENCE_PER_TOKEN_S * n_tokens)
         try:
             yield
+            if waits:
+                self._wait()
         finally:
             self._library.set_patience(None, wait_s())
         for node in self.placement.nodes:
             self._require(node)
+
+    def _wait(self) -> None:
+        """Return when the nodes have done all that was asked of them: they answer in order."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        for device in self._devices[:-1]:
+            _device_memory(device, ctypes.byref(free), ctypes.byref(total))
 
     @property
     def is_lost(self) -> bool:
         """Whether a node was lost: the model must be loaded again."""
         return any(self._library.lost(node.endpoint) for node in self.placement.nodes)
 
-    def _require(self, node: RemoteLayers) -> None:
+    def _require(self, node: RemoteLayers, interrupted: str = "") -> None:
+        """Raise if a node was lost; `interrupted`: why, if it was given up. "": that is an interruption."""
         reason = self._library.lost(node.endpoint)
         if reason == rpc.INTERRUPTED:
-            raise KeyboardInterrupt
+            if not interrupted:
+                raise KeyboardInterrupt
+            reason = interrupted
+        elif reason:
+            reason = self.explain(node.name) or reason
         if reason:
-            raise NodeLost(node.name, self.explain(node.name) or reason)
+            raise NodeLost(node.name, reason)
 
 
 def wait_s() -> float:

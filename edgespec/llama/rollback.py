@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +25,9 @@ from edgespec.llama.backend import llama
 
 State: TypeAlias = npt.NDArray[np.uint8]
 """A copy of the cache of a timeline, or of its recurrent state alone, as the library writes it."""
+
+OnNodes: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Returns what `Remote.call` (placement.py) does, with its errors; `nullcontext` where all is here."""
 
 MAX_SEQUENCES = 256
 """Most sequences of llama.cpp."""
@@ -80,13 +84,15 @@ class Rollback(ABC):
 
     _context: llama.llama_context_p
     _memory: object
+    _on_nodes: OnNodes
 
     def __init__(self, n_timelines: int) -> None:
         self._n_timelines = n_timelines
 
-    def attach(self, context: llama.llama_context_p) -> None:
-        """Work on this context from now on."""
+    def attach(self, context: llama.llama_context_p, on_nodes: OnNodes = nullcontext) -> None:
+        """Work on this context from now on; `on_nodes`: within which its states are copied."""
         self._context, self._memory = context, llama.llama_get_memory(context)
+        self._on_nodes = on_nodes
 
     def n_past(self, sequence: int) -> int:
         """Return the number of tokens in a timeline."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
@@ -18,6 +19,7 @@ from edgespec.llama.kernels import PackedTensor, Packing, packing
 from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
+from edgespec.platform.signals import is_requested
 
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _NO_TOKEN = -1
@@ -128,10 +130,11 @@ class Model(Closing):
         template = llama.llama_model_chat_template(model, None)
         self.chat_template = None if template is None else template.decode(errors="replace")
 
-    def _open(self, placement: Placement | None) -> None:
-        remote = None if placement is None else Remote(placement, self.header)
+    def _open(self, placement: Placement | None, interrupt: Interrupt | None = None) -> None:
+        remote = None if placement is None else Remote(placement, self.header, interrupt)
         with packing(self._packs) as packed:
-            model = _load(self.path, self._params, _page_dropper(self.path, self.header, packed), remote)
+            drop_pages = _page_dropper(self.path, self.header, packed)
+            model = _load(self.path, self._params, drop_pages, remote, interrupt)
             self._finalizer = weakref.finalize(self, _free, model, remote)
             self.packed: tuple[PackedTensor, ...] = packed.tensors()
             """The weight matrices that edgespec's kernels multiply here."""
@@ -146,10 +149,13 @@ class Model(Closing):
         self._finalizer()
         self.remote = None
 
-    def reopen(self, placement: Placement) -> None:
-        """Load the weights again. Raises as when it was made, and can be tried again then."""
+    def reopen(self, placement: Placement, interrupt: Interrupt | None = None) -> None:
+        """Load the weights again. Raises as when it was made, and can be tried again then.
+
+        `interrupt` ends it, in any thread: then it raises KeyboardInterrupt.
+        """
         self.unload()
-        self._open(placement)
+        self._open(placement, interrupt)
 
     @property
     def name(self) -> str:
@@ -292,6 +298,7 @@ def _load(
     params: llama.llama_model_params,
     on_progress: Callable[[float], None],
     remote: Remote | None,
+    interrupt: Interrupt | None = None,
 ) -> llama.llama_model_p:
     if remote:
         remote.place(params)
@@ -300,14 +307,16 @@ def _load(
         def progressed(progress: float, _data: object) -> bool:
             on_progress(progress)
             # False stops, one call after Ctrl-C came.
-            return not interruption.requested and not (remote and remote.is_lost)
+            return not (interruption.requested or is_requested(interrupt) or (remote and remote.is_lost))
 
         callback = llama.llama_progress_callback(progressed)
         params.progress_callback = callback
         loaded: llama.llama_model_p | None = llama.llama_model_load_from_file(os.fsencode(path), params)
         return loaded
 
-    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free, remote)
+    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free, remote, interrupt)
+    if model is None and is_requested(interrupt):
+        raise KeyboardInterrupt
     if model is None:
         raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
     return model

@@ -19,9 +19,16 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import rpc
 from edgespec.llama.kernels import STOCK
 from edgespec.nodes.addresses import NodeAddress
-from edgespec.nodes.description import LEAST_MEMORY, NodeDescription, RunningNode, Speed, running_nodes
+from edgespec.nodes.description import (
+    LEAST_MEMORY,
+    NodeDescription,
+    RunningNode,
+    Speed,
+    network,
+    running_nodes,
+)
 from edgespec.nodes.requests import Requests, check_protocol
-from edgespec.nodes.tunnel import LOOPBACK, Question, Tunnel
+from edgespec.nodes.tunnel import ASK_S, LOOPBACK, Question, Tunnel
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.messages import MessageFn, silent
@@ -80,14 +87,16 @@ def connect(
     *,
     on_message: MessageFn = silent,
     bandwidth: bool = False,
+    ask_s: float = ASK_S,
 ) -> Nodes:
     """Open the ways to nodes, and return them in their order.
 
-    `bandwidth`: measure it, with up to 32 MB for each node. Raises EdgespecError for a machine that is not
+    `bandwidth`: measure it, with up to 32 MB for each node. `ask_s`: how long each machine may take to say
+    what it is. Raises EdgespecError for a machine that is not
     reached, has no node or another version, and for a node that has another client, no memory, or says what
     cannot be; nothing is open then.
     """
-    machines = _ask_machines(addresses)
+    machines = _ask_machines(addresses, ask_s)
     ways = [_way(address, machines.get(address.host)) for address in addresses]
     _check_each_once(ways)
     with ExitStack() as opened:
@@ -105,12 +114,12 @@ def connect(
     return Nodes(nodes, tunnels)
 
 
-def _ask_machines(addresses: Sequence[NodeAddress]) -> dict[str, NodeDescription]:
+def _ask_machines(addresses: Sequence[NodeAddress], ask_s: float) -> dict[str, NodeDescription]:
     """Ask all machines that ssh reaches, at once."""
     with ExitStack() as opened:
         hosts = dict.fromkeys(address.host for address in addresses if not address.direct)
         questions = {host: opened.enter_context(Question(host)) for host in hosts}
-        return {host: read_description(host, question.answer()) for host, question in questions.items()}
+        return {host: read_description(host, question.answer(ask_s)) for host, question in questions.items()}
 
 
 def read_description(host: str, answer: bytes) -> NodeDescription:
@@ -173,8 +182,12 @@ def _way(address: NodeAddress, machine: NodeDescription | None) -> _Way:
 def _check_each_once(ways: Sequence[_Way]) -> None:
     seen: dict[tuple[str, int], str] = {}
     for way in ways:
-        other = seen.setdefault((way.address.host, way.port), way.address.name)
-        if other != way.address.name:
+        # A machine may have several names, and this one may be reached through ssh too.
+        known = way.machine.network if way.machine else network() if way.running else ""
+        others = {
+            seen.setdefault((host, way.port), way.address.name) for host in (way.address.host, known) if host
+        }
+        if other := next(iter(others - {way.address.name}), None):
             raise UsageError(f"that is the same node as {other}", field="nodes", value=way.address.name)
 
 

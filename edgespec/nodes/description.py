@@ -77,6 +77,8 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed
     """That of the first running node, else measured now."""
     running: tuple[RunningNode, ...]
+    network: str = ""
+    """Whose ports they listen on (`network`); "": unknown."""
 
 
 def describe(n_threads: int, loaded: kernels.Kernels) -> NodeDescription:
@@ -94,7 +96,19 @@ def describe(n_threads: int, loaded: kernels.Kernels) -> NodeDescription:
         total_bytes=total_bytes(),
         speed=running[0].speed if running else measure_speed(loaded, n_threads),
         running=running,
+        network=network(),
     )
+
+
+def network() -> str:
+    """Return what is the same for two names of this machine alone: its last start, and its network there.
+
+    Containers of one machine have networks of their own. "": the system does not say.
+    """
+    with suppress(OSError):
+        started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{started} {Path('/proc/self/ns/net').stat().st_ino}"
+    return ""
 
 
 def memory_to_give(root: Path = Path("/")) -> int | None:

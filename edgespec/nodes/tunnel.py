@@ -2,21 +2,26 @@
 
     here                                                   there
     127.0.0.1:LOCAL  ->  ssh -L  ~~ network ~~  sshd  ->  127.0.0.1:PORT
-         stdin (a pipe)  ->  ssh  ~~~~~~~~~~~~  sshd  ->  `cat`, which ends when the pipe does
+         stdin (a pipe)  ->  ssh  ~~~~~~~~~~~~  sshd  ->  a shell, which reads a byte every 5 s
 
-The pipe keeps the tunnel open, and nothing ever goes through it: when this process ends, by `kill -9` too,
-the system closes the pipe, `cat` there ends, and ssh with it. (A signal at the parent's death would come when
-the thread that started ssh ends.) A word that is printed before `cat` begins says that the tunnel is open.
+The pipe keeps the tunnel open: when this process ends, by `kill -9` too, the system closes the pipe, and the
+shell there ends its sshd, and so the tunnel. (A signal at the parent's death would come when the thread that
+started ssh ends.) It does so too when no byte has come for 20 s, because the network is gone or this machine
+sleeps: sshd itself would keep the tunnel for hours, and the node its client. A word that the shell prints
+says that the tunnel is open.
 """
 
 from __future__ import annotations
 
+import os
 import selectors
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
+from contextlib import suppress
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.closing import Closing
@@ -41,9 +46,22 @@ exit 127
 """
 _MISSING, _USAGE = 127, 2
 _OPEN = b"open\n"
-_HOLD = "echo open; exec cat >/dev/null"
+# The sshd of this session is the next above; between them may be the user's shell. An old busybox knows no
+# such `timeout`.
+_HOLD = r"""
+echo open
+timeout 9 true 2>/dev/null || exec cat >/dev/null
+above=$PPID
+while [ "$(timeout "$1" head -c 1 2>/dev/null)" ]; do :; done
+while [ "$above" -gt 1 ] && read -r name <"/proc/$above/comm"; do
+    case $name in sshd*|dropbear*) kill "$above"; exit ;; esac
+    above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$above/status")
+done
+"""
+_BEAT_S, _SILENT_S = 5.0, 20
 
-_ASK_S = 120.0  # a first look at a slow board tests the kernels
+ASK_S = 120.0
+"""Seconds that an answer may take: a first look at a slow board tests the kernels."""
 _OPEN_S = 30.0
 _END_S = 2.0
 
@@ -62,13 +80,13 @@ class Question(Closing):
             stderr=self._complaints.fileno(),
         )
 
-    def answer(self) -> bytes:
+    def answer(self, within_s: float) -> bytes:
         """Return the JSON. Raises EdgespecError if ssh fails or edgespec is not there."""
         try:
-            code = self._process.wait(_ASK_S)
+            code = self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise EdgespecError(
-                f"{self._host}: no answer within {_ASK_S:g} s; try by hand: "
+                f"{self._host}: no answer within {within_s:g} s; try by hand: "
                 f"ssh {self._host} edgespec node --describe"
             ) from None
         self._complaints.seek(0)
@@ -106,12 +124,13 @@ class Tunnel(Closing):
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.local_port = _unused_port()
-        self._closed = False
+        self._closed = threading.Event()
+        self._beats = threading.Thread(target=self._beat, daemon=True)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         forward = f"{LOOPBACK}:{self.local_port}:{LOOPBACK}:{port}"
         self._process = _start(
             *(part for option in _OWN for part in ("-o", option)),
-            *("-L", forward, "--", host, remote_command(_HOLD)),
+            *("-L", forward, "--", host, remote_command(_HOLD, str(_SILENT_S))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints.fileno(),
@@ -132,11 +151,19 @@ class Tunnel(Closing):
                     self._process.wait()
                     raise EdgespecError(self._reason())
                 said = (said + part)[-len(_OPEN) :]
+        self._beats.start()
+
+    def _beat(self) -> None:
+        """Tell the shell there that this machine is awake, until the tunnel is closed or ssh has ended."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
+        with suppress(OSError):
+            while not self._closed.wait(_BEAT_S):
+                os.write(self._process.stdin.fileno(), b".")
 
     @property
     def ended(self) -> str:
         """Why ssh has ended by itself, as a line; "" while the tunnel is open, and after `close`."""
-        return self._reason() if not self._closed and self._process.poll() is not None else ""
+        return self._reason() if not self._closed.is_set() and self._process.poll() is not None else ""
 
     def _reason(self) -> str:
         code = self._process.returncode
@@ -147,7 +174,9 @@ class Tunnel(Closing):
 
     def close(self) -> None:
         """Close the tunnel and end ssh."""
-        self._closed = True
+        self._closed.set()
+        if self._beats.is_alive():
+            self._beats.join()
         _end(self._process)
         self._complaints.close()
 

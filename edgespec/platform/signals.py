@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from types import TracebackType
 from typing import Self
 
 from edgespec import _core
+
+
+def is_requested(interrupt: _core.Interrupt | None) -> bool:
+    """Say whether an interruption came that was not drained."""
+    if interrupt is None:
+        return False
+    waiting = select.poll()
+    waiting.register(interrupt.fd, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 class Cancellation:

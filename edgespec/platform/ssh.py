@@ -18,6 +18,11 @@ _HOST = re.compile(rf"(?:{_NAME}@)?(?:{_NAME}|{_IPV6})")
 
 _ADVICE = (
     (
+        "cannot listen|Address already in use",
+        "a LocalForward of your ~/.ssh/config wants a port that is taken: end what has it, or give the "
+        "machine a name there without that line",
+    ),
+    (
         "IDENTIFICATION HAS CHANGED",
         "this is not the key that was known; if the machine was set up anew: ssh-keygen -R {known}",
     ),

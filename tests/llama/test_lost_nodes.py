@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.errors import NodeLost
 from edgespec.llama.architectures import make_tiny
+from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -97,6 +98,20 @@ def test_a_model_that_keeps_a_state(tmp_path, name):
             lost(model, session, why="it closed the connection")
 
 
+def test_a_state_is_copied_from_a_lost_node(tmp_path):
+    path = make_tiny("rwkv7", tmp_path / "tiny.gguf")
+    with node(tmp_path) as (ready, process):
+        with Model(path, kernels=False) as here:
+            n = here.header.n_layer
+        with Model(path, placement=placement(1, (ready, n - 1)), kernels=False) as model:
+            session = opened(model)
+            session.eval([5, 6, 7])
+            os.kill(child_of(process.pid), signal.SIGKILL)
+            with pytest.raises(NodeLost, match="it closed the connection"):
+                session.keep()
+            lost(model, session, why="it closed the connection")
+
+
 def test_a_node_that_hangs(tmp_path, path):
     with (
         node(tmp_path) as (ready, process),
@@ -112,6 +127,24 @@ def test_a_node_that_hangs(tmp_path, path):
             os.kill(child, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_pass_that_asks_nothing_back_is_waited_for(tmp_path, path, sequence):
+    size = CacheSize(n_ctx=256, n_timelines=2)
+    with (
+        node(tmp_path) as (ready, process),
+        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
+        Cache(model, size, n_threads=1) as cache,
+    ):
+        cache.eval([Piece(sequence, [5, 6], n_logits=0)])
+        child = child_of(process.pid)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            with pytest.raises(NodeLost, match="no answer for 1 s"):
+                cache.eval([Piece(sequence, [5, 6], n_logits=0)])
+        finally:
+            os.kill(child, signal.SIGCONT)
+
+
 def test_an_interruption_of_a_pass_that_does_not_end(tmp_path, path, monkeypatch):
     monkeypatch.setenv("EDGESPEC_NODE_WAIT", "60")
     with node(tmp_path) as (ready, _), Proxy(ready["port"]) as proxy, Cancellation() as cancellation:
@@ -123,11 +156,27 @@ def test_an_interruption_of_a_pass_that_does_not_end(tmp_path, path, monkeypatch
             threading.Timer(0.2, cancellation.cancel).start()
             with pytest.raises(KeyboardInterrupt):
                 session.eval([5, 6])
-            cancellation.drain()
             assert model.remote.is_lost
+            with pytest.raises(NodeLost, match="board1 is lost: an earlier pass was interrupted"):
+                session.eval([5, 6])  # which may be for others, who did not interrupt anything
+            cancellation.drain()
             proxy.go_on()
             model.reopen(where)
             with opened(model, cancellation.interrupt) as session:
+                session.eval([5, 6])
+
+
+def test_loading_again_is_interrupted(tmp_path, path):
+    with node(tmp_path) as (ready, _), Cancellation() as cancellation:
+        where = placement(1, (ready, 2))
+        with Model(path, placement=where, kernels=False) as model:
+            cancellation.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                model.reopen(where, cancellation.interrupt)
+            assert model.remote is None
+            cancellation.drain()
+            model.reopen(where, cancellation.interrupt)
+            with opened(model) as session:
                 session.eval([5, 6])
 
 

@@ -20,6 +20,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import requests as requests_room
+from edgespec.nodes import tunnel as tunnel_room
 from edgespec.nodes.addresses import read_addresses
 from edgespec.nodes.connection import connect
 from edgespec.nodes.requests import Requests
@@ -195,6 +196,26 @@ def test_a_killed_client_leaves_no_tunnel(server, machine):
         wait_until(lambda: refuses(endpoint))
 
 
+def test_a_client_that_sleeps_lets_the_node_go(server, machine, monkeypatch):
+    machine.has_edgespec()
+    monkeypatch.setattr(tunnel_room, "_BEAT_S", 0.3)
+    monkeypatch.setattr(tunnel_room, "_SILENT_S", 3)
+    with node(machine.home) as (ready, _), connected(server.host) as nodes:
+        host, _, port = nodes.nodes[0].endpoint.partition(":")
+        with Requests("client", host, int(port)) as requests:
+            time.sleep(4)
+            assert requests.check_sizes().free
+            (ssh,) = children("ssh")
+            os.kill(ssh, signal.SIGSTOP)
+            try:
+                with Requests("other", "127.0.0.1", ready["port"], timeout_s=30):
+                    pass
+            finally:
+                os.kill(ssh, signal.SIGCONT)
+            wait_until(lambda: nodes.lost)
+            assert "the connection was lost" in nodes.lost[server.host]
+
+
 def test_no_node_runs_there(server, machine):
     machine.has_edgespec()
     assert problem(server.host) == (
@@ -219,11 +240,22 @@ def test_several_nodes_run_there(server, machine):
             assert len({found.endpoint for found in nodes.nodes}) == 2
 
 
-def test_two_names_of_one_node(server, machine):
+def test_two_names_of_one_node(server, machine, monkeypatch):
     machine.has_edgespec()
     with node(machine.home) as (ready, _):
         both = f"{server.host},{server.host}:{ready['port']}"
         assert problem(both).endswith(f": that is the same node as {server.host}")
+        monkeypatch.setenv("XDG_CACHE_HOME", user_environment(machine.home)["XDG_CACHE_HOME"])
+        directly = f"{server.host},127.0.0.1:{ready['port']}"
+        assert problem(directly).endswith(f": that is the same node as {server.host}")
+
+
+def test_a_port_that_the_users_configuration_forwards_too(server, machine, tmp_path):
+    machine.has_edgespec()
+    with node(machine.home), socket.create_server(("127.0.0.1", 0)) as taken:
+        with (tmp_path / "ssh_config").open("a") as config:  # the one that the fixture `server` uses
+            config.write(f"LocalForward 127.0.0.1:{taken.getsockname()[1]} 127.0.0.1:9\n")
+        assert "a LocalForward of your ~/.ssh/config wants a port that is taken" in problem(server.host)
 
 
 @pytest.mark.parametrize("folder", [".local/bin", "edgespec/venv/bin"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
+from edgespec import remote_target
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, NodeLost, UsageError
 from edgespec.llama.backend import quantize
@@ -14,8 +16,10 @@ from edgespec.nodes.addresses import read_addresses
 from edgespec.platform.signals import Cancellation
 from edgespec.remote_target import home_part
 from edgespec.sampling import SamplingParams
+from proxies import Proxy
 from running_node import child_of, node, placement
 from tiny_gguf import write_tiny_gguf
+from tiny_states import tiny
 
 PROMPT = "the quick brown fox and the lazy dog, and then the quick brown fox and the "
 
@@ -140,9 +144,57 @@ def test_an_interrupted_text_leaves_the_nodes_usable(tmp_path, path):
         assert found.generate(PROMPT, n_predict=4, chat=False).token_ids
 
 
+def test_after_an_interrupted_pass_that_does_not_end_the_next_text_comes(tmp_path, path):
+    with node(tmp_path) as (ready, _), Proxy(ready["port"]) as proxy, Cancellation() as signals:
+        options = {"kernels": "off", "signals": signals}
+        with engine(path, nodes=f"127.0.0.1:{proxy.port}=3", **options) as found:
+            here = found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text
+            stream = found.stream(PROMPT, n_predict=40, params=GREEDY, chat=False)
+            next(stream)
+            proxy.stop_forwarding()
+            signals.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                for _ in stream:
+                    pass
+            proxy.go_on()
+            assert found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text == here
+
+
 def test_no_node_at_an_address(path):
     with pytest.raises(EdgespecError, match="nothing listens on that port"):
         engine(path, nodes="127.0.0.1:9=1")
+
+
+def test_the_first_pass_may_take_as_long_as_weights_are_packed(tmp_path, path, monkeypatch):
+    monkeypatch.setenv("EDGESPEC_NODE_WAIT", "0.3")
+    with (
+        node(tmp_path) as (ready, _),
+        Proxy(ready["port"]) as proxy,
+        engine(path, nodes=f"127.0.0.1:{proxy.port}=3", kernels="off") as found,
+    ):
+        monkeypatch.setattr(remote_target, "PACKED_BYTES_PER_S", 1e3)
+        proxy.stop_forwarding()
+        threading.Timer(1.0, proxy.go_on).start()
+        found._pair._remote.warm_up(found.target, None)
+        proxy.stop_forwarding()
+        with pytest.raises(NodeLost, match="no answer"):  # later ones may not
+            found.generate(PROMPT, n_predict=4, params=GREEDY, chat=False)
+
+
+def test_a_head_in_the_targets_file_drafts_unless_layers_go_to_a_node(tmp_path):
+    path, said = tiny("glm4-moe-mtp"), []
+    with node(tmp_path) as (ready, _):
+        nodes = f"127.0.0.1:{ready['port']}"
+        with engine(path, nodes=nodes, kernels="off", on_message=said.append) as found:
+            assert found.draft_name == "mtp"
+            assert any("all layers fit here" in line for line in said)
+            assert found.generate([3, 7, 9] * 5, n_predict=16, params=GREEDY).stats.n_drafted > 0
+        with engine(path, nodes=f"{nodes}=1", kernels="off", on_message=said.append) as found:
+            assert (found.draft_name, found.draft) == (None, None)
+            assert said[-1] == f"nothing but text seen before drafts: {remote_target.NO_HEAD}"
+            assert found.generate([3, 7, 9] * 5, n_predict=4, params=GREEDY).token_ids
+        with pytest.raises(UsageError, match=remote_target.NO_HEAD):
+            engine(path, nodes=f"{nodes}=1", kernels="off", drafter="mtp")
 
 
 def test_more_layers_than_there_are(tmp_path, path):

@@ -12,9 +12,9 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli, started, user_environment
 from edgespec.nodes.addresses import read_addresses
-from proxies import Proxy
 from running_node import child_of, node
 from server_app import serving
+from slow_network import Proxy
 from tiny_gguf import write_tiny_gguf
 
 

@@ -17,8 +17,8 @@ from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.signals import Cancellation
-from proxies import Proxy
 from running_node import answering, child_of, node, placement
+from slow_network import Proxy
 from tiny_gguf import write_tiny_gguf
 
 

@@ -16,8 +16,8 @@ from edgespec.nodes.addresses import read_addresses
 from edgespec.platform.signals import Cancellation
 from edgespec.remote_target import home_part
 from edgespec.sampling import SamplingParams
-from proxies import Proxy
 from running_node import child_of, node, placement
+from slow_network import Proxy
 from tiny_gguf import write_tiny_gguf
 from tiny_states import tiny
 

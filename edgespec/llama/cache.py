@@ -340,7 +340,7 @@ class Cache(Closing):
 
     def _decode(self, batch: Batch, piece: Piece, n_outputs: int) -> None:
         """Make a pass over `piece`, for logits of its last `n_outputs` tokens, or of those laid out."""
-        laid_out = batch is self._input.parts
+        laid_out = batch is not self._input.chain
         self._input.fill(batch, piece.tokens, None if laid_out else n_outputs, piece.inputs)
         # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
         # Where nothing is asked back, the nodes would begin one pass after the other, and the last one wait

@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from edgespec.errors import NodeLost
 from edgespec.llama.architectures import make_tiny
 from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.gguf_header import read_header
 from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -34,6 +36,15 @@ def short_wait(monkeypatch):
 
 def opened(model, interrupt=None):
     return Session(model, n_ctx=256, n_threads=1, interrupt=interrupt)
+
+
+@contextmanager
+def on_a_node(tmp_path, path):
+    """A model with all but its first layer on a node, and the process id of the node's server."""
+    with node(tmp_path) as (ready, process):
+        where = placement(1, (ready, read_header(path).n_layer - 1))
+        with Model(path, placement=where, kernels=False) as model:
+            yield model, child_of(process.pid)
 
 
 def lost(model, session, *, why):
@@ -73,76 +84,58 @@ def test_a_node_that_is_killed_and_comes_back(tmp_path, path):
 
 
 def test_what_is_known_of_the_way_there_is_said(tmp_path, path):
-    with (
-        node(tmp_path) as (ready, process),
-        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
-    ):
+    with on_a_node(tmp_path, path) as (model, server):
         session = opened(model)
         session.eval([5, 6])
-        name = f"127.0.0.1:{ready['port']}"
+        name = model.remote.placement.nodes[0].name
         model.remote.explain = {name: "board1: Timeout, server board1 not responding."}.get
-        os.kill(child_of(process.pid), signal.SIGKILL)
+        os.kill(server, signal.SIGKILL)
         lost(model, session, why="board1: Timeout, server board1 not responding.")
 
 
 @pytest.mark.parametrize("name", ["rwkv7", "qwen35"])
 def test_a_model_that_keeps_a_state(tmp_path, name):
     path = make_tiny(name, tmp_path / "tiny.gguf")
-    with node(tmp_path) as (ready, process):
-        with Model(path, kernels=False) as here:
-            n = here.header.n_layer
-        with Model(path, placement=placement(1, (ready, n - 1)), kernels=False) as model:
-            session = opened(model)
-            session.eval([5, 6, 7])
-            os.kill(child_of(process.pid), signal.SIGKILL)
-            lost(model, session, why="it closed the connection")
+    with on_a_node(tmp_path, path) as (model, server):
+        session = opened(model)
+        session.eval([5, 6, 7])
+        os.kill(server, signal.SIGKILL)
+        lost(model, session, why="it closed the connection")
 
 
 def test_a_state_is_copied_from_a_lost_node(tmp_path):
     path = make_tiny("rwkv7", tmp_path / "tiny.gguf")
-    with node(tmp_path) as (ready, process):
-        with Model(path, kernels=False) as here:
-            n = here.header.n_layer
-        with Model(path, placement=placement(1, (ready, n - 1)), kernels=False) as model:
-            session = opened(model)
-            session.eval([5, 6, 7])
-            os.kill(child_of(process.pid), signal.SIGKILL)
-            with pytest.raises(NodeLost, match="it closed the connection"):
-                session.keep()
-            lost(model, session, why="it closed the connection")
+    with on_a_node(tmp_path, path) as (model, server):
+        session = opened(model)
+        session.eval([5, 6, 7])
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(NodeLost, match="it closed the connection"):
+            session.keep()
+        lost(model, session, why="it closed the connection")
 
 
 def test_a_node_that_hangs(tmp_path, path):
-    with (
-        node(tmp_path) as (ready, process),
-        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
-    ):
+    with on_a_node(tmp_path, path) as (model, server):
         session = opened(model)
         session.eval([5, 6])
-        child = child_of(process.pid)
-        os.kill(child, signal.SIGSTOP)
+        os.kill(server, signal.SIGSTOP)
         try:
             lost(model, session, why="no answer for 1 s")
         finally:
-            os.kill(child, signal.SIGCONT)
+            os.kill(server, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("sequence", [0, 1])
 def test_a_pass_that_asks_nothing_back_is_waited_for(tmp_path, path, sequence):
     size = CacheSize(n_ctx=256, n_timelines=2)
-    with (
-        node(tmp_path) as (ready, process),
-        Model(path, placement=placement(1, (ready, 2)), kernels=False) as model,
-        Cache(model, size, n_threads=1) as cache,
-    ):
+    with on_a_node(tmp_path, path) as (model, server), Cache(model, size, n_threads=1) as cache:
         cache.eval([Piece(sequence, [5, 6], n_logits=0)])
-        child = child_of(process.pid)
-        os.kill(child, signal.SIGSTOP)
+        os.kill(server, signal.SIGSTOP)
         try:
             with pytest.raises(NodeLost, match="no answer for 1 s"):
                 cache.eval([Piece(sequence, [5, 6], n_logits=0)])
         finally:
-            os.kill(child, signal.SIGCONT)
+            os.kill(server, signal.SIGCONT)
 
 
 def test_an_interruption_of_a_pass_that_does_not_end(tmp_path, path, monkeypatch):

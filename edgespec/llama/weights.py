@@ -91,14 +91,14 @@ class Model(Closing):
         self._packs = kernels and not vocab_only
         self._open(placement)
         model = words = self._model
-        self._has_words = self._finalizer
+        self._words = self._finalizer
         if placement:
             self.most_batch = MOST_ON_NODES
             # The tokenizer is a model of its own, which stays while the weights are loaded again (`reopen`).
             alone = llama.llama_model_default_params()
             alone.vocab_only = True
             words = _load(self.path, alone, lambda _: None, None)
-            self._has_words = weakref.finalize(self, _free, words, None)
+            self._words = weakref.finalize(self, _free, words, None)
         self._vocab = llama.llama_model_get_vocab(words)
 
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
@@ -170,25 +170,21 @@ class Model(Closing):
     @property
     def handle(self) -> llama.llama_model_p:
         """The library's pointer, for Session."""
-        self._require_open()
+        self._require(self._finalizer)
         return self._model
 
-    def _require_open(self) -> None:
-        if not self._finalizer.alive:
-            raise EdgespecError(f"{self.path}: the model is closed")
-
-    def _require_words(self) -> None:
-        if not self._has_words.alive:
+    def _require(self, freed: weakref.finalize[..., Any]) -> None:
+        if not freed.alive:
             raise EdgespecError(f"{self.path}: the model is closed")
 
     def is_eog(self, token: int) -> bool:
         """Return whether `token` ends a generation (EOS, end of turn, ...)."""
-        self._require_words()
+        self._require(self._words)
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
 
     def is_control(self, token: int) -> bool:
         """Return whether `token` is a control token, not text."""
-        self._require_words()
+        self._require(self._words)
         return bool(llama.llama_vocab_is_control(self._vocab, token))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -197,7 +193,7 @@ class Model(Closing):
         `add_special` adds BOS/EOS if the model wants them; `parse_special` turns the names of control tokens
         in the text into these tokens. Raises UsageError if the text is not valid Unicode (a lone surrogate).
         """
-        self._require_words()
+        self._require(self._words)
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
@@ -216,7 +212,7 @@ class Model(Closing):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of `token`, maybe part of a character; b"" for control tokens unless `special`."""
-        self._require_words()
+        self._require(self._words)
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
         size = 256
@@ -267,7 +263,7 @@ class Model(Closing):
         """Free the model's open sessions, then the model; a second call does nothing."""
         self._close_sessions()
         self._finalizer()
-        self._has_words()
+        self._words()
 
     def _close_sessions(self) -> None:
         for session in tuple(self.sessions):

@@ -188,7 +188,8 @@ def test_a_head_in_the_targets_file_drafts_unless_layers_go_to_a_node(tmp_path):
         with engine(path, nodes=nodes, kernels="off", on_message=said.append) as found:
             assert found.draft_name == "mtp"
             assert any("all layers fit here" in line for line in said)
-            assert found.generate([3, 7, 9] * 5, n_predict=16, params=GREEDY).stats.n_drafted > 0
+            # A number of tokens is asked for: `auto` may leave the head alone, by what passes cost just now.
+            assert found.generate([3, 7, 9] * 5, n_predict=16, params=GREEDY, gamma=2).stats.n_drafted > 0
         with engine(path, nodes=f"{nodes}=1", kernels="off", on_message=said.append) as found:
             assert (found.draft_name, found.draft) == (None, None)
             assert said[-1] == f"nothing but text seen before drafts: {remote_target.NO_HEAD}"

@@ -16,6 +16,9 @@ from typing import Any
 from command_line import started, user_environment
 from edgespec.llama.placement import Placement, RemoteLayers
 
+_ports: set[int] = set()
+"""Of all nodes so far: ggml remembers for good what the first one at an endpoint said of its sizes."""
+
 
 @contextmanager
 def node(
@@ -31,7 +34,9 @@ def node(
         assert process.stderr
         line = process.stdout.readline()
         assert line, process.stderr.read().decode()
-        yield json.loads(line), process
+        ready = json.loads(line)
+        _ports.add(ready["port"])
+        yield ready, process
 
 
 def child_of(pid: int) -> int:
@@ -52,12 +57,23 @@ def answering(answers: dict[int, bytes]) -> Iterator[int]:
 
     Without an answer to a hello it hangs up at once.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with _listener() as listener:
         thread = threading.Thread(target=_answer, args=(listener, answers), daemon=True)
         thread.start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def _listener() -> socket.socket:
+    """Listen at a port that no node of this process had: what it says of sizes is asked for."""
+    while True:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        if port not in _ports:
+            _ports.add(port)
+            return listener
+        listener.close()
 
 
 def _answer(listener: socket.socket, answers: dict[int, bytes]) -> None:

@@ -1,8 +1,10 @@
 """What the target is asked when it writes texts to train drafts on: built-in prompts, drawn from a grammar.
 
 prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. Beside
-those, functions of this machine's Python library are asked about (python_functions.py). All are our own: no
-benchmark's prompt may be among them, as drafts are judged by those.
+those, functions of this machine's Python library are asked about (python_functions.py), and the target itself
+is asked for questions and for texts that are put to it again (`Prompt.then`): so it writes of far more than
+our lists know (Self-Instruct, arXiv 2212.10560). All are our own: no benchmark's prompt may be among them, as
+drafts are judged by those.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ _SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
 _TRIES = 200  # draws of one kind that may come again before it counts as used up
 _MOST_DEPTH = 8  # of words within words
 _FOLLOWED = 0.25  # of prompts that can be, those that are followed by another
+_ANSWER, _LINE = "<ANSWER>", "<LINE>"  # in `then`: the whole answer, or each of its lines
+_LIST_MARK = re.compile(r"^\s*(?:\d+\s*[.):]|[-*•])\s*")
+_SHORTEST_LINE = 15  # characters: shorter ones are no questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +43,28 @@ class Prompt:
     """What is said in turns: first by the user, then by the target, and last by the user."""
     follow_up: str = ""
     """What the user says to the target's answer; "": nothing."""
+    then: str = ""
+    """What the user asks in a new conversation, with the answer, or each line of it, in place of <ANSWER> or
+    <LINE>; "": nothing."""
+    made_from: tuple[str, ...] = ()
+    """Of a prompt with an answer in it: the first turn of the prompt that was answered, and what tells it
+    from others that are made from that."""
 
     @property
     def key(self) -> int:
         """What tells it from others; it does not depend on what the target answered."""
-        first, *others = self.turns[::2]
+        first, *others = self.made_from or self.turns[::2]
         return key_of(first.encode(), "\0".join(others).encode())
 
-    def followed(self, answer: str) -> Prompt:
-        """Return the prompt that follows when the target has answered so."""
-        return Prompt(self.source, (*self.turns, answer, self.follow_up))
+    def followed(self, answer: str) -> list[Prompt]:
+        """Return the prompts that follow when the target has answered so."""
+        found = [Prompt(self.source, (*self.turns, answer, self.follow_up))] if self.follow_up else []
+        slot = _LINE if _LINE in self.then else _ANSWER
+        texts = lines_of(answer) if slot == _LINE else [answer.strip()]
+        for i, text in enumerate(texts if self.then else ()):
+            origin = (self.turns[0], self.then, str(i))
+            found.append(Prompt(self.source, (self.then.replace(slot, text),), made_from=origin))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,15 @@ class Given:
         """What tells it from others that begin differently, or end differently."""
         ids = np.array(self.tokens, "<i4")
         return key_of(ids[: self.n_prompt].tobytes(), ids[self.n_prompt :].tobytes())
+
+
+def lines_of(answer: str) -> list[str]:
+    """Return the lines of a list that the target wrote, each once, without numbers and bullets.
+
+    What introduces a list, and what is too short to ask for anything, is left out.
+    """
+    lines = (_LIST_MARK.sub("", line).strip().strip('*"').strip() for line in answer.splitlines())
+    return list(dict.fromkeys(one for one in lines if len(one) >= _SHORTEST_LINE and one[-1] != ":"))
 
 
 class Grammar:
@@ -112,18 +138,18 @@ class _Kind:
     """Prompts of one kind."""
 
     share: float
-    draw: Callable[[random.Random], tuple[str, str]]
-    """Returns a prompt and what follows it."""
+    draw: Callable[[random.Random], Prompt]
     credit: float = 0.0
     seen: set[str] = field(default_factory=set)
 
-    def next(self, rng: random.Random) -> tuple[str, str] | None:
+    def next(self, rng: random.Random) -> Prompt | None:
         """Return one that did not come yet; None: there are no more."""
         for _ in range(_TRIES):
-            text, follow_up = self.draw(rng)
+            prompt = self.draw(rng)
+            (text,) = prompt.turns
             if text and text not in self.seen:
                 self.seen.add(text)
-                return text, follow_up
+                return prompt
         return None
 
 
@@ -144,7 +170,7 @@ def built_in(seed: int = 0) -> Iterator[Prompt]:
         if found is None:
             kinds.remove(kind)
             continue
-        yield Prompt(BUILT_IN, (found[0],), found[1])
+        yield found
 
 
 def _kinds(rng: random.Random) -> list[_Kind]:
@@ -153,16 +179,17 @@ def _kinds(rng: random.Random) -> list[_Kind]:
     kinds = [_Kind(kind["share"], _drawer(grammar, kind)) for kind in document["kinds"]]
     python = document["python"]
     functions = PythonFunctions(python["described"], python["code"], grammar.fill, rng)
-    return [*kinds, _Kind(python["share"], lambda rng: (functions.draw(rng), ""))]
+    return [*kinds, _Kind(python["share"], lambda rng: Prompt(BUILT_IN, (functions.draw(rng),)))]
 
 
-def _drawer(grammar: Grammar, kind: Mapping[str, object]) -> Callable[[random.Random], tuple[str, str]]:
-    templates, follow_ups = _texts(kind["templates"]), _texts(kind.get("follow_ups", []))
+def _drawer(grammar: Grammar, kind: Mapping[str, object]) -> Callable[[random.Random], Prompt]:
+    templates, follow_ups, then = (_texts(kind.get(name, [])) for name in ("templates", "follow_ups", "then"))
 
-    def draw(rng: random.Random) -> tuple[str, str]:
+    def draw(rng: random.Random) -> Prompt:
         text = grammar.fill(rng.choice(templates), rng).strip()
         asked = bool(follow_ups) and rng.random() < _FOLLOWED
-        return text, grammar.fill(rng.choice(follow_ups), rng) if asked else ""
+        follow_up = grammar.fill(rng.choice(follow_ups), rng) if asked else ""
+        return Prompt(BUILT_IN, (text,), follow_up, grammar.fill(rng.choice(then), rng) if then else "")
 
     return draw
 

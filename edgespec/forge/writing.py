@@ -278,9 +278,9 @@ class Writing(Closing):
             return
         run.n_texts += 1
         run.n_finished += len(one.tokens) - one.n_prompt
-        if isinstance(one.prompt, Prompt) and one.prompt.follow_up and self.model.is_eog(one.tokens[-1]):
+        if isinstance(one.prompt, Prompt) and self.model.is_eog(one.tokens[-1]):
             answer = b"".join(map(self.model.piece, one.tokens[one.n_prompt :]))
-            run.follow_ups.append(one.prompt.followed(answer.decode(errors="replace")))
+            run.follow_ups += one.prompt.followed(answer.decode(errors="replace"))
 
 
 def prompt_tokens(model: Model, prompt: Prompt) -> list[int]:

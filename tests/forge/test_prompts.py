@@ -55,9 +55,8 @@ def test_each_beginning_is_a_fair_mixture(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_list_of_words_is_there_and_used() -> None:
     document = tomllib.loads(prompts_module._FILE.read_text(encoding="utf-8"))
-    templates = [
-        text for kind in document["kinds"] for text in kind["templates"] + kind.get("follow_ups", [])
-    ]
+    names = ("templates", "follow_ups", "then")
+    templates = [text for kind in document["kinds"] for name in names for text in kind.get(name, [])]
     templates += document["python"]["described"] + document["python"]["code"]
     used, left = set(), list(templates)
     while left:
@@ -86,9 +85,34 @@ def test_a_conversation_is_held_out_with_its_first_prompt(drawn: list[Prompt]) -
     followed = [prompt for prompt in drawn if prompt.follow_up]
     assert len(followed) > N / 50
     for prompt in followed[:500]:
-        after = prompt.followed("an answer")
+        (after,) = prompt.followed("an answer")
         assert after.key != prompt.key
-        assert after.key == prompt.followed("another answer").key
+        assert after.key == prompt.followed("another answer")[0].key
+        assert is_held_out(after.key) == is_held_out(prompt.key)
+
+
+def test_questions_that_the_target_wrote_are_asked(drawn: list[Prompt]) -> None:
+    asking = [prompt for prompt in drawn if "<LINE>" in prompt.then]
+    assert len(asking) > N / 20
+    answer = "Here are two:\n\n1. Why is the sea salty?\n- **Who sailed it first, and when?**\n3. No\n"
+    for prompt in asking[:500]:
+        first, second = prompt.followed(answer + "1. Why is the sea salty?")
+        assert "Why is the sea salty?" in first.turns[0] and "1." not in first.turns[0]
+        assert "Who sailed it first, and when?" in second.turns[0] and "*" not in second.turns[0]
+        assert len({prompt.key, first.key, second.key}) == 3
+        assert [first.key, second.key] == [one.key for one in prompt.followed("a" * 20 + "\n" + "b" * 20)]
+        assert is_held_out(first.key) == is_held_out(second.key) == is_held_out(prompt.key)
+        assert not prompt.followed("No.")
+
+
+def test_texts_that_the_target_wrote_are_worked_on(drawn: list[Prompt]) -> None:
+    written = [prompt for prompt in drawn if "<ANSWER>" in prompt.then]
+    assert len(written) > N / 20
+    for prompt in written[:500]:
+        (after,) = prompt.followed("A short text.\n\nOf two paragraphs.\n")
+        assert len(after.turns) == 1 and "A short text.\n\nOf two paragraphs." in after.turns[0]
+        assert "<ANSWER>" not in after.turns[0]
+        assert after.key == prompt.followed("Another")[0].key != prompt.key
         assert is_held_out(after.key) == is_held_out(prompt.key)
 
 
@@ -114,7 +138,7 @@ def test_no_prompt_is_a_benchmarks(drawn: list[Prompt], suite: str) -> None:
         pytest.skip(str(error))
     judged = set().union(*(runs(prompt.text) for prompt in prompts))
     for prompt in drawn:
-        shared = runs("\n".join((*prompt.turns, prompt.follow_up))) & judged
+        shared = runs("\n".join((*prompt.turns, prompt.follow_up, prompt.then))) & judged
         assert not shared, (prompt.turns[0], shared)
 
 

@@ -181,7 +181,7 @@ def test_an_answer_is_followed_by_the_next_turn(tmp_path: Path, ending_path: Pat
             answer = b"".join(map(model.piece, first.tokens[first.n_prompt :].tolist())).decode(
                 errors="replace"
             )
-            after = question.followed(answer)
+            (after,) = question.followed(answer)
             text = next(text for text in later if text.key == after.key)
             assert text.tokens[: text.n_prompt].tolist() == prompt_tokens(model, after)
             rendered = b"".join(

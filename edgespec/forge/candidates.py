@@ -211,8 +211,8 @@ class Candidates:
             on_progress=lambda share: around.on_progress(Step("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)
-        earlier = earlier_cut(run, len(ids)) if self._request.trains else None
-        if earlier is not None:  # a training can begin with the weights of one with the same tokens only
+        earlier = earlier_cut(run, len(ids), self._request.families) if self._request.trains else None
+        if earlier is not None:
             ids = earlier
         write_cut_ids(run, ids)
         return ids

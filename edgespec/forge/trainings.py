@@ -8,6 +8,7 @@ FOLDER/training/2/head/            its training of a head: checkpoints while it 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +21,29 @@ _CUT, _NAME = "token_ids.npy", "name"  # of a run; of the draft that a training 
 _BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # of a training: loop.py, checkpoint.py
 
 
-def earlier_cut(run: Path, size: int) -> Ids | None:
-    """Return the tokens of the last run beside `run` that had so many; None: none had."""
+def earlier_cut(run: Path, size: int, families: Iterable[Family]) -> Ids | None:
+    """Return the tokens that trainings of `families` begin with weights of; None: none need any.
+
+    Those of the last run beside `run` that had so many. A head's weights do not depend on its tokens: its
+    output matrix is the target's.
+    """
+    bound = [family for family in families if family != "head"]
     for other in _earlier_runs(run):
         ids = read_cut_ids(other)
-        if ids is not None and len(ids) == size:
+        if ids is not None and len(ids) == size and any((other / one / _BEST).exists() for one in bound):
             return ids
     return None
 
 
 def earlier_training(run: Path, family: Family, token_ids: Ids) -> Path | None:
-    """Return the folder of the last training of a family with these tokens, in a run beside `run`."""
+    """Return the folder of the last training that one of a family with these tokens can begin with.
+
+    It is in a run beside `run`, and of the same tokens unless it is a head's.
+    """
     for other in _earlier_runs(run):
         ids = read_cut_ids(other)
-        if (other / family / _BEST).exists() and ids is not None and np.array_equal(ids, token_ids):
+        fits = family == "head" or (ids is not None and np.array_equal(ids, token_ids))
+        if fits and (other / family / _BEST).exists():
             return other / family
     return None
 

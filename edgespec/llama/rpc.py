@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
-import struct
 from pathlib import Path
 
 from edgespec import _core
@@ -43,7 +41,6 @@ INTERRUPTED_S = 2.0
 
 _REASON_BYTES = 256
 _BASE = "libggml-base.so.0"
-_HELLO, _CAPABILITIES = 14, 24  # a command; bytes that say what a connection could be besides TCP
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
 _pointer = ctypes.c_void_p
@@ -90,8 +87,7 @@ class Rpc:
     def connect(self, endpoint: str) -> tuple[int, ...]:
         """Return the devices, each a `ggml_backend_dev_t`, that a server offers at `endpoint`.
 
-        `spoken_protocol` says first whether it speaks this version. Raises EdgespecError if there is none;
-        `lost` then says why.
+        Raises EdgespecError if there is none; `lost` then says why.
         """
         registry = self._add_server(endpoint.encode())
         if not registry:
@@ -161,56 +157,3 @@ def ggml_version() -> str:
 def cpu_device() -> int:
     """Return llama.cpp's own device of this machine's processors, a `ggml_backend_dev_t`."""
     return int(_by_type(_CPU_DEVICE))
-
-
-def spoken_protocol(host: str, port: int, *, timeout_s: float) -> tuple[int, int, int]:
-    """Return the protocol's version that a server speaks, without the library, which may end the process.
-
-    A server has one client at a time: while it has another one, it does not answer. Raises EdgespecError if
-    nothing listens there, or what does gives no such answer within `timeout_s`.
-    """
-    where = f"{host}:{port}"
-    try:
-        with socket.create_connection((host, port), timeout_s) as connection:
-            return say_hello(connection, where)
-    except TimeoutError:
-        raise EdgespecError(
-            f"{where}: no answer within {timeout_s:g} s; it may have another client"
-        ) from None
-    except OSError as error:
-        reason = "it hangs up" if isinstance(error, ConnectionResetError) else error.strerror or error
-        raise EdgespecError(f"{where}: {reason}") from error
-
-
-def say_hello(connection: socket.socket, where: str) -> tuple[int, int, int]:
-    """Begin a conversation and return the protocol's version that the server speaks.
-
-    `where` it listens, for the error: EdgespecError if that was no answer. Raises OSError;
-    ConnectionResetError if the server hangs up.
-    """
-    connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
-    answer = receive_answer(connection, 4 + _CAPABILITIES)
-    if answer == b"":
-        raise ConnectionResetError
-    if answer is None or len(answer) != 4 + _CAPABILITIES:
-        raise EdgespecError(f"{where}: not a server of llama.cpp's RPC protocol {PROTOCOL[0]}")
-    return answer[0], answer[1], answer[2]
-
-
-def receive_answer(connection: socket.socket, size: int) -> bytes | None:
-    """Return an answer of `size` bytes, or fewer where the other side closes; None for one of another size.
-
-    b"" means that it closes before any answer. Raises OSError.
-    """
-    length = _receive(connection, 8)
-    if length and int.from_bytes(length, "little") != size:
-        return None  # the other bytes may never come
-    return length and (_receive(connection, size) or None)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return `size` bytes, or fewer where the other side closes."""
-    received = b""
-    while len(received) < size and (part := connection.recv(size - len(received))):
-        received += part
-    return received

@@ -23,7 +23,8 @@ TIMEOUT_S = 10.0
 """How long an answer may take. A node that has a client answers nobody else."""
 
 _ALLOC_BUFFER, _GET_ALIGNMENT, _BUFFER_BASE, _SET_TENSOR = 0, 1, 3, 6
-_DEVICE_MEMORY, _DEVICE_COUNT = 11, 15
+_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
+_CAPABILITIES = bytes(24)  # what a connection could be besides TCP: nothing
 _DEVICE = struct.pack("<I", 0)
 
 # rpc_tensor: id, type, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data, name, use_count
@@ -59,16 +60,12 @@ class Requests(Closing):
             raise self._error(error) from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            protocol = rpc.say_hello(self._socket, name)
+            major, minor, patch, *_ = self._ask(_HELLO, _CAPABILITIES, "28B")
+            check_protocol(name, (major, minor, patch))
         except OSError as error:
             self.close()
             raise self._error(error) from None
         except BaseException:
-            self.close()
-            raise
-        try:
-            check_protocol(name, protocol)
-        except EdgespecError:
             self.close()
             raise
 
@@ -123,17 +120,31 @@ class Requests(Closing):
     def _ask(self, command: int, contents: bytes, layout: str) -> tuple[int, ...]:
         answer = struct.Struct(layout)
         self._send(command, contents)
+        length = self._receive(8)
+        if len(length) != 8 or int.from_bytes(length, "little") != answer.size:  # else more may never come
+            raise self._nonsense()
+        received = self._receive(answer.size)
+        if len(received) != answer.size:
+            raise self._nonsense()
+        return answer.unpack(received)
+
+    def _receive(self, size: int) -> bytes:
+        """Return `size` bytes, or fewer where the node closes after some of them."""
+        received = b""
         try:
-            received = rpc.receive_answer(self._socket, answer.size)
+            while len(received) < size and (part := self._socket.recv(size - len(received))):
+                received += part
         except OSError as error:
             raise self._error(error) from None
-        if received == b"":
+        if not received:
             raise self._error(ConnectionResetError())
-        if received is None or len(received) != answer.size:
-            raise EdgespecError(
-                f"{self._name}: gives no answer of llama.cpp's RPC protocol; restart the node"
-            )
-        return answer.unpack(received)
+        return received
+
+    def _nonsense(self) -> EdgespecError:
+        return EdgespecError(
+            f"{self._name}: what listens there does not speak llama.cpp's RPC protocol {rpc.PROTOCOL[0]}; "
+            "start `edgespec node` there, again if it runs"
+        )
 
     def _send(self, command: int, contents: bytes) -> None:
         try:

@@ -31,6 +31,7 @@ from edgespec.nodes.description import (
     measure_speed,
     memory_to_give,
 )
+from edgespec.nodes.requests import Requests
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.messages import MessageFn, silent
 
@@ -191,7 +192,7 @@ def _tell_when_ready(port: int, speed: Speed) -> None:
     begun = time.monotonic()
     while time.monotonic() - begun < _READY_S:
         try:
-            rpc.spoken_protocol(LOOPBACK, port, timeout_s=_READY_S)
+            Requests("this node", LOOPBACK, port, timeout_s=_READY_S).close()
         except EdgespecError:  # it does not listen yet
             time.sleep(0.02)
         else:

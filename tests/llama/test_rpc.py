@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import socket
 import sysconfig
-import threading
 import tomllib
 from pathlib import Path
 
@@ -69,47 +67,3 @@ def test_nothing_installed_is_one_line(monkeypatch, tmp_path):
         EdgespecError, match=r"RPC backend is not installed \(Linux only\): no .*ggml_rpc\.so"
     ):
         rpc.load()
-
-
-# ---- who is at a port ----
-
-
-def answering(*parts):
-    """The port of a server that answers its one client with `parts` and closes; without them it waits."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        with listening, listening.accept()[0] as client:
-            client.recv(100)
-            for part in parts:
-                client.sendall(part)
-            if not parts:
-                client.recv(1)  # until the client gives up
-
-    threading.Thread(target=serve, daemon=True).start()
-    return listening.getsockname()[1]
-
-
-def test_the_protocol_of_a_server_is_read_in_pieces():
-    answer = (28).to_bytes(8, "little") + bytes([6, 1, 2, 0]) + bytes(24)
-    assert rpc.spoken_protocol("127.0.0.1", answering(answer[:3], answer[3:]), timeout_s=5) == (6, 1, 2)
-
-
-@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"x", bytes(36), (28).to_bytes(8, "little")])
-def test_another_kind_of_server_is_refused(answer):
-    port = answering(answer)
-    refused = "not a server of llama.cpp's RPC protocol 7|it hangs up"
-    with pytest.raises(EdgespecError, match=f"127.0.0.1:{port}: ({refused})"):
-        rpc.spoken_protocol("127.0.0.1", port, timeout_s=5)
-
-
-def test_a_server_that_says_nothing_does_not_hang_us():
-    with pytest.raises(EdgespecError, match=r"no answer within 0\.2 s; it may have another client"):
-        rpc.spoken_protocol("127.0.0.1", answering(), timeout_s=0.2)
-
-
-def test_a_port_where_nothing_listens_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(EdgespecError, match=f"127.0.0.1:{port}: Connection refused"):
-        rpc.spoken_protocol("127.0.0.1", port, timeout_s=5)

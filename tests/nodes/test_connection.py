@@ -376,13 +376,16 @@ def test_a_speed_that_is_not_known_is_said():
 @pytest.mark.parametrize(
     ("answers", "line"),
     [
-        ({14: b"HTTP/1.1 400 Bad Request\r\n"}, "not a server of llama.cpp's RPC protocol 7"),
+        (
+            {14: b"HTTP/1.1 400 Bad Request\r\n"},
+            "what listens there does not speak llama.cpp's RPC",
+        ),
         ({14: bytes([6, 0, 0, 0]) + bytes(24)}, "speaks version 6.0.0 of llama.cpp's RPC protocol"),
         ({14: bytes([7, 1, 0, 0]) + bytes(24)}, "speaks version 7.1.0 of llama.cpp's RPC protocol"),
         ({15: struct.pack("<I", 0)}, "offers 0 devices; "),
         ({15: struct.pack("<I", 3)}, "offers 3 devices; "),
-        ({15: bytes(3)}, "gives no answer of llama.cpp's RPC protocol"),
-        ({1: bytes(9)}, "gives no answer of llama.cpp's RPC protocol"),
+        ({15: bytes(3)}, "what listens there does not speak llama.cpp's RPC"),
+        ({1: bytes(9)}, "what listens there does not speak llama.cpp's RPC"),
         ({1: struct.pack("<Q", 0)}, "wants memory in steps of 0 bytes, which cannot be"),
         ({1: struct.pack("<Q", 96)}, "wants memory in steps of 96 bytes, which cannot be"),
         (

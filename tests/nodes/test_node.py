@@ -18,6 +18,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import kept_weights
+from edgespec.nodes.requests import Requests
 from remote_models import loaded, logits
 from running_node import child_of, node
 from tiny_gguf import write_tiny_gguf
@@ -135,7 +136,7 @@ def test_a_node_whose_server_dies_serves_again(tmp_path):
     with node(tmp_path) as (ready, process):
         os.kill(child_of(process.pid), signal.SIGKILL)
         assert json.loads(process.stdout.readline()) == ready
-        assert rpc.spoken_protocol("127.0.0.1", ready["port"], timeout_s=10) == rpc.PROTOCOL
+        Requests("node", "127.0.0.1", ready["port"]).close()
         process.send_signal(signal.SIGINT)
         code, said = ended(process)
     assert (code, said.count("\n")) == (0, 1)
@@ -144,10 +145,10 @@ def test_a_node_whose_server_dies_serves_again(tmp_path):
 
 def test_a_node_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):
     elsewhere = "127.0.0.2"  # an address of this machine that only a listener on all addresses has
-    with node(tmp_path) as (ready, _), pytest.raises(EdgespecError, match="Connection refused"):
-        rpc.spoken_protocol(elsewhere, ready["port"], timeout_s=10)
+    with node(tmp_path) as (ready, _), pytest.raises(EdgespecError, match="nothing listens"):
+        Requests("node", elsewhere, ready["port"])
     with node(tmp_path, "--unsafe-no-ssh") as (ready, process):
-        assert rpc.spoken_protocol(elsewhere, ready["port"], timeout_s=10) == rpc.PROTOCOL
+        Requests("node", elsewhere, ready["port"]).close()
         process.send_signal(signal.SIGINT)
         assert "whoever reaches this port can run programs as you on this machine" in ended(process)[1]
 

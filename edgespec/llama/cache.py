@@ -5,24 +5,21 @@ A piece may end with a tree of tokens, of which only the trunk stays. rollback.p
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
-from edgespec.llama import backend, kernels
+from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
 from edgespec.llama.context import create_context
+from edgespec.llama.decode import Decoder
 from edgespec.llama.outputs import Features, Outputs, Rows
-from edgespec.llama.placement import Remote
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
@@ -34,12 +31,7 @@ MAX_LEAVES = 32
 MAX_TIMELINES = MAX_SEQUENCES - MAX_LEAVES
 """Most timelines of a cache."""
 
-_DECODE_NO_SLOT, _DECODE_ABORTED, _DECODE_BAD_INPUT = 1, 2, -1
 _SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
-
-
-class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The cache has no cells left for a pass; nothing of it was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +133,8 @@ class Cache(Closing):
         self._finalizer = weakref.finalize(self, _free, context, model)
         model.sessions.add(self)
         self._context = context
-        self._rollback.attach(context, partial(_call, model.remote, interrupt))
-        self._interrupt = interrupt  # its data must live as long as the context
-        self._listens = False
-        self._listen(True)
+        self._decoder = Decoder(context, model, self._rollback, interrupt)
+        self._rollback.attach(context, self._decoder.on_nodes)
         self._input = PassInput(
             self.n_batch,
             n_sequences,
@@ -156,7 +146,6 @@ class Cache(Closing):
         )
         self._free_sequences = list(reversed(range(self.n_timelines)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
-        self._plugin = kernels.load().plugin if model.uses_kernels else None
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self.features: list[Features] = []
@@ -327,50 +316,14 @@ class Cache(Closing):
         return len(piece.tokens) if self._outputs.all_logits else piece.n_logits
 
     def _begin_pass(self, coming: Sequence[Coming]) -> None:
-        self._listen(self._rollback.begin_pass(coming))
-
-    def _listen(self, wanted: bool) -> None:
-        """Let the interrupt break off the passes that follow, or not."""
-        if wanted == self._listens or not self._interrupt:
-            return
-        self._listens = wanted
-        address, data = (self._interrupt.callback, self._interrupt.data) if wanted else (None, None)
-        callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
-        llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
+        self._decoder.listen(self._rollback.begin_pass(coming))
 
     def _decode(self, batch: Batch, piece: Piece, n_outputs: int) -> None:
         """Make a pass over `piece`, for logits of its last `n_outputs` tokens, or of those laid out."""
         laid_out = batch is not self._input.chain
         self._input.fill(batch, piece.tokens, None if laid_out else n_outputs, piece.inputs)
-        # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
-        # Where nothing is asked back, the nodes would begin one pass after the other, and the last one wait
-        # for all of them.
-        on_nodes = self._on_nodes(len(piece.tokens), waits=not n_outputs)
-        with backend.interruptible(), self._only_wanted(piece), on_nodes:
-            code = llama.llama_decode(self._context, batch.struct)
-        if code == 0:
-            return
-        if code not in (_DECODE_NO_SLOT, _DECODE_BAD_INPUT):
-            self._rollback.break_off()
-        if code == _DECODE_ABORTED:
-            raise KeyboardInterrupt
-        if code == _DECODE_NO_SLOT:
-            raise CacheFull(
-                f"the context is full: no place for {len(piece.tokens)} more tokens; choose a larger context"
-            )
-        raise EdgespecError(
-            f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
-        )
-
-    def _only_wanted(self, piece: Piece) -> AbstractContextManager[None]:
-        """Let a pass leave out the logits that it is asked for only because of hidden states."""
-        if self._plugin is None or not self._outputs.all_logits:
-            return nullcontext()
-        return self._plugin.last_logits(piece.n_logits)
-
-    def _on_nodes(self, n_tokens: int = 0, *, waits: bool = False) -> AbstractContextManager[None]:
-        """Return `Remote.call` with these arguments where layers are on nodes."""
-        return _call(self.model.remote, self._interrupt, n_tokens, waits=waits)
+        n_wanted = piece.n_logits if self._outputs.all_logits else n_outputs
+        self._decoder.decode(batch, len(piece.tokens), n_outputs=n_outputs, n_wanted=n_wanted)
 
     # ---- copies ----
 
@@ -383,7 +336,7 @@ class Cache(Closing):
         """Return a copy of a timeline's cache."""
         size = self.state_bytes(sequence)
         state: State = np.empty(size, np.uint8)
-        with self._on_nodes():
+        with self._decoder.on_nodes():
             n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
         if n != size:
             raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
@@ -391,7 +344,7 @@ class Cache(Closing):
 
     def restore(self, sequence: int, state: State) -> bool:
         """Put a copied cache into an empty timeline; return whether the library could."""
-        with self._on_nodes():
+        with self._decoder.on_nodes():
             n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
 
@@ -422,12 +375,6 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 def _coming(piece: Piece, n_past: int) -> Coming:
     """Return what `piece` will add to a timeline of `n_past` tokens."""
     return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
-
-
-def _call(
-    remote: Remote | None, interrupt: Interrupt | None, n_tokens: int = 0, *, waits: bool = False
-) -> AbstractContextManager[None]:
-    return remote.call(n_tokens, interrupt, waits=waits) if remote else nullcontext()
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

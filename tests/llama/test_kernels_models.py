@@ -258,7 +258,7 @@ def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
                 whole = session.eval(TOKENS[:20], n_logits=20).copy()
                 assert np.array_equal(rows, whole[20 - n_logits :])
                 found.append(states)
-            monkeypatch.setattr(cache, "_plugin", None)  # all of them
+            monkeypatch.setattr(cache._decoder, "_plugin", None)  # all of them
         assert all(np.array_equal(states, found[0]) for states in found)
         both = [first.piece(TOKENS[20:25], n_logits=1), second.piece(TOKENS[20:24], n_logits=2)]
         assert [len(rows) for rows in cache.eval(both, with_features=True)] == [1, 2]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.llama.backend import llama
-from edgespec.llama.cache import Cache, CacheFull, CacheSize
+from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.decode import CacheFull
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.session import Session
 from edgespec.llama.states import LONG, MOST_COPIES

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError
-from edgespec.llama.cache import Cache, CacheFull, CacheSize
+from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.decode import CacheFull
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import Timelines, n_common
 from edgespec.llama.weights import Model

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edgespec._core import Interrupt
+from edgespec.bound_draft import BoundDraft, bind
 from edgespec.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
@@ -20,30 +20,19 @@ from edgespec.capacity import (
     kept_timelines,
 )
 from edgespec.choices import DRAFTLESS
-from edgespec.decoding.features import TargetFeatures
-from edgespec.draft_checks import check_writer, map_to_draft
-from edgespec.drafting.block_head import BlockModel
-from edgespec.drafting.foreign.translated import ROOM_PER_TOKEN, TranslatedDraft
-from edgespec.drafting.foreign.vocabulary import compare_vocabularies
-from edgespec.drafting.foreign.vocabulary_map import VocabularyMap
-from edgespec.drafting.head import HeadModel, check_head
+from edgespec.draft_checks import check_writer
+from edgespec.drafting.head import check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.context import with_cache_type
-from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target, read_cut
+from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
-from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
+from edgespec.llama.head_file import HeadFile, read_head
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.published_heads import (
-    BlockHead,
-    EagleHead,
-    LayersTarget,
-    check_published_head,
-    open_head,
-)
+from edgespec.llama.published_heads import LayersTarget, check_published_head, open_head
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
@@ -82,8 +71,6 @@ class Pair(Closing):
     draft: Model | None = None
     kernels: str = STOCK
     """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
-    cut: CutVocabulary | None = None
-    """The cut vocabulary of a draft that `edgespec draft make` made, else None."""
     head: HeadFile | None = None
     """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
     is_published = False
@@ -122,13 +109,12 @@ class Pair(Closing):
             raise UsageError(problem, field="n_ctx", value=n_ctx)
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers])
-        self._vocabulary_map: VocabularyMap | None = None
+        self._bound: BoundDraft | None = None
         self._models: list[Model] = []
         self._timelines: Timelines | None = None
         self._draft_timelines: Timelines | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
-        self._fusion: Fusion | None = None
 
     @property
     def rollback(self) -> RollbackSize:
@@ -181,6 +167,7 @@ class Pair(Closing):
         if self.uses_mtp:
             with_head = MtpTarget(self.target_header, kernels=own_kernels)
             self._models, self.draft = [with_head], MtpHead(with_head)
+            self._bound = BoundDraft(with_head, self.draft, reads_states=True)
         elif self.is_published:
             target = LayersTarget(*self._headers, kernels=own_kernels)
             self._models.append(target)
@@ -203,7 +190,7 @@ class Pair(Closing):
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         if len(self._models) > 1:
             self.draft = self._models[1]
-            self._check_draft(self.draft, on_message)
+            self._bind_draft(self.draft, on_message)
         elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
             on_message(f"nothing but text seen before drafts: {self._why_no_mtp()}")
 
@@ -228,8 +215,8 @@ class Pair(Closing):
         """Return the header to estimate the memory of `model` here with."""
         return self._remote.home if self._remote and model is self.target else model.header
 
-    def _check_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
-        self.cut = read_cut(draft.header)
+    def _bind_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
+        """Bind the draft to the target, or leave it out if one of them cannot take tokens back."""
         stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
         if stuck:
             what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
@@ -238,24 +225,19 @@ class Pair(Closing):
             self._models.remove(draft)
             self.draft_name = self.draft = self.head = None
             self.draft_is_stuck = True
-        elif self.head:
-            self._fusion = Fusion(self.head, TargetEmbeddings(self.target.header))
-        elif not (match := compare_vocabularies(self.target, draft)).equal:
-            if self.cut:
-                raise EdgespecError(
-                    f"{self.draft_name} cannot draft for {self.target_name}: {match.reason}; "
-                    "choose the model that it was cut from"
-                )
-            if self.is_published:
-                raise UsageError(
-                    f"{draft.path}: a head of another model than {self.target_name}: {match.reason}"
-                )
-            names = self.target_name, self.draft_name
-            self._vocabulary_map = map_to_draft(self.target, draft, *names, on_message)
+            return
+        self._bound = bind(
+            self.target,
+            draft,
+            (self.target_name, self.draft_name),
+            head=self.head,
+            is_published=self.is_published,
+            on_message=on_message,
+        )
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
-        names, is_cut = (self.target_name, self.draft_name), self.cut is not None
+        names, is_cut = (self.target_name, self.draft_name), self._cut is not None
         return check_writer(self.target, self.draft, *names, is_head=self.reads_states, is_cut=is_cut)
 
     @property
@@ -342,40 +324,21 @@ class Pair(Closing):
 
         Its context holds what the generation needs, or only the recent part of a long one.
         """
-        draft = self.draft
-        if draft is None:
+        bound = self._bound
+        if bound is None:
             return None
-        parallel = self.parallel
-        n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, draft.n_ctx_train), MAX_DRAFT_CTX)
+        parallel, n_train = self.parallel, bound.draft.n_ctx_train
         if parallel > 1:
-            n_ctx = min(DRAFT_CELLS, draft.n_ctx_train)
-        n_own = n_ctx
-        if self._vocabulary_map:
-            n_own = min(math.ceil(n_ctx * ROOM_PER_TOKEN), draft.n_ctx_train)
+            n_ctx = min(DRAFT_CELLS, n_train)
+        else:
+            n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, n_train), MAX_DRAFT_CTX)
+        n_own = bound.n_own(n_ctx)
         if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
             self._idle_drafts.clear()
-            cells = parallel * n_own + self._kept_cells(draft, DRAFT_SHARE)
+            cells = parallel * n_own + self._kept_cells(bound.draft, DRAFT_SHARE)
             smaller, self._draft_timelines = self._draft_timelines, None
-            self._draft_timelines = self._replaced(smaller, draft, cells, n_own)
-        if self._idle_drafts:
-            return self._idle_drafts.pop()
-        if self._vocabulary_map:
-            return TranslatedDraft(self._draft_timelines.begin([0]), self.target, self._vocabulary_map)
-        if isinstance(draft, BlockHead):
-            features = TargetFeatures(self.target.n_state)
-            return BlockModel(self._draft_timelines.begin([0]), features, draft, n_vocab=self.target.n_vocab)
-        if self.reads_states:
-            return HeadModel(
-                self._draft_timelines.begin([0]),
-                TargetFeatures(self.target.n_state),
-                n_vocab=self.target.n_vocab,
-                head=self.head,
-                fusion=self._fusion,
-                encode=draft.encode if isinstance(draft, EagleHead) else None,
-            )
-        model = DraftModel(self._draft_timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self.cut)
-        model.timelines = self._draft_timelines
-        return model
+            self._draft_timelines = self._replaced(smaller, bound.draft, cells, n_own)
+        return self._idle_drafts.pop() if self._idle_drafts else bound.begin(self._draft_timelines)
 
     def end_draft(self, model: DraftModel) -> None:
         """Take back a draft model: the next generation may have it."""
@@ -396,13 +359,17 @@ class Pair(Closing):
             self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
         return self._small
 
+    @property
+    def _cut(self) -> CutVocabulary | None:
+        return self._bound.cut if self._bound else None
+
     def _cache(self, model: Model, size: CacheSize) -> Cache:
         check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
         return Cache(
             model,
             size,
             n_threads=self.n_threads,
-            embeddings=Embeddings(self.cut) if self.cut and model is self.draft else None,
+            embeddings=Embeddings(self._cut) if self._cut and model is self.draft else None,
             takes_inputs=self.reads_states and model is self.draft,
             interrupt=self._interrupt,
         )

@@ -30,7 +30,7 @@ _MOST_DEPTH = 8  # of words within words
 _FOLLOWED = 0.25  # of prompts that can be, those that are followed by another
 _ANSWER, _LINE = "<ANSWER>", "<LINE>"  # in `then`: the whole answer, or each of its lines
 _LIST_MARK = re.compile(r"^\s*(?:\d+\s*[.):]|[-*•])\s*")
-_SHORTEST_LINE = 15  # characters: shorter ones are no questions
+_SHORTEST = 15  # characters of a line, or an answer: in shorter ones nothing is asked or told
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Prompt:
         """Return the prompts that follow when the target has answered so."""
         found = [Prompt(self.source, (*self.turns, answer, self.follow_up))] if self.follow_up else []
         slot = _LINE if _LINE in self.then else _ANSWER
-        texts = lines_of(answer) if slot == _LINE else [answer.strip()]
-        for i, text in enumerate(texts if self.then else ()):
-            origin = (self.turns[0], self.then, str(i))
-            found.append(Prompt(self.source, (self.then.replace(slot, text),), made_from=origin))
+        for i, text in enumerate(lines_of(answer) if slot == _LINE else [answer.strip()]):
+            if self.then and len(text) >= _SHORTEST:
+                asked, origin = self.then.replace(slot, text), (self.turns[0], self.then, str(i))
+                found.append(Prompt(self.source, (asked,), made_from=origin))
         return found
 
 
@@ -84,12 +84,9 @@ class Given:
 
 
 def lines_of(answer: str) -> list[str]:
-    """Return the lines of a list that the target wrote, each once, without numbers and bullets.
-
-    What introduces a list, and what is too short to ask for anything, is left out.
-    """
+    """Return the lines of a list that the target wrote, each once, without numbers and bullets."""
     lines = (_LIST_MARK.sub("", line).strip().strip('*"').strip() for line in answer.splitlines())
-    return list(dict.fromkeys(one for one in lines if len(one) >= _SHORTEST_LINE and one[-1] != ":"))
+    return list(dict.fromkeys(one for one in lines if one and one[-1] != ":"))
 
 
 class Grammar:

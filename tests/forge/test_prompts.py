@@ -112,7 +112,8 @@ def test_texts_that_the_target_wrote_are_worked_on(drawn: list[Prompt]) -> None:
         (after,) = prompt.followed("A short text.\n\nOf two paragraphs.\n")
         assert len(after.turns) == 1 and "A short text.\n\nOf two paragraphs." in after.turns[0]
         assert "<ANSWER>" not in after.turns[0]
-        assert after.key == prompt.followed("Another")[0].key != prompt.key
+        assert after.key == prompt.followed("Another text, and longer.")[0].key != prompt.key
+        assert not prompt.followed(" ")
         assert is_held_out(after.key) == is_held_out(prompt.key)
 
 

@@ -61,7 +61,9 @@ class Requests(Closing):
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             major, minor, patch, *_ = self._ask(_HELLO, _CAPABILITIES, "28B")
-            check_protocol(name, (major, minor, patch))
+            self.protocol = major, minor, patch
+            """The version that the node speaks."""
+            check_protocol(name, self.protocol)
         except OSError as error:
             self.close()
             raise self._error(error) from None

@@ -373,19 +373,19 @@ def test_a_speed_that_is_not_known_is_said():
     assert said == [f"127.0.0.1:{port}: its speed is not known; it counts as the slowest of the others"]
 
 
+NO_NODE = "what listens there does not speak llama.cpp's RPC protocol 7; start `edgespec node` there"
+
+
 @pytest.mark.parametrize(
     ("answers", "line"),
     [
-        (
-            {14: b"HTTP/1.1 400 Bad Request\r\n"},
-            "what listens there does not speak llama.cpp's RPC",
-        ),
+        ({14: b"HTTP/1.1 400 Bad Request\r\n"}, NO_NODE),
         ({14: bytes([6, 0, 0, 0]) + bytes(24)}, "speaks version 6.0.0 of llama.cpp's RPC protocol"),
         ({14: bytes([7, 1, 0, 0]) + bytes(24)}, "speaks version 7.1.0 of llama.cpp's RPC protocol"),
         ({15: struct.pack("<I", 0)}, "offers 0 devices; "),
         ({15: struct.pack("<I", 3)}, "offers 3 devices; "),
-        ({15: bytes(3)}, "what listens there does not speak llama.cpp's RPC"),
-        ({1: bytes(9)}, "what listens there does not speak llama.cpp's RPC"),
+        ({15: bytes(3)}, NO_NODE),
+        ({1: bytes(9)}, NO_NODE),
         ({1: struct.pack("<Q", 0)}, "wants memory in steps of 0 bytes, which cannot be"),
         ({1: struct.pack("<Q", 96)}, "wants memory in steps of 96 bytes, which cannot be"),
         (

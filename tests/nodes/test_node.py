@@ -136,7 +136,8 @@ def test_a_node_whose_server_dies_serves_again(tmp_path):
     with node(tmp_path) as (ready, process):
         os.kill(child_of(process.pid), signal.SIGKILL)
         assert json.loads(process.stdout.readline()) == ready
-        Requests("node", "127.0.0.1", ready["port"]).close()
+        with Requests("node", "127.0.0.1", ready["port"]) as requests:
+            assert requests.protocol == rpc.PROTOCOL
         process.send_signal(signal.SIGINT)
         code, said = ended(process)
     assert (code, said.count("\n")) == (0, 1)
@@ -148,7 +149,8 @@ def test_a_node_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):
     with node(tmp_path) as (ready, _), pytest.raises(EdgespecError, match="nothing listens"):
         Requests("node", elsewhere, ready["port"])
     with node(tmp_path, "--unsafe-no-ssh") as (ready, process):
-        Requests("node", elsewhere, ready["port"]).close()
+        with Requests("node", elsewhere, ready["port"]) as requests:
+            assert requests.protocol == rpc.PROTOCOL
         process.send_signal(signal.SIGINT)
         assert "whoever reaches this port can run programs as you on this machine" in ended(process)[1]
 

@@ -142,8 +142,8 @@ class Pair(Closing):
 
     @property
     def reads_states(self) -> bool:
-        """Whether the draft is a head, which reads the target's hidden states."""
-        return self.head is not None or self.uses_mtp or self.is_published
+        """Whether the draft, once loaded, is a head, which reads the target's hidden states."""
+        return self._bound is not None and self._bound.reads_states
 
     @property
     def target_header(self) -> GGUFHeader:

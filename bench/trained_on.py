@@ -18,7 +18,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.quantizations import model_file
 from edgespec.suites import load_suite
 
-_WORDS = 8
+_WORDS = 8  # as many in a row are no coincidence
 
 
 def runs(text: str) -> set[tuple[str, ...]]:

@@ -16,9 +16,9 @@ from edgespec.forge.dataset import HELD_OUT_SHARE, is_held_out
 from edgespec.forge.prompts import Given, Grammar, Prompt, built_in
 from edgespec.forge.python_functions import functions_of, library
 from edgespec.suites import DEFAULT, HUMAN_EVAL, load_suite
+from trained_on import runs
 
 N = 20_000
-WORDS = 8  # as many in a row are no coincidence
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +123,6 @@ def test_a_text_is_held_out_with_its_beginning() -> None:
         whole, beginning = Given("read", tokens, 3), Given("prompt:file", tokens[:3], 3)
         assert whole.key != beginning.key
         assert is_held_out(whole.key) == is_held_out(beginning.key)
-
-
-def runs(text: str) -> set[tuple[str, ...]]:
-    words = re.findall(r"\w+", text.lower())
-    found = {tuple(words[i : i + WORDS]) for i in range(len(words) - WORDS + 1)}
-    return {run for run in found if not all(word.isdigit() for word in run)}  # 1, 2, 3 .. is nobody's
 
 
 @pytest.mark.parametrize("suite", [DEFAULT, HUMAN_EVAL])

@@ -74,8 +74,9 @@ std::string in_words(int error) {
     return strerror_r(error, text, sizeof text); // GNU's: returns the text
 }
 
-// In the capabilities of ggml's first message: other servers and clients do not look at it.
-constexpr char NAMES_GRAPHS[RPC_CONN_CAPS_SIZE] = "edgespec graphs 1";
+// In the capabilities of ggml's first message, where other servers and clients do not look: this side names graphs (messages.h),
+// and a tensor takes on it what ggml's rules say.
+constexpr char EDGESPEC[RPC_CONN_CAPS_SIZE] = "edgespec 2";
 
 // ---- answers ----
 
@@ -120,8 +121,8 @@ uint64_t answer_size(uint8_t command, uint64_t tail) {
     }
 }
 
-// What a lost node "answers". Zeros but for numbers with which ggml would end the process.
-void answer_for_the_lost(uint8_t command, void *answer, size_t size) {
+// What is answered here, without the node. Zeros but for numbers with which ggml would end the process.
+void answer_here(uint8_t command, void *answer, size_t size) {
     memset(answer, 0, size);
     const uint64_t number = command == GET_ALIGNMENT     ? 128
                             : command == GET_MAX_SIZE    ? SIZE_MAX
@@ -185,6 +186,7 @@ struct socket_t::impl {
 
     const int fd;
     const std::string endpoint; // of a client's connection; "": a server's
+    bool to_edgespec = false;   // the other side is edgespec's
     std::string lost;           // why; "": it is not
     edgespec::Messages messages{is_client(), [this](const void *data, size_t size) { return write(data, size); },
                                 [this](void *data, size_t size) { return read(data, size); }, edgespec::keep};
@@ -197,6 +199,9 @@ struct socket_t::impl {
         return is_client();
     }
     bool is_client() const { return !endpoint.empty(); }
+    // ggml asks how much a tensor takes for each new number of tokens, several times, and takes what its rules say if that is
+    // more than the answer.
+    bool is_answered_here() { return is_lost() || (to_edgespec && command == GET_ALLOC_SIZE); }
     template <typename Step> bool transfer(short event, char *data, size_t size, Step step);
     bool wait(short event, Clock::time_point since);
     bool write(const void *data, size_t size);
@@ -297,14 +302,14 @@ bool socket_t::impl::send_data(const void *data, size_t size) {
     if (is_client()) {
         follow_request(data, size);
     }
-    return is_lost() || messages.send(data, size) || is_of_no_use();
+    return (is_client() && is_answered_here()) || messages.send(data, size) || is_of_no_use();
 }
 
 bool socket_t::impl::recv_data(void *data, size_t size) {
     if (!is_client()) {
         return messages.read_request(data, size);
     }
-    const bool received = !is_lost() && read(data, size);
+    const bool received = !is_answered_here() && read(data, size);
     const uint64_t expected = answer_size(command, tail);
     if (received_parts++ == 0) {
         uint64_t said = 0;
@@ -318,8 +323,8 @@ bool socket_t::impl::recv_data(void *data, size_t size) {
     if (received && !is_possible(command, tail, data)) {
         lose("its answer has impossible numbers");
     }
-    if (is_lost()) {
-        answer_for_the_lost(command, data, size);
+    if (is_answered_here()) {
+        answer_here(command, data, size);
     }
     return true;
 }
@@ -331,9 +336,10 @@ socket_t::~socket_t() = default;
 bool socket_t::send_data(const void *data, size_t size) { return pimpl->send_data(data, size); }
 bool socket_t::recv_data(void *data, size_t size) { return pimpl->recv_data(data, size); }
 bool socket_t::flush() { return pimpl->flush(); }
-void socket_t::get_caps(uint8_t *local_caps) { memcpy(local_caps, NAMES_GRAPHS, RPC_CONN_CAPS_SIZE); }
+void socket_t::get_caps(uint8_t *local_caps) { memcpy(local_caps, EDGESPEC, RPC_CONN_CAPS_SIZE); }
 void socket_t::update_caps(const uint8_t *remote_caps) {
-    pimpl->messages.name_graphs(memcmp(remote_caps, NAMES_GRAPHS, RPC_CONN_CAPS_SIZE) == 0);
+    pimpl->to_edgespec = memcmp(remote_caps, EDGESPEC, RPC_CONN_CAPS_SIZE) == 0;
+    pimpl->messages.name_graphs(pimpl->to_edgespec);
 }
 
 namespace {

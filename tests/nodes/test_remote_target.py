@@ -160,6 +160,20 @@ def test_after_an_interrupted_pass_that_does_not_end_the_next_text_comes(tmp_pat
             assert found.generate(PROMPT, n_predict=8, params=GREEDY, chat=False).text == here
 
 
+def test_a_new_number_of_tokens_costs_no_round_trip_of_its_own(kernels, tmp_path, path):
+    with node(tmp_path, kernels=True) as (ready, _), Proxy(ready["port"]) as proxy:
+        with engine(path, nodes=f"127.0.0.1:{proxy.port}=3") as found:
+            before = proxy.traffic()
+            stats = found.generate(PROMPT, n_predict=24, params=GREEDY, gamma=5, drafter="suffix").stats
+            now = proxy.traffic()
+        assert len(stats.histogram) > 1  # numbers of tokens that no pass had before
+        asked = {name for name, counted in now.requests.items() if counted != before.requests.get(name)}
+        assert "get_alloc_size" not in now.requests
+        assert asked <= {"alloc_buffer", "buffer_get_base", "buffer_clear", "free_buffer", "set_tensor"} | {
+            *("graph_compute", "graph_recompute", "get_tensor")
+        }
+
+
 def test_no_node_at_an_address(path):
     with pytest.raises(EdgespecError, match="nothing listens on that port"):
         engine(path, nodes="127.0.0.1:9=1")

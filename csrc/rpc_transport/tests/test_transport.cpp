@@ -161,9 +161,35 @@ static void test_impossible_memory() {
     close(listener);
 }
 
+// A node of edgespec's is not asked what a tensor takes.
+static void test_sizes_are_not_asked_for() {
+    int listener = -1;
+    const int port = listening(&listener);
+    std::thread node([listener] {
+        const int fd = accept(listener, nullptr, nullptr);
+        CHECK(fd >= 0);
+        char request[13];
+        const uint64_t answer[2] = {8, 64};
+        while (recv(fd, request, sizeof request, MSG_WAITALL) == sizeof request) {
+            CHECK(request[0] == GET_ALIGNMENT && send(fd, answer, sizeof answer, MSG_NOSIGNAL) == sizeof answer);
+        }
+        close(fd);
+    });
+    {
+        const socket_ptr connection = socket_t::connect("127.0.0.1", port);
+        uint8_t caps[RPC_CONN_CAPS_SIZE];
+        connection->get_caps(caps);
+        connection->update_caps(caps);
+        CHECK(ask(connection, GET_ALLOC_SIZE) == 0 && ask(connection) == 64 && ask(connection, GET_ALLOC_SIZE) == 0);
+    }
+    node.join();
+    close(listener);
+}
+
 int main() {
     test_dead_clients_are_noticed();
     test_an_interruption_is_one_of_all_waits();
     test_impossible_memory();
+    test_sizes_are_not_asked_for();
     return 0;
 }

@@ -46,7 +46,7 @@ def main() -> None:
     texts = 0
     shared: Counter[str] = Counter()
     with Model(file.path, vocab_only=True) as model:
-        target = Target(file.facts().sha256, file.name, model.header.n_embd, model.header.n_vocab)
+        target = Target.of(model.header, file.name, file.facts().sha256)
         for text in Dataset(target, on_message=print).texts(held_out=False):
             texts += 1
             said = b"".join(map(model.piece, text.tokens.tolist())).decode(errors="replace")

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from edgespec.models.sources import check_disk, format_size
 from edgespec.platform.files import cache_root, replacing, write_atomically
 from edgespec.platform.kept_file import DamagedError, parse_json
 from edgespec.platform.messages import MessageFn, silent
+
+if TYPE_CHECKING:
+    from edgespec.llama.gguf_header import GGUFHeader
 
 BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
 """Where a text is from: the target's answer to such a prompt, or a text that the target only read."""
@@ -53,6 +56,11 @@ class Target:
     name: str
     n_embd: int
     n_vocab: int
+
+    @classmethod
+    def of(cls, header: GGUFHeader, name: str, sha256: str) -> Target:
+        """Return the target whose file has that header and hash."""
+        return cls(sha256, name, header.n_embd, header.n_vocab)
 
     @property
     def folder(self) -> Path:

@@ -58,10 +58,8 @@ def evaluate(
             value=model.name,
         )
     if questions is None:
-        header = check_model_file(model.path)
-        dataset = Dataset(
-            Target(sha256, model.name, header.n_embd, header.n_vocab), on_message=around.on_message
-        )
+        made_for = Target.of(check_model_file(model.path), model.name, sha256)
+        dataset = Dataset(made_for, on_message=around.on_message)
         questions = questions_for(dataset, settings.n_questions)
     mine, other = Contender(name, path), _other(record, model)
     with tempfile.TemporaryDirectory() as folder:

@@ -109,7 +109,7 @@ class _Making:
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
         self._candidates = Candidates(self._target, self._header, request.training)
         self._sha256 = sha256_of(self._target.path, self._hashing)
-        target = Target(self._sha256, self._target.name, self._header.n_embd, self._header.n_vocab)
+        target = Target.of(self._header, self._target.name, self._sha256)
         self._dataset = Dataset(target, on_message=around.on_message)
         self._workshop = Workshop(self._target.name, self._sha256)
         if request.name:

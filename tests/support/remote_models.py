@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.llama import backend
+from edgespec.llama import backend, rpc
 from edgespec.llama.backend import llama
 from edgespec.llama.kernels import packing
+from edgespec.llama.placement import SILENCE_S
 
 N_CTX = 256
 
@@ -31,6 +32,8 @@ def loaded(
     params.devices = ctypes.cast(listed, ctypes.c_void_p)
     params.n_gpu_layers = 0
     if devices:
+        # An earlier test of this process may have left less: a node whose disk is busy was lost by that.
+        rpc.load().set_patience(None, SILENCE_S)
         n_layers = llama.llama_model_n_layer(probe := _load(path, params, kernels))
         llama.llama_model_free(probe)
         params.n_gpu_layers = n_layers + output

@@ -65,7 +65,7 @@ class Learnt:
         self.test_budget += _TESTS_SHARE * cost
         self._n_steps += 1
         self._n_idle = self._n_idle + 1 if idle else 0
-        if self._n_idle % _IDLE_FADE_EVERY == _IDLE_FADE_EVERY - 1:
+        if idle and self._n_idle % _IDLE_FADE_EVERY == 0:
             self.predictor.next.fade(_KEEP, wholly=True)
         elif self._n_steps % _FADE_EVERY == 0:
             self.predictor.next.fade(_KEEP)

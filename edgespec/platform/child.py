@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 # -P: nothing is imported from the directory the user happens to be in.
 _PROGRAM = """import sys
 from edgespec.platform import child
-child._die_with_parent()
+child._die_with_parent({parent})
 from {module} import {function}
 sys.exit({function}(*sys.argv[1:]))
 """
@@ -129,8 +129,9 @@ def _start(
     stdout: int | IO[bytes],
     stderr: IO[bytes],
 ) -> subprocess.Popen[bytes]:
+    program = _PROGRAM.format(module=module, function=function, parent=os.getpid())
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM.format(module=module, function=function), *arguments],
+        [sys.executable, "-P", "-c", program, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
@@ -145,5 +146,7 @@ def _last_line(file: IO[bytes]) -> str:
     return lines[-1] if lines else ""
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before this process could ask for that
+        os.kill(os.getpid(), signal.SIGKILL)

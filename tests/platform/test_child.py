@@ -196,6 +196,16 @@ def test_a_child_ends_with_its_parent(module: str, tmp_path: Path) -> None:
         assert wait_until_gone(pid)
 
 
+def test_a_child_whose_parent_ended_before_it_began_ends_too() -> None:
+    """As if the parent had been killed while Python started."""
+    program = "from edgespec.platform import child; child._die_with_parent({}); print('goes on')"
+    for parent, code, said in ((os.getpid(), 0, b"goes on\n"), (os.getpid() + 1, -signal.SIGKILL, b"")):
+        ended = subprocess.run(
+            [sys.executable, "-c", program.format(parent)], stdout=subprocess.PIPE, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (code, said)
+
+
 def test_arguments_and_a_time_limit(module: str) -> None:
     assert run_in_child("sys", "exit", "who, why: €") == Ended(1, "who, why: €")
     assert run_in_child("signal", "pause", timeout_s=0.2) == Ended(None, "")

@@ -24,7 +24,7 @@ from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import Family
+from edgespec.models.made_drafts import Family, drafts_for
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
@@ -113,6 +113,9 @@ class Candidates:
         self._target, self._header, self._request = target, header, request
         if request.trains:
             require_jax()
+        made = drafts_for(str(target.path))
+        self._head = next((one.name for one in made if one.family == "head"), None)
+        """The best head that the target has; its weights are there when those of its training are not."""
         self.source: ModelFile | None = None
         headers = [header]
         if {"whole", "shallow"} & {*request.families}:
@@ -171,7 +174,7 @@ class Candidates:
         for family in request.families if request.trains else ():
             job = self._job(family, dataset, token_ids, run)
             trained, files = train_family(job, folder, request.types, around)
-            parent = name_of(job.start) or (self.source.name if self.source and job.source else None)
+            parent = self._parent(job)
             for type_, path in files.items():
                 found.append(Candidate(f"{family}-{type_}", family, path, trained, parent))
         if "whole" in request.families and len(token_ids) < self._n_words:
@@ -180,6 +183,9 @@ class Candidates:
 
     def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> Job:
         request, n = self._request, len(self._request.families)
+        start = earlier_training(run, family, token_ids)
+        if start is None and family == "head" and self._head:
+            start = resolve(self._head)
         return Job(
             family=family,
             dataset=dataset,
@@ -189,8 +195,14 @@ class Candidates:
             hours=None if request.hours is None else request.hours / n,
             tokens=None if request.tokens is None else max(1, request.tokens // n),
             folder=run / family,
-            start=earlier_training(run, family, token_ids),
+            start=start,
         )
+
+    def _parent(self, job: Job) -> str | None:
+        """Return the draft or model whose weights a training began with."""
+        if job.start and job.start.is_file():
+            return self._head
+        return name_of(job.start) or (self.source.name if self.source and job.source else None)
 
     def _weights(self, family: Family) -> Weights | None:
         """Return the small model that a family starts from, as good as it is here."""

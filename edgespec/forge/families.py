@@ -70,7 +70,8 @@ class Job:
     folder: Path
     """Its checkpoints; it goes on from those that are there."""
     start: Path | None
-    """The folder of an earlier training of this family with these tokens, whose weights it begins with."""
+    """What has weights to begin with: the folder of an earlier training of this family with these tokens, or
+    the file of a head."""
 
 
 def require_jax() -> None:
@@ -106,7 +107,7 @@ def train_family(
     stage = f"training {job.family}"
     around.on_progress(Step(stage, 0.0, "preparing"))
     _check_memory(job)
-    family = _family(job)
+    family, start = _family(job)
 
     def show(now: Progress) -> None:
         around.on_progress(Step(stage, now.share, _figures(now), now.left_s))
@@ -117,7 +118,7 @@ def train_family(
         job.dataset,
         TrainingSettings(hours=job.hours, tokens=job.tokens),
         job.folder,
-        start=job.start,
+        start=start,
         on_progress=show,
         on_message=around.on_message,
     )
@@ -131,17 +132,19 @@ def train_family(
     return found, files
 
 
-def _family(job: Job) -> protocol.Family:
+def _family(job: Job) -> tuple[protocol.Family, Path | protocol.Params | None]:
+    """Return what is trained, and what it begins with."""
     if job.family == "head":
         from edgespec.forge.training.head import Head
 
         texts = job.dataset.texts(held_out=False)
-        return Head(job.target, job.dataset.target.sha256, job.token_ids, sample=texts)
+        head = Head(job.target, job.dataset.target.sha256, job.token_ids, sample=texts)
+        return head, head.read(job.start) if job.start and job.start.is_file() else job.start
     from edgespec.forge.training.student import Student, StudentSettings
 
     assert job.source is not None  # noqa: S101 - for the type checker: these families have one
     settings = StudentSettings(layers=_layers(job), rank=WHOLE_RANK if job.family == "whole" else None)
-    return Student(job.family, job.source, job.target, job.token_ids, settings)
+    return Student(job.family, job.source, job.target, job.token_ids, settings), job.start
 
 
 def _layers(job: Job) -> tuple[int, ...] | None:

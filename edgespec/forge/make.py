@@ -41,7 +41,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import MadeDraft
+from edgespec.models.made_drafts import MadeDraft, drafts_for
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.pair_options import default_threads
@@ -213,12 +213,19 @@ class _Making:
         gain = its.gains.mean / base - 1.0
         if before:  # first: the new draft may get its name
             keep_judged(before)
-        texts = self._state.sources
+        texts = self._texts_behind(best)
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._workshop.keep(best.path, kept)
         return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
+
+    def _texts_behind(self, best: Candidate) -> dict[str, int]:
+        """Return source -> tokens that a candidate was made from, and the draft that it went on from."""
+        for draft in drafts_for(str(self._target.path)):
+            if draft.name == best.parent:
+                return self._state.with_sources(draft.data).sources
+        return self._state.sources
 
     def _tokens_by_source(self) -> dict[str, int]:
         """Return how many tokens of each source candidates are made from."""

@@ -89,6 +89,13 @@ def read_head(header: GGUFHeader) -> HeadFile | None:
     return head
 
 
+def read_fusion(head: HeadFile) -> npt.NDArray[np.float32]:
+    """Return the fusion matrix [We | Wf], shape (n_embd, 2 n_embd)."""
+    n, size = head.n_embd, row_bytes(head.fusion_type, 2 * head.n_embd)
+    raw = np.fromfile(head.path, np.uint8, n * size, offset=head.fusion_offset).reshape(n, size)
+    return to_floats(raw, head.fusion_type, 2 * n)
+
+
 class TargetEmbeddings:
     """The input embeddings of a target: rows of its own file, as floats.
 
@@ -122,10 +129,7 @@ class Fusion:
 
     def __init__(self, head: HeadFile, embeddings: TargetEmbeddings) -> None:
         """Load the matrix of `head`; `embeddings` are those of its target."""
-        n, kind = head.n_embd, head.fusion_type
-        size = row_bytes(kind, 2 * n)
-        raw = np.fromfile(head.path, np.uint8, n * size, offset=head.fusion_offset).reshape(n, size)
-        floats = to_floats(raw, kind, 2 * n)
+        n, floats = head.n_embd, read_fusion(head)
         self._n_embd, self._embeddings = n, embeddings
         self._of_embedding, self._of_state = (_as_8_bits(half) for half in (floats[:, :n], floats[:, n:]))
         self._of_token = lru_cache(_REMEMBERED)(self._times_embedding)

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from edgespec.errors import UsageError
 from edgespec.forge.training import arithmetic
 from edgespec.forge.training.acceptance import starts
 from edgespec.forge.training.batches import Packing, Place, batches
-from edgespec.forge.training.head import Walk
+from edgespec.forge.training.head import Head, HeadSettings, Walk
 from edgespec.forge.training.losses import choose_tokens
+from edgespec.forge.training.target import Weights
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
@@ -84,6 +86,29 @@ def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tol
             own = llama(tokens[began + step : began + step + 1], own)[0]
             index = int(np.flatnonzero(at == began + step)[0])
             np.testing.assert_allclose(own[0], expected[step][index], atol=tolerance)
+
+
+@pytest.mark.parametrize(("type_", "tolerance"), [("f32", 1e-5), ("f16", 1e-3), ("q4_0", 0.15)])
+def test_a_head_is_read_back(target, tmp_path, type_, tolerance):
+    head = tiny_head(target)
+    params = head.init(jax.random.key(1))
+    params["confidence"] = jnp.asarray(0.7)
+    path = tmp_path / "head.gguf"
+    head.export(params, path, type_)
+    read = head.read(path)
+    assert read.keys() == params.keys()
+    for name, wanted in params.items():
+        off = np.abs(read[name] - wanted).max() / np.abs(wanted).max()
+        assert read[name].shape == wanted.shape and off < tolerance, name
+
+
+def test_what_is_no_head_of_this_shape_is_not_read(target, tmp_path):
+    with pytest.raises(UsageError, match="no draft head"):
+        tiny_head(target).read(target)
+    tiny_head(target).export(tiny_head(target).init(jax.random.key(1)), tmp_path / "head.gguf", "f32")
+    wider = Head(Weights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
+    with pytest.raises(UsageError, match="a head of another width"):
+        wider.read(tmp_path / "head.gguf")
 
 
 def test_a_walk_is_right_where_a_slow_loop_is(target, exact):

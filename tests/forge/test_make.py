@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge import families
+from edgespec.forge import candidates, families
 from edgespec.forge.candidates import TrainingRequest
 from edgespec.forge.dataset import forge_root
 from edgespec.forge.make import LEAST_GAIN, make
@@ -19,7 +19,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.embeddings import read_cut
 from edgespec.llama.gguf_header import read_header
 from edgespec.models.choosing import choose_models
-from edgespec.models.made_drafts import read_record, record_file
+from edgespec.models.made_drafts import read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import load_registry, remove_local, user_models_file
 from tiny_gguf import write_tiny_gguf
@@ -177,6 +177,29 @@ def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     assert made.kept.name == "mine"
     make(replace(request_, force=True), around)
     assert len(said) == 1, "that one was kept: a new run"
+
+
+def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speeds, tiny_path, monkeypatch):
+    """As on another machine, to which only the draft was copied."""
+    jobs = []
+
+    def train(job, folder, types, _around):
+        jobs.append(job)
+        path = folder / "head-q8_0.gguf"
+        shutil.copy(tiny_path, path)
+        return families.Trained(1000, 0.1, (0.5,), ()), {"q8_0": path}
+
+    monkeypatch.setattr(candidates, "train_family", train)
+    training = TrainingRequest(families=("head",), hours=1.0, keep=272, types=("q8_0",))
+    request_ = replace(request_, training=training, force=True)
+    first = make(request_)
+    assert (jobs[0].start, first.kept.parent) == (None, None)
+    shutil.rmtree(forge_root())
+    own = replace(first.kept, data={**first.kept.data, "prompt:file": 5000})
+    write_record(first.path, own)
+    second = make(request_).kept
+    assert (jobs[1].start, second.parent) == (first.path, first.kept.name)
+    assert second.data["prompt:file"] == 5000, "its weights know of these texts"
 
 
 def test_names(request_, speeds, tmp_path, tiny_path):

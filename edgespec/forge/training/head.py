@@ -29,10 +29,11 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array
 
+from edgespec.errors import UsageError
 from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, rope_turns, score
 from edgespec.forge.training.batches import Written
 from edgespec.forge.training.family import Batch, Params
-from edgespec.forge.training.head_file import HeadOf, write_head
+from edgespec.forge.training.head_file import HeadOf, read_params, write_head
 from edgespec.forge.training.losses import choose_tokens, smooth_l1
 from edgespec.forge.training.optimizer import MUON
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
@@ -201,6 +202,18 @@ class Head:
         }
         output = self.target.rows(self.target.output, self.token_ids) * np.asarray(params["confidence"])
         write_head(path, head, params, output, type_)
+
+    def read(self, path: Path) -> Params:
+        """Return the parameters of a head that `export` wrote, as far as its type kept them.
+
+        Raises UsageError and EdgespecError if there is none, or one of another shape.
+        """
+        params = read_params(path, self.target)
+        if params["gate"].shape != (self.shape.n_embd, self.shape.n_ff):
+            raise UsageError(f"{path}: a head of another width; cannot start from it")
+        params["embedding"] = params["embedding"] * self.embedding_scale
+        params["feature"] = params["feature"] * self.feature_scale
+        return params
 
 
 class Walk:

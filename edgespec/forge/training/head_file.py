@@ -1,4 +1,4 @@
-"""Writes a trained head as a GGUF of one block, which llama.cpp runs.
+"""Writes a trained head as a GGUF of one block, which llama.cpp runs; and reads it to train it on.
 
 token_embd                the kept rows of the target's output matrix; its own output matrix too
 output_norm, blk.0.*      the block
@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.training.family import Params
-from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape
+from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
 from edgespec.llama import gguf_encoding
 from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
 from edgespec.llama.ggml_types import F32, from_floats, type_number
 from edgespec.llama.gguf import FLOAT32, UINT32, UINT64, TensorInfo, aligned
-from edgespec.llama.head_file import FUSION_OFFSET, FUSION_TYPE, TARGET
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.head_file import FUSION_OFFSET, FUSION_TYPE, TARGET, read_fusion, read_head
 from edgespec.platform.files import replacing
 
 _ARCHITECTURE = "llama"
@@ -35,6 +36,7 @@ _MATRICES = {
     "down": "ffn_down",
 }
 _NORMS = {"attention_norm": "attn_norm", "ff_norm": "ffn_norm"}
+_COMPARED = 1024  # rows of the output matrix
 
 Floats = npt.NDArray[np.float32]
 
@@ -89,6 +91,29 @@ def write_head(path: Path, head: HeadOf, params: Params, output: Floats, type_: 
             file.write(bytes(start + offset - file.tell()) + from_floats(fusion, fusion_kind).tobytes())
     except OSError as error:
         raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
+
+
+def read_params(path: Path, target: Weights) -> Params:
+    """Return the parameters of the head in `path`, made for `target`, as far as its type kept them.
+
+    Raises UsageError and EdgespecError if it is no such head.
+    """
+    weights = Weights(check_model_file(path))
+    head = read_head(weights.header)
+    if head is None:
+        raise UsageError(f"{path}: no draft head")
+    params: Params = {
+        **{name: weights.rows(f"blk.0.{tensor}.weight").T for name, tensor in _MATRICES.items()},
+        **{name: weights.vector(f"blk.0.{tensor}.weight") for name, tensor in _NORMS.items()},
+        "output_norm": weights.vector(OUTPUT_NORM),
+    }
+    fusion = read_fusion(head)
+    params["embedding"], params["feature"] = fusion[:, : head.n_embd].T, fusion[:, head.n_embd :].T
+    # The output matrix is the target's, times the confidence.
+    some = slice(0, _COMPARED)
+    wanted = target.rows(target.output, head.token_ids[some])
+    params["confidence"] = np.float32((weights.rows(EMBEDDINGS)[some] * wanted).sum() / (wanted**2).sum())
+    return params
 
 
 def _metadata(head: HeadOf, infos: list[TensorInfo], fusion_kind: int, fusion_offset: int) -> bytes:

@@ -106,13 +106,13 @@ def train(
     settings: TrainingSettings,
     folder: Path,
     *,
-    start: Path | None = None,
+    start: Path | Params | None = None,
     on_progress: Callable[[Progress], None] = lambda _now: None,
     on_message: MessageFn = silent,
 ) -> Trained:
     """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
 
-    `start`: the folder of an earlier training, whose best parameters this one begins with. `on_progress` is
+    `start`: parameters to begin with, or the folder of an earlier training that has them. `on_progress` is
     called after each step and may wait (idle.py): that time is not the training's. SIGINT and SIGTERM end the
     wait, and the training after the step under way, with a checkpoint and a KeyboardInterrupt. Raises
     UsageError and EdgespecError in one line.
@@ -201,11 +201,11 @@ class _Training:
         params = jax.tree.map(lambda x, step: x + length * step, params, updates)
         return params, moments, {"loss": loss, **shown}
 
-    def run(self, start: Path | None) -> Trained:
+    def run(self, start: Path | Params | None) -> Trained:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
         self._began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
-        key, longest = jax.random.key(settings.seed), _WARM_LENGTH if start else 1.0
+        key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_LENGTH
         feed = batches(self._packing, self._family.embed, self._rows.n, settings.seed, state.place)
         with ending(self._asked):
             self._tell("compiling")
@@ -237,7 +237,7 @@ class _Training:
             checkpoint.save(self._folder, (params, moments), state.facts())
         return self._trained(params)
 
-    def _begin(self, start: Path | None) -> tuple[Params, Any]:
+    def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
         """Return parameters and the optimizer's moments: of the last checkpoint, of `start`, or new."""
         params = self._family.init(jax.random.key(self._settings.seed))
         moments = self._optimizer.init(params)
@@ -249,7 +249,7 @@ class _Training:
             if self._state.n_texts != n_texts:  # texts came or went: other rows, so begin with all of them
                 self._state.place, self._state.n_texts = Place(self._state.place.epoch + 1, 0), n_texts
         elif start is not None:
-            params = best_params(start, params)
+            params = best_params(start, params) if isinstance(start, Path) else start
         return jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, moments)
 
     def _share(self) -> float:

@@ -47,6 +47,9 @@ static void one_shape(const es_product *product, size_t n_rows, size_t n_columns
                 size += fabs(weight * (double)vectors[v * n_columns + c]);
             }
             CHECK(fabs((double)out[v * n_rows + r] - sum) <= 1e-6 * size);
+            float alone; /* what is computed beside it makes no difference */
+            product->multiply(matrix + r * n_blocks * ES_Q8_BYTES, 1, n_columns, vectors + v * n_columns, 1, &alone);
+            CHECK(alone == out[v * n_rows + r]);
         }
     free(matrix);
     free(vectors);
@@ -75,7 +78,7 @@ int main(void) {
         every_scale(found[i]);
         for (size_t n_rows = 1; n_rows <= 5; n_rows++)
             for (size_t blocks = 0; blocks <= 7; blocks++)
-                for (size_t n_vectors = 0; n_vectors <= 3; n_vectors++)
+                for (size_t n_vectors = 0; n_vectors <= 6; n_vectors++)
                     one_shape(found[i], n_rows, blocks * ES_Q8_COLUMNS, n_vectors);
     }
     return 0;

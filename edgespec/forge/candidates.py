@@ -24,7 +24,7 @@ from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import Family, drafts_for
+from edgespec.models.made_drafts import Family, drafts_for, read_record
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
@@ -113,9 +113,6 @@ class Candidates:
         self._target, self._header, self._request = target, header, request
         if request.trains:
             require_jax()
-        made = drafts_for(str(target.path))
-        self._head = next((one.name for one in made if one.family == "head"), None)
-        """The best head that the target has; its weights are there when those of its training are not."""
         self.source: ModelFile | None = None
         headers = [header]
         if {"whole", "shallow"} & {*request.families}:
@@ -184,8 +181,8 @@ class Candidates:
     def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> Job:
         request, n = self._request, len(self._request.families)
         start = earlier_training(run, family, token_ids)
-        if start is None and family == "head" and self._head:
-            start = resolve(self._head)
+        if start is None and family == "head":
+            start = self._best_head()
         return Job(
             family=family,
             dataset=dataset,
@@ -198,10 +195,16 @@ class Candidates:
             start=start,
         )
 
+    def _best_head(self) -> Path | None:
+        """Return the file of the best head of the target; the folder of its training may be gone."""
+        made = drafts_for(str(self._target.path))
+        return next((resolve(one.name) for one in made if one.family == "head"), None)
+
     def _parent(self, job: Job) -> str | None:
         """Return the draft or model whose weights a training began with."""
         if job.start and job.start.is_file():
-            return self._head
+            record = read_record(job.start)
+            return record.name if record else None
         return name_of(job.start) or (self.source.name if self.source and job.source else None)
 
     def _weights(self, family: Family) -> Weights | None:

@@ -110,9 +110,9 @@ def read_params(path: Path, target: Weights) -> Params:
     fusion = read_fusion(head)
     params["embedding"], params["feature"] = fusion[:, : head.n_embd].T, fusion[:, head.n_embd :].T
     # The output matrix is the target's, times the confidence.
-    some = slice(0, _COMPARED)
-    wanted = target.rows(target.output, head.token_ids[some])
-    params["confidence"] = np.float32((weights.rows(EMBEDDINGS)[some] * wanted).sum() / (wanted**2).sum())
+    wanted = target.rows(target.output, head.token_ids[:_COMPARED])
+    own = weights.rows(EMBEDDINGS, np.arange(len(wanted)))
+    params["confidence"] = np.float32((own * wanted).sum() / (wanted**2).sum())
     return params
 
 

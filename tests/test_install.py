@@ -357,9 +357,13 @@ def test_stopped_in_both_it_leaves_no_process_and_the_pull_goes_on(
     ],
 )
 def test_make_pulls_the_default_pair_only_where_it_will_be_run(arguments: list[str], pulled: str) -> None:
+    # Not the variables of the `make test` that may run this.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "TEST"
+    }
     shown = subprocess.run(
         ["make", "--dry-run", "--print-data-base", "--always-make", *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     commands = shown.stdout.partition("# Make data base")[0]
     asked = re.search(r"install\.py *(\w*)$", commands, re.MULTILINE)

@@ -34,7 +34,7 @@ from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, 
 from edgespec.forge.training.batches import Written
 from edgespec.forge.training.family import Batch, Params
 from edgespec.forge.training.head_file import HeadOf, read_params, write_head
-from edgespec.forge.training.losses import choose_tokens, smooth_l1
+from edgespec.forge.training.losses import choose_tokens
 from edgespec.forge.training.optimizer import MUON
 from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
 from edgespec.forge.training.warm_start import fit_fusion
@@ -58,8 +58,6 @@ class HeadSettings:
     """Tokens drafted in training."""
     later: float = 0.8
     """Weight of a step's loss, of that of the step before."""
-    feature_share: float = 0.5
-    """Weight of the distance between predicted and true features, beside the distributions'."""
     noise: float = 0.1
     """Features that are read are off by up to this, so that small errors of a draft do not grow."""
     n_likeliest: int = 1536
@@ -149,9 +147,10 @@ class Head:
     def loss(
         self, params: Params, frozen: Params, batch: Batch, key: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """Return the loss over all steps, and "divergence" and "feature" of the first alone.
+        """Return the loss over all steps, and "divergence" of the first alone: KL(target || head), in nats.
 
-        "divergence" is KL(target || head) over the cut, in nats; "feature" a smooth L1.
+        Nothing holds f' near the target's own f: what the head's next step needs of it, training over all
+        steps teaches (docs/measurements/drafts.md).
         """
         settings = self.settings
         noise, choice = jax.random.split(key)
@@ -172,10 +171,9 @@ class Head:
             own = predicted.reshape(-1, self.shape.n_embd) * params["confidence"]
             divergences = compared.divergence(own)
             divergence = (divergences * weights.reshape(-1)).sum() / n
-            feature = (smooth_l1(predicted, features) * weights).sum() / n
-            total += settings.later**step * (divergence + settings.feature_share * feature)
+            total += settings.later**step * divergence
             if step == 0:
-                shown = {"divergence": divergence, "feature": feature}
+                shown = {"divergence": divergence}
         return total, shown
 
     def walk(self, params: Params, frozen: Params, batch: Batch, n: int) -> Array:

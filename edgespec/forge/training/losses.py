@@ -55,9 +55,3 @@ def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, 
     rows = output[jnp.concatenate([likeliest, others])]
     logits = score(features.reshape(-1, features.shape[-1]), rows)
     return Compared(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))
-
-
-def smooth_l1(x: Array, y: Array) -> Array:
-    """Return the mean over the last dimension of d^2 / 2 where |d| < 1, else |d| - 1/2; d = x - y."""
-    distance = jnp.abs(x - y)
-    return jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)

@@ -35,6 +35,13 @@ os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="edgespec-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+# Trainings of one shape share what JAX has compiled, whichever worker or child they are in.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="edgespec-compiled-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
 DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 

@@ -26,22 +26,6 @@ SETTINGS = TrainingSettings(
 STILL = replace(MUON, rate=0.0, vector_rate=0.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Trainings of one shape share what JAX has compiled."""
-    options = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return write_target(tmp_path_factory.mktemp("training"))

@@ -193,6 +193,7 @@ class Candidates:
             tokens=None if request.tokens is None else max(1, request.tokens // n),
             folder=run / family,
             start=start,
+            seed=int(run.name),
         )
 
     def _best_head(self) -> Path | None:

@@ -72,6 +72,8 @@ class Job:
     start: Path | None
     """What has weights to begin with: the folder of an earlier training of this family with these tokens, or
     the file of a head."""
+    seed: int = 0
+    """Of the order in which texts are read: another one than the training before had."""
 
 
 def require_jax() -> None:
@@ -116,7 +118,7 @@ def train_family(
     trained = train(
         family,
         job.dataset,
-        TrainingSettings(hours=job.hours, tokens=job.tokens),
+        TrainingSettings(hours=job.hours, tokens=job.tokens, seed=job.seed),
         job.folder,
         start=start,
         on_progress=show,

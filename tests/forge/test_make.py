@@ -200,6 +200,8 @@ def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speed
     second = make(request_).kept
     assert (jobs[1].start, second.parent) == (first.path, first.kept.name)
     assert second.data["prompt:file"] == 5000, "its weights know of these texts"
+    make(request_)
+    assert jobs[2].seed != jobs[1].seed, "the same texts come in another order"
 
 
 def test_names(request_, speeds, tmp_path, tiny_path):

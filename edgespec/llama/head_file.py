@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ _EMBEDDINGS = "token_embd.weight"
 _AGAIN = "make it again with `edgespec draft make`"
 _Q8_0 = type_number("q8_0")
 _REMEMBERED = 1024  # tokens: 6 MB for a target of 1,536 elements
-_MANY = 16  # tokens from which on matrices of floats are faster, though made anew each time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +122,8 @@ class Fusion:
     """What a head reads in place of tokens: the fusion matrix times embedding and hidden state.
 
     Both of its halves are kept with 8 bits a number. What embeddings give is remembered: the same few hundred
-    tokens make most of a text.
+    tokens make most of a text. Not multiplied by numpy: threads of its library wait busily for 30 ms after
+    each product, on the processors that the target's pass needs then.
     """
 
     def __init__(self, head: HeadFile, embeddings: TargetEmbeddings) -> None:
@@ -132,7 +131,7 @@ class Fusion:
         n, floats = head.n_embd, read_fusion(head)
         self._n_embd, self._embeddings = n, embeddings
         self._of_embedding, self._of_state = (_as_8_bits(half) for half in (floats[:, :n], floats[:, n:]))
-        self._of_token = lru_cache(_REMEMBERED)(self._times_embedding)
+        self._of_token: dict[int, npt.NDArray[np.float32]] = {}
 
     def __call__(self, tokens: Sequence[int], features: Features) -> npt.NDArray[np.float32]:
         """Return the inputs for `tokens`, the first of them after features[0]; both of one length.
@@ -141,24 +140,24 @@ class Fusion:
         """
         if features.shape != (len(tokens), self._n_embd):
             raise ValueError(f"hidden states of shape {features.shape} for {len(tokens)} tokens")
-        if len(tokens) > _MANY:
-            of_tokens = self._embeddings(tokens) @ _as_floats(self._of_embedding, self._n_embd).T
-            return of_tokens + features @ _as_floats(self._of_state, self._n_embd).T
         inputs = np.empty((len(tokens), self._n_embd), np.float32)
         _core.multiply(self._of_state, np.ascontiguousarray(features), inputs)
+        self._remember(tokens)
         for i, token in enumerate(tokens):
-            inputs[i] += self._of_token(token)
+            inputs[i] += self._of_token[token]
         return inputs
 
-    def _times_embedding(self, token: int) -> npt.NDArray[np.float32]:
-        found = np.empty((1, self._n_embd), np.float32)
-        _core.multiply(self._of_embedding, self._embeddings([token]), found)
-        return found.reshape(-1)
+    def _remember(self, tokens: Sequence[int]) -> None:
+        unknown = set(tokens).difference(self._of_token)
+        if not unknown:
+            return
+        if len(self._of_token) + len(unknown) > _REMEMBERED:
+            self._of_token.clear()
+            unknown = set(tokens)
+        found = np.empty((len(unknown), self._n_embd), np.float32)
+        _core.multiply(self._of_embedding, self._embeddings(list(unknown)), found)
+        self._of_token.update(zip(unknown, found, strict=True))
 
 
 def _as_8_bits(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     return from_floats(np.ascontiguousarray(matrix), _Q8_0)
-
-
-def _as_floats(matrix: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.float32]:
-    return to_floats(matrix, _Q8_0, width)

@@ -36,7 +36,7 @@ serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at 
 	@$(BIN)/edgespec serve $(SERVE)
 
 # passive: threads that wait leave the processors to the other worker's instead of spinning.
-test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls the 1.6 GB default pair)
+test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls 1.6 GB of models)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST)
 
 test-c: $(BUILT)/.tests ## Run the C tests alone

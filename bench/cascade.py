@@ -26,6 +26,7 @@ from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answe
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.choices import Signal
 from edgespec.cli.options import parse_span
+from edgespec.models.choosing import choose_models
 from edgespec.options import SPAN, Span, Waking
 from edgespec.suites import DEFAULT, Prompt, evenly, load_suite
 from ratios import shown_interval
@@ -116,7 +117,8 @@ def main() -> None:
     problems = evenly(load_problems(args.humaneval), args.problems) if args.problems else []
     measuring = Measuring(args)
     solved: dict[str, tuple[int, float]] = {}
-    with Engine(args.target, args.draft, n_threads=args.threads) as engine:
+    names = choose_models(args.target, args.draft, writes=True)
+    with Engine(*names, n_threads=args.threads) as engine:
         engine.check_cascade()
         signal: Signal = args.signal
         thresholds = args.thresholds or chosen_thresholds(engine, prompts, args)

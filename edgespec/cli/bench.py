@@ -102,7 +102,7 @@ def bench_command(
     if drafter in ("suffix", "mtp") and models.draft is not None:
         raise UsageError(f"--draft and --ways {measuring.ways.ways} contradict each other: choose one")
     writes = any(way.cascade for way in settings.ways)
-    names = choose_models(*models.names(), drafter, writes=writes)
+    names = choose_models(*models.names(writes=writes), drafter, writes=writes)
     meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
     pull_named(*names)
     with meter, SignalPipe() as signals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,7 +69,7 @@ def list_command(json: _Json = False) -> None:
     """List the models known by name, whether they are here, the pairs, and drafts made here."""
     registry, store = load_registry(), Store.default()
     known = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
-    pairs = {name: {"target": pair.target, "draft": pair.draft} for name, pair in registry.pairs.items()}
+    pairs = {name: asdict(pair) for name, pair in registry.pairs.items()}
     made = made_drafts(registry, message)
     if json:
         drafts = [described(draft) for draft in made]

@@ -125,16 +125,19 @@ class ModelChoice:
             f"--draft and --drafter {drafter}": self.draft is not None and drafter in (*DRAFTLESS, "mtp"),
         }
 
-    def names(self) -> tuple[str | None, str | None]:
-        """Return the names of target and draft, as given or of the pair. Raises UsageError."""
+    def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
+        """Return the names of target and draft, as given or of the pair. Raises UsageError.
+
+        `writes`: as of `choose_models`.
+        """
         if self.pair is None:
             return self.target, self.draft
         named = load_registry().pair(self.pair)
-        return named.target, named.draft
+        return named.target, named.partner(writes=writes)
 
     def pull(self, drafter: DrafterName, *, writes: bool = False) -> tuple[str, str | None]:
         """Return the names that `choose_models` chooses; pull models that are not here."""
-        chosen = choose_models(*self.names(), drafter, writes=writes)
+        chosen = choose_models(*self.names(writes=writes), drafter, writes=writes)
         pull_named(*chosen)
         return chosen
 

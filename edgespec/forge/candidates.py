@@ -23,8 +23,9 @@ from edgespec.forge.trainings import earlier_cut, earlier_training, name_of, rea
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.weights import Model
+from edgespec.models.choosing import is_here
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import Family, drafts_for, read_record
+from edgespec.models.made_drafts import Family, drafts_for
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
@@ -97,9 +98,10 @@ def possible_families(target: str, source: str | None, *, trains: bool) -> tuple
 
 
 def _paired(target: str) -> str | None:
-    """Return the draft of the registry's pair with this target."""
+    """Return the small model of the registry's pair with this target."""
     found = locate(target)
-    return load_registry().complete(found.stem if isinstance(found, Path) else found.name, None)[1]
+    name = found.stem if isinstance(found, Path) else found.name
+    return load_registry().complete(name, None, writes=True)[1]
 
 
 class Candidates:
@@ -197,15 +199,20 @@ class Candidates:
         )
 
     def _best_head(self) -> Path | None:
-        """Return the file of the best head of the target; the folder of its training may be gone."""
+        """Return the target's best head: made here, or its pair's. The folder of its training may be gone."""
         made = drafts_for(str(self._target.path))
-        return next((resolve(one.name) for one in made if one.family == "head"), None)
+        for name in (one.name for one in made if one.family == "head"):
+            return resolve(name)
+        paired = load_registry().complete(self._target.name, None)[1]
+        if paired is None or not is_here(paired):
+            return None
+        path = resolve(paired)
+        return path if check_model_file(path).is_head else None
 
     def _parent(self, job: Job) -> str | None:
         """Return the draft or model whose weights a training began with."""
         if job.start and job.start.is_file():
-            record = read_record(job.start)
-            return record.name if record else None
+            return job.start.stem
         return name_of(job.start) or (self.source.name if self.source and job.source else None)
 
     def _weights(self, family: Family) -> Weights | None:

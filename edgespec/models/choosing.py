@@ -28,11 +28,11 @@ def choose_models(
 ) -> tuple[str, str | None]:
     """Return the names of target and draft (None: no drafting), as given or chosen.
 
-    `writes`: the draft is to write text of its own (a cascade), as drafts made here cannot. Raises UsageError
-    if a draft is wanted and none is known for this target.
+    `writes`: the draft is to write text of its own (a cascade), as heads and drafts made here cannot. Raises
+    UsageError if a draft is wanted and none is known for this target.
     """
     chosen, partner = load_registry().complete(
-        None if target is None else str(target), None if draft is None else str(draft)
+        None if target is None else str(target), None if draft is None else str(draft), writes=writes
     )
     if drafter == "mtp" and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
@@ -41,7 +41,7 @@ def choose_models(
     if draft is None and not writes:
         if made := drafts_for(chosen):
             return chosen, made[0].name
-        if partner and not _is_here(partner) and has_mtp_head(locate(chosen)):
+        if partner and not is_here(partner) and has_mtp_head(locate(chosen)):
             return chosen, None
     if partner is None and drafter != "auto":
         found = locate(chosen)  # complain about a mistyped target first
@@ -51,7 +51,7 @@ def choose_models(
     return chosen, partner
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
     """Say whether a model of the registry is on this machine."""
     registry = load_registry()
     return Store.default().is_present(registry.get(name), registry)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from edgespec.errors import UsageError
 
@@ -35,6 +36,26 @@ class WheelsSource:
     def label(self) -> str:
         """How messages call this source; also identifies a partial download as its own."""
         return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSource:
+    """A small file that comes with edgespec, in the folder `packed`."""
+
+    file: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return Path(__file__).with_name("packed") / self.file
+
+    @property
+    def label(self) -> str:
+        """How messages call this source; also identifies a partial copy as its own."""
+        return f"packed {self.file}"
+
+
+Source: TypeAlias = HubSource | WheelsSource | PackedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +103,7 @@ class Entry:
     """Lower-case hex; None if unverified: the first pull's hash is then trusted."""
     shape: Shape | None = None
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
-    sources: tuple[HubSource | WheelsSource, ...] = ()
+    sources: tuple[Source, ...] = ()
     derived: Derivation | None = None
     mtp: bool = False
     """Whether the file has a head that drafts for it; its header wins."""
@@ -101,6 +122,12 @@ class PairNames:
 
     target: str
     draft: str
+    small: str | None = None
+    """The model that writes text of its own where the draft, a head, cannot; None: the draft can."""
+
+    def partner(self, *, writes: bool = False) -> str:
+        """Return the draft, or for one that `writes` text of its own the small model."""
+        return self.small or self.draft if writes else self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +159,16 @@ class Registry:
             )
         return self.pairs[name]
 
-    def complete(self, target: str | None, draft: str | None) -> tuple[str, str | None]:
+    def complete(
+        self, target: str | None, draft: str | None, *, writes: bool = False
+    ) -> tuple[str, str | None]:
         """Fill in what is None: the default pair's target, then the draft of the first pair with the target.
 
-        The draft stays None if no pair has this target.
+        The draft stays None if no pair has this target. `writes`: as of `PairNames.partner`.
         """
         target = target or self.pairs["default"].target
-        return target, draft or next((p.draft for p in self.pairs.values() if p.target == target), None)
+        partners = (pair.partner(writes=writes) for pair in self.pairs.values() if pair.target == target)
+        return target, draft or next(partners, None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

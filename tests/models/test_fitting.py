@@ -46,7 +46,7 @@ def nothing_here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("pi", "best", "too_large"),
     [
-        (PI_4_2GB, "pi-2gb", {"default", "pi-4gb", "qwen2.5-3b"}),
+        (PI_4_2GB, "pi-2gb", {"pi-4gb", "qwen2.5-3b"}),
         (PI_4_4GB, "pi-4gb", {"qwen3-4b", "llama-3.1-8b"}),
         (PI_5_8GB, "qwen3-4b", set()),
     ],

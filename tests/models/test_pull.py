@@ -15,6 +15,7 @@ from collections import namedtuple
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.entries import PackedSource
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
@@ -685,6 +686,34 @@ def test_a_model_that_cannot_be_had_stops_the_other(server, store, recorder):
     server.release.set()
     server.hub["me/repo/n.gguf"] = OTHER
     assert [path.read_bytes() for path in puller.ensure_all(puller.expand("p"))] == [CONTENT, OTHER]
+
+
+# --- Packed -------------------------------------------------------------------------------------
+
+PACKED = '{ kind = "packed", file = "m.gguf" }'
+
+
+def test_a_model_that_comes_with_edgespec_needs_no_network(server, store):
+    name = load_registry().pairs["default"].draft
+    server.close()
+    (path,) = pull(name)
+    assert sha(path.read_bytes()) == load_registry().get(name).sha256
+    assert path.stat().st_size <= 32_000_000
+
+
+def test_what_comes_with_edgespec_is_checked_like_a_download(server, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(PackedSource, "path", property(lambda source: tmp_path / source.file))
+    declare(PACKED, HUB)
+    (tmp_path / "m.gguf").write_bytes(OTHER)
+    server.hub["me/repo/m.gguf"] = CONTENT
+    messages = []
+    assert pull("m", on_message=messages.append)[0].read_bytes() == CONTENT
+    assert "packed m.gguf: wrong SHA-256" in messages[0]
+    store.remove(load_registry().get("m"))
+    (tmp_path / "m.gguf").unlink()
+    declare(PACKED)
+    with pytest.raises(EdgespecError, match=r"packed m\.gguf: it is not in this installation of edgespec"):
+        pull("m")
 
 
 # --- Derived ------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def main() -> None:
     parse.add_argument("--positions", type=int, default=12, help="steps along the text")
     parse.add_argument("--rounds", type=int, default=4, help="turns of every way at each position")
     args = parse.parse_args()
-    names = (None, None) if args.synthetic else choose_models(args.target, args.draft)
+    names = (None, None) if args.synthetic else choose_models(args.target, args.draft, writes=True)
 
     measuring = Measuring(args)
     if names[0] and names[1]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec import Engine, SamplingParams
 from edgespec.llama.session import Session
+from edgespec.models.choosing import choose_models
 from edgespec.suites import DEFAULT, load_suite
 from script import parser, start
 
@@ -29,7 +30,8 @@ def main() -> None:
     parse.add_argument("--per-category", type=int, default=1)
     arguments = parse.parse_args()
     prompts = load_suite(DEFAULT).select(None, arguments.per_category).interleaved()
-    with Engine(arguments.target, arguments.draft, n_threads=arguments.threads, profile=False) as engine:
+    names = choose_models(arguments.target, arguments.draft, writes=True)
+    with Engine(*names, n_threads=arguments.threads, profile=False) as engine:
         if engine.draft is None:
             parse.error("there is no draft model")
         with Session(engine.draft, n_ctx=2048, n_threads=engine.n_threads, n_logits_max=512) as draft:

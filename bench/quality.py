@@ -193,7 +193,7 @@ def main() -> None:
 
     text = args.text.read_text(encoding="utf-8") if args.text else default_text(args)
     files = [args.text] if args.text else [args.humaneval, args.spec_bench]
-    names = args.models or [name for name in choose_models(None, None) if name]
+    names = args.models or [name for name in choose_models(None, None, writes=True) if name]
     measuring = Measuring(args)
     measured: dict[str, Quality] = {}
     for path in map(resolve, names):

@@ -27,6 +27,7 @@ from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import compare
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.errors import EdgespecError
+from edgespec.models.choosing import choose_models
 from edgespec.suites import DEFAULT, OVERALL, Prompt
 from peers import IK, IkSpecBench, llama_bench
 from ratios import Ratios, shown
@@ -160,11 +161,12 @@ def main() -> None:
     measuring = Measuring(args)
     runs: list[Run] = []
     benches: list[dict[str, float]] = []
-    with Engine(args.target, args.draft, n_threads=args.threads, kernels="off") as stock:
+    names = choose_models(args.target, args.draft, writes=True)  # what peers can run too
+    with Engine(*names, n_threads=args.threads, kernels="off") as stock:
         longest = max(len(stock.prompt_tokens(prompt.text)) for prompt in prompts)
         warm_up(stock, prompts, replace(of_stock, ways=fixed([2])))
         require_kernels()
-        with Engine(args.target, args.draft, n_threads=args.threads) as ours:
+        with Engine(*names, n_threads=args.threads) as ours:
             warm_up(ours, prompts, of_ours)
             ways = {STOCK: (stock, PLAIN_WAY), OURS: (ours, PLAIN_WAY)}
             ways |= {f"stock {way.name}": (stock, way) for way in of_stock.ways}

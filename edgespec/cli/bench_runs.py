@@ -17,7 +17,9 @@ from edgespec.cli.outputs import Outputs
 from edgespec.cli.progress import WorkDisplay
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.llama.gguf_header import HELPERS, read_header
 from edgespec.models.quantizations import ModelFacts, model_file
+from edgespec.models.resolve import resolve
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.suites import Suite
 
@@ -169,10 +171,10 @@ def _models(engine: Engine) -> list[ModelFacts]:
     return models
 
 
-def llama_cpp(folder: Path, engine: Engine, suite: Suite, settings: Settings) -> Peer:
-    """Return llama.cpp's programs on the engine's files; they draft as many tokens as the ways, or 3."""
+def llama_cpp(folder: Path, engine: Engine, draft_name: str | None, suite: Suite, settings: Settings) -> Peer:
+    """Return llama.cpp's programs on the engine's target; they draft as many tokens as the ways, or 3."""
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
-    draft = engine.draft.path if engine.draft and not engine.draft.takes_states else None
+    draft = _whole_model(draft_name)
     programs = LlamaCpp(
         folder,
         engine.target.path,
@@ -182,3 +184,9 @@ def llama_cpp(folder: Path, engine: Engine, suite: Suite, settings: Settings) ->
     )
     gammas = sorted({way.gamma for way in settings.ways if way.gamma}) or [_PEER_GAMMA]
     return LlamaCppPeer(programs, engine, settings, gammas if draft else ())
+
+
+def _whole_model(name: str | None) -> Path | None:
+    """Return the file of a draft; None for a head, which llama.cpp's programs cannot run."""
+    header = read_header(resolve(name)) if name else None
+    return None if header is None or header.is_head or header.architecture in HELPERS else header.path

@@ -145,7 +145,7 @@ class Training:
         str | None,
         typer.Option(
             help="The small model that shallow and whole are made of.",
-            show_default="the draft of the target's pair",
+            show_default="the small model of the target's pair",
             autocompletion=complete_model,
             rich_help_panel=_TRAINING,
         ),

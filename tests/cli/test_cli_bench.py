@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -21,7 +22,8 @@ from edgespec.cli import app, bench_runs
 from edgespec.cli import bench as bench_room
 from edgespec.energy import EnergyMeter
 from edgespec.llama.session import Session
-from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, fake
+from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
+from random_heads import write_random_head
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
 
@@ -179,12 +181,16 @@ def test_a_target_alone(bench, tiny_path):
         assert (outcome.cells[0].draft, list(outcome.models)) == (None, ["target"])
 
 
-def test_a_pair_by_name(bench, tiny_path, tiny_draft_path, tmp_path):
+def known_by_name(tmp_path, paths, pair):
+    """Write the user's models.toml."""
     (tmp_path / "config/edgespec").mkdir(parents=True)
-    names = {"big": tiny_path, "small": tiny_draft_path}
-    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in names.items())
-    pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
+    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in paths.items())
     (tmp_path / "config/edgespec/models.toml").write_text(text + pair)
+
+
+def test_a_pair_by_name(bench, tiny_path, tiny_draft_path, tmp_path):
+    pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
+    known_by_name(tmp_path, {"big": tiny_path, "small": tiny_draft_path}, pair)
     for choice, ways, draft in (("--pair", "model-1", "small"), ("--pair", "suffix", None)):
         options = ("-n", 3, "--rounds", 1, "--ways", ways, "--json")
         process = bench(*options, models=[choice, "mine"])
@@ -444,6 +450,24 @@ def test_a_peer_in_turns(bench, programs):
 def test_a_peer_that_drafts_as_it_does_by_default(bench, programs):
     process = bench(*QUICK, "--ways", "auto", "--peer", "llama.cpp", "--bin", programs, "--json")
     assert {run.way for run in outcome_of(process).cells[0].runs} >= {"llama.cpp plain", "llama.cpp model-3"}
+
+
+def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
+    bench, programs, tiny_path, tiny_draft_path, tmp_path
+):
+    paths = {"big": tiny_path, "head": write_random_head(tmp_path / "head.gguf", tiny_path)}
+    pair = '[pairs.mine]\ntarget = "big"\ndraft = "head"\n'
+    peer = ("--peer", "llama.cpp", "--bin", programs, "--json")
+    for more, drafted in (("", False), ('small = "small"\n', True)):
+        shutil.rmtree(tmp_path / "config", ignore_errors=True)
+        known_by_name(tmp_path, paths | {"small": tiny_draft_path}, pair + more)
+        process = bench(*QUICK, *peer, models=["--pair", "mine"])
+        assert process.returncode == 0, process.stderr
+        (cell,) = outcome_of(process).cells
+        assert cell.draft == "head"
+        assert ("llama.cpp model-2" in {run.way for run in cell.runs}) is drafted
+    argv = asked(programs / DRAFTED_PROGRAM)["argv"]
+    assert argv[argv.index("-md") + 1] == str(tiny_draft_path)
 
 
 def test_a_peer_that_fails_leaves_the_other_runs(bench, programs):

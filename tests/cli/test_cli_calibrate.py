@@ -7,6 +7,7 @@ import json
 import pytest
 
 from command_line import failed, run_cli
+from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
 
 
@@ -165,3 +166,22 @@ def test_a_loss_that_only_the_target_keeps_is_warned_of(edgespec, suite):
     assert process.returncode == 0
     if "writes 100%" in process.stdout:
         assert "only the target alone keeps the loss within 0.0%" in process.stderr
+
+
+def test_the_small_model_of_a_pair_writes_in_a_cascade(edgespec, models, tmp_path):
+    """Its draft, a head, cannot."""
+    _, big, _, small = models
+    paths = {"big": big, "small": small, "head": write_random_head(tmp_path / "head.gguf", big)}
+    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in paths.items())
+    pair = '[pairs.mine]\ntarget = "big"\ndraft = "head"\n'
+    (tmp_path / "config/edgespec").mkdir(parents=True)
+    file = tmp_path / "config/edgespec/models.toml"
+    cascade = ("abc", "-n", 8, "--mode", "cascade", "--threshold", 0.4, "--json")
+    for choice in (("--pair", "mine"), ("--target", "big")):
+        file.write_text(text + pair)
+        failed(edgespec("run", *cascade, models=choice), 2, "head", "cannot write in a cascade by itself")
+        file.write_text(f'{text}{pair}small = "small"\n')
+        process = edgespec("run", *cascade, models=choice)
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["draft"] == "small"
+        assert json.loads(edgespec("run", "abc", "-n", 8, "--json", models=choice).stdout)["draft"] == "head"

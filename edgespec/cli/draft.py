@@ -52,6 +52,7 @@ def make_command(
     same command goes on.
     """
     from edgespec.cli.draft_report import made_document, print_made
+    from edgespec.forge.candidates import small_model
     from edgespec.forge.idle import IdleWatch
     from edgespec.forge.make import Request, make
     from edgespec.forge.progress import Surroundings
@@ -68,7 +69,7 @@ def make_command(
         name=making.name,
         force=making.force,
     )
-    pull_named(target, choose_models(target, None)[1], training.source)
+    pull_named(target, choose_models(target, None)[1], small_model(target, trained))
     with SignalPipe() as signals, StageDisplay() as display:
         around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
         if making.when_idle:

@@ -97,11 +97,31 @@ def possible_families(target: str, source: str | None, *, trains: bool) -> tuple
     return FAMILIES if source or _paired(target) else ("head",)
 
 
+def small_model(target: str, request: TrainingRequest) -> str | None:
+    """Return the name of the small model that candidates are made of; None: the families need none.
+
+    Raises UsageError if none is known.
+    """
+    if not {"whole", "shallow"} & {*request.families}:
+        return None
+    name = request.source or _paired(target)
+    if name is None:
+        raise UsageError(
+            f"no small model is known for {_name(target)}, and whole and shallow drafts are made of one: "
+            "name it, or choose the family head",
+            field="source",
+        )
+    return name
+
+
 def _paired(target: str) -> str | None:
     """Return the small model of the registry's pair with this target."""
+    return load_registry().complete(_name(target), None, writes=True)[1]
+
+
+def _name(target: str) -> str:
     found = locate(target)
-    name = found.stem if isinstance(found, Path) else found.name
-    return load_registry().complete(name, None, writes=True)[1]
+    return found.stem if isinstance(found, Path) else found.name
 
 
 class Candidates:
@@ -117,8 +137,8 @@ class Candidates:
             require_jax()
         self.source: ModelFile | None = None
         headers = [header]
-        if {"whole", "shallow"} & {*request.families}:
-            self.source = self._find_source()
+        if name := small_model(str(target.path), request):
+            self.source = model_file(name)
             self._source_header = check_model_file(self.source.path)
             check_source(self._source_header)
             self._check_vocabularies(self.source)
@@ -130,16 +150,6 @@ class Candidates:
         by_id = rank(self._vocabulary, ())
         self._n_words = len(by_id.order)
         self._cut_of(by_id)  # refuses a number of tokens before anything is written
-
-    def _find_source(self) -> ModelFile:
-        name = self._request.source or _paired(str(self._target.path))
-        if name is None:
-            raise UsageError(
-                f"no small model is known for {self._target.name}, and whole and shallow drafts are made of "
-                "one: name it, or choose the family head",
-                field="source",
-            )
-        return model_file(name)
 
     def _check_vocabularies(self, source: ModelFile) -> None:
         with (

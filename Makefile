@@ -72,7 +72,7 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		tests/llama/test_kernels_models.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
-	$(BIN)/edgespec models pull default
+	$(BIN)/edgespec models pull default qwen2.5-coder-0.5b-q4_0
 	$(BIN)/python bench/accept.py
 	$(BIN)/python bench/verify_cost.py
 	$(BIN)/python bench/speed.py

@@ -42,7 +42,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
-DEFAULT_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
+REAL_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 
 LONGEST = (
@@ -131,7 +131,7 @@ def pair() -> tuple[Path, Path]:
     """Paths of the real target and draft, pulled on first use. For tests marked `pair`."""
     models = importlib.import_module("edgespec.models.resolve")
     try:
-        target, draft = (Path(models.resolve(name)) for name in DEFAULT_PAIR)
+        target, draft = (Path(models.resolve(name)) for name in REAL_PAIR)
     except EdgespecError as error:
         pytest.skip(f"the 1.6 GB pair could not be downloaded: {error}")
     return target, draft

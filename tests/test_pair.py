@@ -1,4 +1,4 @@
-"""The real default pair: Qwen2.5-Coder 1.5B drafted by 0.5B. Pulled on first use (1.6 GB)."""
+"""Real models: Qwen2.5-Coder 1.5B drafted by the 0.5B, and by its own head. Pulled on first use (1.6 GB)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from command_line import started
 from edgespec import Engine, SamplingParams
 from edgespec.llama.session import Session
+from edgespec.models.registry import load_registry
 
 pytestmark = [pytest.mark.pair, pytest.mark.slow]
 
@@ -65,6 +66,25 @@ def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_ses
     if not ties:
         plain = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=0)
         assert plain.token_ids == result.token_ids
+
+
+@pytest.fixture(scope="module")
+def with_head(pair):
+    with Engine(pair[0], load_registry().pairs["default"].draft) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[6]])
+def test_the_head_that_comes_with_edgespec_drafts_and_changes_no_text(with_head, prompt):
+    for params in (GREEDY, SamplingParams(temperature=0.8)):
+        plain, drafted = (
+            with_head.generate(prompt, params=params, n_predict=64, seed=1, drafter="model", gamma=gamma)
+            for gamma in (0, 3)
+        )
+        print(f"{drafted.stats.n_accepted} of {drafted.stats.n_drafted} accepted")
+        assert drafted.stats.n_accepted >= 0.1 * drafted.stats.n_drafted
+        if with_head.target.uses_kernels:  # the same logits for every batch size
+            assert drafted.token_ids == plain.token_ids
 
 
 def test_the_target_as_its_own_draft_accepts_all_but_near_ties(pair):

@@ -210,14 +210,11 @@ class Candidates:
 
     def _best_head(self) -> Path | None:
         """Return the target's best head: made here, or its pair's. The folder of its training may be gone."""
-        made = drafts_for(str(self._target.path))
-        for name in (one.name for one in made if one.family == "head"):
-            return resolve(name)
+        names = [one.name for one in drafts_for(str(self._target.path)) if one.family == "head"]
         paired = load_registry().complete(self._target.name, None)[1]
-        if paired is None or not is_here(paired):
-            return None
-        path = resolve(paired)
-        return path if check_model_file(path).is_head else None
+        if paired and is_here(paired) and check_model_file(resolve(paired)).is_head:
+            names.append(paired)
+        return resolve(names[0]) if names else None
 
     def _parent(self, job: Job) -> str | None:
         """Return the draft or model whose weights a training began with."""

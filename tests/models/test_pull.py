@@ -15,7 +15,7 @@ from collections import namedtuple
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import PackedSource
+from edgespec.models import entries, models_toml
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
@@ -690,30 +690,26 @@ def test_a_model_that_cannot_be_had_stops_the_other(server, store, recorder):
 
 # --- Packed -------------------------------------------------------------------------------------
 
-PACKED = '{ kind = "packed", file = "m.gguf" }'
 
-
-def test_a_model_that_comes_with_edgespec_needs_no_network(server, store):
+def test_a_model_that_comes_with_edgespec_is_used_where_it_is(server, store):
     name = load_registry().pairs["default"].draft
     server.close()
     (path,) = pull(name)
     assert sha(path.read_bytes()) == load_registry().get(name).sha256
     assert path.stat().st_size <= 32_000_000
+    assert path.parent == entries.PACKED
+    assert not store.root.exists(), "nothing was copied"
 
 
-def test_what_comes_with_edgespec_is_checked_like_a_download(server, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(PackedSource, "path", property(lambda source: tmp_path / source.file))
-    declare(PACKED, HUB)
-    (tmp_path / "m.gguf").write_bytes(OTHER)
-    server.hub["me/repo/m.gguf"] = CONTENT
-    messages = []
-    assert pull("m", on_message=messages.append)[0].read_bytes() == CONTENT
-    assert "packed m.gguf: wrong SHA-256" in messages[0]
-    store.remove(load_registry().get("m"))
-    (tmp_path / "m.gguf").unlink()
-    declare(PACKED)
-    with pytest.raises(EdgespecError, match=r"packed m\.gguf: it is not in this installation of edgespec"):
-        pull("m")
+def test_a_damaged_installation_is_told_from_a_users_file(server, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(models_toml, "PACKED", tmp_path)
+    monkeypatch.setattr(entries, "PACKED", tmp_path)
+    name = load_registry().pairs["default"].draft
+    for contents, problem in ((None, "is gone"), (CONTENT, "has changed")):
+        if contents:
+            (tmp_path / f"{name}.gguf").write_bytes(contents)
+        with pytest.raises(EdgespecError, match=rf"{name}: its file .* {problem}.*; install edgespec again"):
+            pull(name)
 
 
 # --- Derived ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
-from edgespec.models.entries import Derivation, Entry, HubSource, PackedSource, Shape, WheelsSource
+from edgespec.models.entries import Derivation, Entry, HubSource, Shape, WheelsSource
 from edgespec.models.models_toml import SHIPPED_FILE
 from edgespec.models.registry import entry_for_hf, load_registry
 from edgespec.models.store import Stamp, Store
@@ -31,7 +31,7 @@ def test_shipped_names_and_default_pair(user_toml):
         assert registry.get(name).name == name
     default = registry.pairs["default"]
     assert default.target == "qwen2.5-coder-1.5b-q4_k_m"
-    assert registry.get(default.draft).sources == (PackedSource("qwen2.5-coder-1.5b-head-q4_0.gguf"),)
+    assert registry.get(default.draft).is_packed
     draft = registry.get(default.small)
     assert draft.derived == Derivation("qwen2.5-coder-0.5b-q4_k_m", "q4_0", pure=True)
     hub, wheels = registry.get(default.target).sources
@@ -123,10 +123,8 @@ HUB = '{ kind = "hub", repo = "a/b", file = "c.gguf" }'
         (f"[models.x]\npath = '/x'\nsources = [{HUB}]", "got sources and path"),
         ("[models.x]\nsources = []", "models.x.sources: expected at least one source"),
         ("[models.x]\nsources = [7]", "models.x.sources[0]: expected a table, got 7"),
-        (
-            "[models.x]\nsources = [{kind='ftp'}]",
-            'models.x.sources[0].kind: expected "hub", "wheels" or "packed"',
-        ),
+        ("[models.x]\nsources = [{kind='ftp'}]", 'models.x.sources[0].kind: expected "hub" or "wheels"'),
+        ("[models.x]\npacked = '../x.gguf'", "models.x.packed: expected the name of a file that comes with"),
         ("[models.x]\nsources = [{kind='hub', file='f'}]", "models.x.sources[0].repo: missing"),
         (
             "[models.x]\nsources = [{kind='hub', repo='nope', file='f'}]",

@@ -7,6 +7,7 @@ from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
+from edgespec.models.registry import load_registry
 from edgespec.platform.messages import MessageFn
 
 
@@ -44,8 +45,11 @@ def check_writer(
     if draft is None:
         raise UsageError("a cascade needs a draft model, which writes: choose a draft")
     if is_head:
+        small = load_registry().complete(target_name, None, writes=True)[1]
+        such_as = f", such as {small}" if small and small != draft_name else ""
         raise UsageError(
             f"{draft.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
+            f"{such_as}"
         )
     if is_cut:
         raise UsageError(

@@ -186,8 +186,9 @@ class LlamaCppPeer:
 
     @property
     def name(self) -> str:
-        """Name and version for messages."""
-        return f"llama.cpp {self.programs.version}"
+        """Name, version, and what drafts."""
+        draft = self.programs.draft
+        return f"llama.cpp {self.programs.version}{f', drafted by {draft.stem}' if draft else ''}"
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
         """Yield a run of each way. Raises EdgespecError."""

@@ -80,7 +80,7 @@ def bench_command(
     """
     from edgespec.benchmark.bench import Limits
     from edgespec.benchmark.clients import prompts_for
-    from edgespec.cli.bench_runs import Bench, llama_cpp
+    from edgespec.cli.bench_runs import Bench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
@@ -103,17 +103,16 @@ def bench_command(
         raise UsageError(f"--draft and --ways {measuring.ways.ways} contradict each other: choose one")
     writes = any(way.cascade for way in settings.ways)
     names = choose_models(*models.names(writes=writes), drafter, writes=writes)
-    # Its programs run no heads: the pair's small model drafts for them.
-    of_peer = choose_models(*models.names(writes=True), drafter, writes=True)[1] if peer.peer else None
     meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
-    pull_named(*names, of_peer)
+    pull_named(*names)
+    peers_draft = draft_of_peers(*names) if peer.peer else None
     with meter, SignalPipe() as signals:
         know_idle(meter)
         parallel = max(settings.clients, default=1)
         with load_engine(
             names, compute, drafter=drafter, meter=meter, signals=signals, parallel=parallel
         ) as engine:
-            peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, of_peer, suite, settings)]
+            peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
             return Bench(engine, suite, settings, limits, peers).run(outputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +15,12 @@ from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Cell, Outcome, PassTime, Run, Throughput
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.outputs import Outputs
-from edgespec.cli.progress import WorkDisplay
+from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import HELPERS, read_header
 from edgespec.models.quantizations import ModelFacts, model_file
+from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.suites import Suite
@@ -30,11 +32,11 @@ class Bench:
     """One pair on one suite: its runs so far, and the warnings about them."""
 
     def __init__(
-        self, engine: Engine, suite: Suite, settings: Settings, limits: Limits, peers: list[Peer]
+        self, engine: Engine, suite: Suite, settings: Settings, limits: Limits, peers: Sequence[LlamaCppPeer]
     ) -> None:
         """Leave out prompts that do not fit. Raises EdgespecError if none is left."""
         self._engine, self._suite, self._settings = engine, suite, settings
-        self._limits, self._peers = limits, peers
+        self._limits, self._peers = limits, list[Peer](peers)
         self._peer_names = ", ".join(
             peer.name for peer in peers
         )  # kept here: a peer that fails is removed from the list
@@ -45,7 +47,7 @@ class Bench:
             raise EdgespecError(f"{self._warnings[0]}; no prompt is left")
         if settings.clients:
             self._prompts = prompts_for(self._prompts, settings.clients)
-        self._models = _models(engine)
+        self._models = _models(engine, [peer.programs.draft for peer in peers])
         self._runs: list[Run] = []
         self._throughput: list[Throughput] = []
         self._passes: list[PassTime] = []
@@ -159,11 +161,15 @@ class Bench:
         )
 
 
-def _models(engine: Engine) -> list[ModelFacts]:
-    """Return the facts of the target and draft files, under different names even if the files' are equal."""
+def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[ModelFacts]:
+    """Return the facts of the target, its draft, and what else drafts for peers.
+
+    Under different names even if the files' are equal.
+    """
     names = [engine.target_name]
     if engine.draft and engine.draft_name and not engine.draft.is_mtp:
         names.append(engine.draft_name)
+        names += {str(path) for path in of_peers if path not in (None, engine.draft.path)}
     with err.status("hashing the models"):
         models = [model_file(name).facts() for name in names]
     if len({model.name for model in models}) < len({model.sha256 for model in models}):
@@ -171,10 +177,25 @@ def _models(engine: Engine) -> list[ModelFacts]:
     return models
 
 
-def llama_cpp(folder: Path, engine: Engine, draft_name: str | None, suite: Suite, settings: Settings) -> Peer:
+def draft_of_peers(target: str, draft: str | None) -> Path | None:
+    """Return the file of the model that drafts for llama.cpp's programs; pull it if need be.
+
+    They run no heads: where `draft` is one, it is the pair's small model, or none.
+    """
+    names = (draft, load_registry().complete(target, None, writes=True)[1]) if draft else ()
+    for name in filter(None, names):
+        pull_named(name)
+        header = read_header(resolve(name))
+        if not (header.is_head or header.architecture in HELPERS):
+            return header.path
+    return None
+
+
+def llama_cpp(
+    folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: Settings
+) -> LlamaCppPeer:
     """Return llama.cpp's programs on the engine's target; they draft as many tokens as the ways, or 3."""
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
-    draft = _whole_model(draft_name)
     programs = LlamaCpp(
         folder,
         engine.target.path,
@@ -184,9 +205,3 @@ def llama_cpp(folder: Path, engine: Engine, draft_name: str | None, suite: Suite
     )
     gammas = sorted({way.gamma for way in settings.ways if way.gamma}) or [_PEER_GAMMA]
     return LlamaCppPeer(programs, engine, settings, gammas if draft else ())
-
-
-def _whole_model(name: str | None) -> Path | None:
-    """Return the file of a draft; None for a head, which llama.cpp's programs cannot run."""
-    header = read_header(resolve(name)) if name else None
-    return None if header is None or header.is_head or header.architecture in HELPERS else header.path

@@ -104,7 +104,7 @@ class Lossy:
     mode: Annotated[
         Literal["exact", "cascade"],
         typer.Option(
-            help="cascade: the draft model writes, and wakes the target where it is unsure.",
+            help="cascade: the small model writes, and wakes the target where it is unsure.",
             rich_help_panel=LOSSY,
         ),
     ] = "exact"

@@ -22,6 +22,7 @@ from edgespec.forge.training.target import Weights
 from edgespec.forge.trainings import earlier_cut, earlier_training, name_of, read_cut_ids, write_cut_ids
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.head_file import read_head
 from edgespec.llama.weights import Model
 from edgespec.models.choosing import is_here
 from edgespec.models.hashes import sha256_of
@@ -210,11 +211,13 @@ class Candidates:
 
     def _best_head(self) -> Path | None:
         """Return the target's best head: made here, or its pair's. The folder of its training may be gone."""
-        names = [one.name for one in drafts_for(str(self._target.path)) if one.family == "head"]
+        made = [one.name for one in drafts_for(str(self._target.path)) if one.family == "head"]
+        if made:
+            return resolve(made[0])
         paired = load_registry().complete(self._target.name, None)[1]
-        if paired and is_here(paired) and check_model_file(resolve(paired)).is_head:
-            names.append(paired)
-        return resolve(names[0]) if names else None
+        head = read_head(check_model_file(resolve(paired))) if paired and is_here(paired) else None
+        own = head is not None and head.target_sha256 == sha256_of(self._target.path)
+        return head.path if head and own else None
 
     def _parent(self, job: Job) -> str | None:
         """Return the draft or model whose weights a training began with."""

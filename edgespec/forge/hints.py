@@ -57,17 +57,22 @@ def tell_of_better_draft(
         if said and said.day == today:
             return
         made = drafts_for(engine.target_name)
-        if line := better_draft(engine.target_name, made, engine.n_earlier_tokens, stats):
+        entry = load_registry().entries.get(engine.draft_name or "")
+        is_made = bool(made) or (entry is not None and entry.is_packed)
+        if line := better_draft(engine.target_name, made, engine.n_earlier_tokens, stats, is_made=is_made):
             kept.update(lambda _: msgspec.json.encode(_Said(today)))
             on_message(line)
     except (EdgespecError, OSError):
         return
 
 
-def better_draft(target: str, made: Sequence[MadeDraft], n_history: int, stats: Stats) -> str | None:
+def better_draft(
+    target: str, made: Sequence[MadeDraft], n_history: int, stats: Stats, *, is_made: bool
+) -> str | None:
     """Return the line that says that a better draft could be made; None where nothing suggests it.
 
-    `made`: the drafts that were made for `target`. `n_history`: tokens of the history.
+    `made`: the drafts that were made for `target` here. `n_history`: tokens of the history. `is_made`:
+    whether what drafts was made for `target`, here or elsewhere.
     """
     wanted = "" if target == load_registry().pairs["default"].target else f" --target {shlex.quote(target)}"
     if n_history >= LEAST_HISTORY and not any(draft.uses_own_texts for draft in made):
@@ -75,7 +80,7 @@ def better_draft(target: str, made: Sequence[MadeDraft], n_history: int, stats: 
             f"a draft trained on your own texts may be faster: `edgespec draft make{wanted} --from-history "
             "--when-idle` makes one while the machine is idle"
         )
-    if stats.tau is not None and stats.steps >= _LEAST_STEPS and stats.tau < LOW_TAU and not made:
+    if stats.tau is not None and stats.steps >= _LEAST_STEPS and stats.tau < LOW_TAU and not is_made:
         return (
             f"drafts gained little here ({stats.tau:.1f} tokens a step); one made for this target may gain "
             f"more: `edgespec draft make{wanted}`"

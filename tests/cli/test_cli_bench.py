@@ -463,9 +463,12 @@ def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
         known_by_name(tmp_path, paths | {"small": tiny_draft_path}, pair + more)
         process = bench(*QUICK, *peer, models=["--pair", "mine"])
         assert process.returncode == 0, process.stderr
-        (cell,) = outcome_of(process).cells
+        outcome = outcome_of(process)
+        (cell,) = outcome.cells
         assert cell.draft == "head"
         assert ("llama.cpp model-2" in {run.way for run in cell.runs}) is drafted
+        assert outcome.settings["peers"].endswith(f", drafted by {tiny_draft_path.stem}") is drafted
+        assert outcome.models.keys() == {"big", "head", *([tiny_draft_path.stem] if drafted else [])}
     argv = asked(programs / DRAFTED_PROGRAM)["argv"]
     assert argv[argv.index("-md") + 1] == str(tiny_draft_path)
 

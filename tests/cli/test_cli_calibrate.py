@@ -181,6 +181,8 @@ def test_the_small_model_of_a_pair_writes_in_a_cascade(edgespec, models, tmp_pat
         file.write_text(text + pair)
         failed(edgespec("run", *cascade, models=choice), 2, "head", "cannot write in a cascade by itself")
         file.write_text(f'{text}{pair}small = "small"\n')
+        refused = edgespec("run", *cascade, "--draft", "head", models=("--target", "big"))
+        failed(refused, 2, "cannot write in a cascade by itself: choose a draft model, such as small")
         process = edgespec("run", *cascade, models=choice)
         assert process.returncode == 0, process.stderr
         assert json.loads(process.stdout)["draft"] == "small"

@@ -67,7 +67,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
 
 
 def model_paths(models: Sequence[str] | None) -> dict[str, Path]:
-    """Return the files of `models`; None: those of the default pair that are here."""
+    """Return the files of `models`; None: those of the default pair that are here, if its target is."""
     if models:
         return {name: resolve(name, pull_missing=False) for name in models}
     here = {}
@@ -75,7 +75,7 @@ def model_paths(models: Sequence[str] | None) -> dict[str, Path]:
         try:
             here[name] = resolve(name, pull_missing=False)
         except EdgespecError:
-            continue  # never pulled here: there is nothing to report of it
+            break  # never pulled here: there is nothing to report of the pair, though its draft may be here
     return here
 
 

@@ -48,7 +48,7 @@ def check_writer(
         small = load_registry().complete(target_name, None, writes=True)[1]
         such_as = f", such as {small}" if small and small != draft_name else ""
         raise UsageError(
-            f"{draft.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
+            f"{draft_name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
             f"{such_as}"
         )
     if is_cut:

@@ -18,7 +18,7 @@ from edgespec.cli.outputs import Outputs
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.llama.gguf_header import HELPERS, read_header
+from edgespec.llama.gguf_header import read_header
 from edgespec.models.quantizations import ModelFacts, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
@@ -186,7 +186,7 @@ def draft_of_peers(target: str, draft: str | None) -> Path | None:
     for name in filter(None, names):
         pull_named(name)
         header = read_header(resolve(name))
-        if not (header.is_head or header.architecture in HELPERS):
+        if not header.only_drafts:
             return header.path
     return None
 

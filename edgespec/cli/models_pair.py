@@ -49,11 +49,15 @@ def pair_command(
     Without --measure only the tokenizers are loaded, and what is expected is an estimate.
     """
     from edgespec.drafting.foreign.overlap import suite_text
+    from edgespec.llama.gguf_header import read_header
     from edgespec.models.resolve import resolve
 
     words = suite_text() if text is None else _read(text)
     pull_named(target, draft)
     paths = resolve(target), resolve(draft)
+    for name, path in zip((target, draft), paths, strict=True):
+        if read_header(path).only_drafts:
+            raise UsageError(f"{name}: a draft head, which has no vocabulary of its own; name a model")
     overlap = _overlap(*paths, words)
     if measure:
         with err.status("running both models"):

@@ -37,6 +37,7 @@ def quantize_command(
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE."""
     from edgespec.llama.backend import quantize
+    from edgespec.llama.embeddings import PREFIX
     from edgespec.llama.gguf_header import read_header
     from edgespec.models.quantizations import expected_bytes, parse_types
 
@@ -46,7 +47,12 @@ def quantize_command(
     with PullDisplay() as display:
         src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
 
-    read_header(src)
+    header = read_header(src)
+    if header.is_head or any(key.startswith(PREFIX) for key in header.gguf.fields):
+        raise UsageError(
+            f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
+            "--types` makes it in other types"
+        )
     directory = output or src.parent
     targets = {name: directory / f"{src.stem}-{name}.gguf" for name in types}
     existing = [str(target) for target in targets.values() if target.exists()]

@@ -82,6 +82,11 @@ class GGUFHeader:
         return any(key.startswith(HEAD_PREFIX) for key in self.gguf.fields)
 
     @property
+    def only_drafts(self) -> bool:
+        """Whether it is a head, made by edgespec or published: no model that writes by itself."""
+        return self.is_head or self.architecture in HELPERS
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether the file can turn text into tokens."""
         return self.n_vocab > 0

@@ -276,6 +276,16 @@ def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
     assert isinstance(error(app, "nobody", "--type", "q4_0"), UsageError)
 
 
+def test_a_head_is_neither_quantized_nor_compared(server, tmp_path):
+    """Its fusion matrix lies after what llama.cpp copies, and its tokens are its target's."""
+    assert "of which a part would be lost" in str(error(app, HEAD, "--type", "q8_0", "-o", str(tmp_path)))
+    assert not list(tmp_path.glob("*.gguf"))
+    ok(models_app, "add", str(tiny("qwen3")), "--name", "own")
+    for names in (("own", HEAD), (HEAD, "own")):
+        problem = str(error(models_app, "pair", *names))
+        assert problem == f"{HEAD}: a draft head, which has no vocabulary of its own; name a model"
+
+
 def test_quantize_knows_the_size_of_every_type():
     assert BITS.keys() == QUANT_TYPES.keys()
 

@@ -37,7 +37,7 @@ def quantize_command(
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE."""
     from edgespec.llama.backend import quantize
-    from edgespec.llama.embeddings import PREFIX
+    from edgespec.llama.embeddings import read_cut
     from edgespec.llama.gguf_header import read_header
     from edgespec.models.quantizations import expected_bytes, parse_types
 
@@ -48,7 +48,7 @@ def quantize_command(
         src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
 
     header = read_header(src)
-    if header.is_head or any(key.startswith(PREFIX) for key in header.gguf.fields):
+    if header.is_head or read_cut(header) is not None:
         raise UsageError(
             f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
             "--types` makes it in other types"

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -26,6 +25,7 @@ from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
 from random_heads import write_random_head
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
+from user_models import write_user_models
 
 PROMPTS = [
     ("code/1", "code", "def the(thing):"),
@@ -181,16 +181,9 @@ def test_a_target_alone(bench, tiny_path):
         assert (outcome.cells[0].draft, list(outcome.models)) == (None, ["target"])
 
 
-def known_by_name(tmp_path, paths, pair):
-    """Write the user's models.toml."""
-    (tmp_path / "config/edgespec").mkdir(parents=True)
-    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in paths.items())
-    (tmp_path / "config/edgespec/models.toml").write_text(text + pair)
-
-
 def test_a_pair_by_name(bench, tiny_path, tiny_draft_path, tmp_path):
     pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
-    known_by_name(tmp_path, {"big": tiny_path, "small": tiny_draft_path}, pair)
+    write_user_models(tmp_path / "config", {"big": tiny_path, "small": tiny_draft_path}, pair)
     for choice, ways, draft in (("--pair", "model-1", "small"), ("--pair", "suffix", None)):
         options = ("-n", 3, "--rounds", 1, "--ways", ways, "--json")
         process = bench(*options, models=[choice, "mine"])
@@ -459,8 +452,7 @@ def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
     pair = '[pairs.mine]\ntarget = "big"\ndraft = "head"\n'
     peer = ("--peer", "llama.cpp", "--bin", programs, "--json")
     for more, drafted in (("", False), ('small = "small"\n', True)):
-        shutil.rmtree(tmp_path / "config", ignore_errors=True)
-        known_by_name(tmp_path, paths | {"small": tiny_draft_path}, pair + more)
+        write_user_models(tmp_path / "config", paths | {"small": tiny_draft_path}, pair + more)
         process = bench(*QUICK, *peer, models=["--pair", "mine"])
         assert process.returncode == 0, process.stderr
         outcome = outcome_of(process)

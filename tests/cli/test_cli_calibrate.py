@@ -9,6 +9,7 @@ import pytest
 from command_line import failed, run_cli
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
+from user_models import write_user_models
 
 
 @pytest.fixture
@@ -172,15 +173,12 @@ def test_the_small_model_of_a_pair_writes_in_a_cascade(edgespec, models, tmp_pat
     """Its draft, a head, cannot."""
     _, big, _, small = models
     paths = {"big": big, "small": small, "head": write_random_head(tmp_path / "head.gguf", big)}
-    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in paths.items())
     pair = '[pairs.mine]\ntarget = "big"\ndraft = "head"\n'
-    (tmp_path / "config/edgespec").mkdir(parents=True)
-    file = tmp_path / "config/edgespec/models.toml"
     cascade = ("abc", "-n", 8, "--mode", "cascade", "--threshold", 0.4, "--json")
     for choice in (("--pair", "mine"), ("--target", "big")):
-        file.write_text(text + pair)
+        write_user_models(tmp_path / "config", paths, pair)
         failed(edgespec("run", *cascade, models=choice), 2, "head", "cannot write in a cascade by itself")
-        file.write_text(f'{text}{pair}small = "small"\n')
+        write_user_models(tmp_path / "config", paths, f'{pair}small = "small"\n')
         refused = edgespec("run", *cascade, "--draft", "head", models=("--target", "big"))
         failed(refused, 2, "cannot write in a cascade by itself: choose a draft model, such as small")
         process = edgespec("run", *cascade, models=choice)

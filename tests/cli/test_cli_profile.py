@@ -12,6 +12,7 @@ import pytest
 from command_line import COMMAND, run_cli
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
+from user_models import write_user_models
 
 
 @pytest.fixture
@@ -75,11 +76,8 @@ def test_json_and_a_second_time(profile, tiny_path, cache):
 
 
 def test_a_pair_by_name(profile, tiny_path, tiny_draft_path, tmp_path, cache):
-    (tmp_path / "config/edgespec").mkdir(parents=True)
-    names = {"big": tiny_path, "small": tiny_draft_path}
-    text = "".join(f'[models.{name}]\npath = "{path}"\n' for name, path in names.items())
     pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
-    (tmp_path / "config/edgespec/models.toml").write_text(text + pair)
+    write_user_models(tmp_path / "config", {"big": tiny_path, "small": tiny_draft_path}, pair)
     for choice in (("--pair", "mine"), ("--target", "big")):
         process = profile(*choice, "--threads", 1, "--kernels", "off", "--json")
         assert process.returncode == 0, process.stderr

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
 from importlib.metadata import version
 from typing import get_args
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
 
 from edgespec.choices import DrafterName
 from edgespec.engine import Engine
@@ -36,17 +33,18 @@ from edgespec.server.jobs import Waiting
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.page import add_page
 from edgespec.server.requests import PreparedRequest, RequestReader, Service
-from edgespec.server.running import Gone, RunningAnswer
+from edgespec.server.running import (
+    ALIVE_S,
+    CLIENT_GONE,
+    Gone,
+    RunningAnswer,
+    StreamedAnswer,
+    client_of,
+)
 from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
 from edgespec.server.strict import add_fault_handlers, route_class
 from edgespec.server.worker import Worker
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
-
-ALIVE_S = 10.0
-"""Seconds without a token after which a stream sends a comment, so that no proxy closes it as dead."""
-
-_SETTLE_S = 0.1
-_CLIENT_GONE = 499  # as in nginx; nobody reads it
 
 Log = Callable[[str], None]
 
@@ -178,33 +176,17 @@ class _Answerer:
         prepared: PreparedRequest,
         writing: ChatWriting | TextWriting,
     ) -> Response:
-        client = _client(request, body)
+        client = client_of(request, body.user)
         run = RunningAnswer(self._worker.run(prepared.tokens, prepared.options, client=client))
         if body.stream:
-            try:
-                await run.settle(_SETTLE_S)
-            except Exception as error:  # noqa: BLE001 - all of them become an answer
-                raise from_engine(error, self._log) from None
-            except BaseException:
-                run.close()
-                raise
+            await run.settle(self._log)
             usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return _EventStream(run, self._events(run, writing, usage=usage))
-        run.watch(request.receive)
-        try:
-            async for item in run.items():
-                if isinstance(item, Result):
-                    _exhaust(writing.finish(item))
-                    return _json(writing.whole(item))
-                if isinstance(item, list):
-                    _exhaust(writing.add(item))
-        except Gone:
-            pass
-        except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise from_engine(error, self._log) from None
-        finally:
-            run.close()
-        return Response(status_code=_CLIENT_GONE)
+            return StreamedAnswer(run, self._events(run, writing, usage=usage), "text/event-stream")
+        result = await run.collect(request.receive, lambda tokens: _exhaust(writing.add(tokens)), self._log)
+        if result is None:
+            return Response(status_code=CLIENT_GONE)
+        _exhaust(writing.finish(result))
+        return _json(writing.whole(result))
 
     async def _events(
         self, run: RunningAnswer, writing: ChatWriting | TextWriting, *, usage: bool
@@ -236,29 +218,6 @@ class _Answerer:
             yield f"data: {json.dumps(from_engine(error, self._log).body())}\n\n"
 
 
-class _EventStream(Response):
-    """Server-sent events of a generation, which ends when the client goes away."""
-
-    def __init__(self, run: RunningAnswer, events: AsyncGenerator[str]) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        )
-        del self.headers["content-length"]
-        self._run = run
-        self._events = events
-
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        self._run.watch(receive)
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            self._run.close()
-
-
 def _drafters(engine: Engine) -> list[str]:
     """Return what may be asked to draft."""
     if engine.draft is None:
@@ -277,12 +236,3 @@ def _event(chunk: BaseModel) -> str:
 
 def _json(answer: BaseModel) -> Response:
     return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def _client(request: Request, body: Sampled) -> str:
-    """Return who takes a turn in the queue: the user, else the API key, else the address."""
-    if body.user:
-        return f"user {body.user}"
-    if key := request.headers.get("authorization"):
-        return f"key {hashlib.sha256(key.encode()).hexdigest()}"
-    return f"address {request.client.host if request.client else ''}"

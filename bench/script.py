@@ -21,8 +21,7 @@ from edgespec.benchmark.machine import Watch, facts
 from edgespec.benchmark.runs import as_json
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
-from edgespec.pair_options import default_threads
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.cpu import default_threads, read_cpu
 
 _RESULTS = Path(__file__).parent / "results"
 

@@ -67,17 +67,18 @@ class Engine(Closing):
 
         `drafter` says what may draft (choices.py); with "suffix" and "none" no draft model is loaded.
         `n_ctx`: context in tokens, by default as much as a generation needs. `n_threads`: by default one per
-        physical core. `kernels`: "auto" uses edgespec's own if possible, "off" llama.cpp's. `objective`: what
-        drafting should save, time or joules. `profile`: start with what is stored about this pair on this
-        machine, and store what was learnt when closed. `history`: draft from earlier prompts and answers on
-        disk, and add those of this engine (docs/cache.md). `meter`: measures the joules of each generation.
-        `signals`: lets Ctrl-C, or another thread, end a running pass. `prefix_cache`: None reads every prompt
-        from its beginning; 0 reads only the part of a prompt that is new after the last timeline; more keeps
-        earlier timelines too, in at most so many bytes. `parallel`: most texts at once, whose passes are
-        shared; None: as many as pay and fit in memory. `n_cells`: tokens that the cache holds, of all texts
-        together; by default as many as one text needs, or for several what capacity.py says. `cache_type`:
-        how the target's cache holds keys and values, "f16" or "q8_0", which takes half the memory and changes
-        the logits a little. `nodes`: machines that hold layers of the target (`read_addresses`).
+        physical core, fewer under a CPU quota. `kernels`: "auto" uses edgespec's own if possible, "off"
+        llama.cpp's. `objective`: what drafting should save, time or joules. `profile`: start with what is
+        stored about this pair on this machine, and store what was learnt when closed. `history`: draft from
+        earlier prompts and answers on disk, and add those of this engine (docs/cache.md). `meter`: measures
+        the joules of each generation. `signals`: lets Ctrl-C, or another thread, end a running pass.
+        `prefix_cache`: None reads every prompt from its beginning; 0 reads only the part of a prompt that is
+        new after the last timeline; more keeps earlier timelines too, in at most so many bytes. `parallel`:
+        most texts at once, whose passes are shared; None: as many as pay and fit in memory. `n_cells`: tokens
+        that the cache holds, of all texts together; by default as many as one text needs, or for several what
+        capacity.py says. `cache_type`: how the target's cache holds keys and values, "f16" or "q8_0", which
+        takes half the memory and changes the logits a little. `nodes`: machines that hold layers of the
+        target (`read_addresses`).
         `on_message` takes lines that the user should know.
         Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """

@@ -47,8 +47,9 @@ from edgespec.models.footprint import (
 )
 from edgespec.models.resolve import resolve
 from edgespec.options import MAX_GAMMA
-from edgespec.pair_options import PairOptions, default_threads
+from edgespec.pair_options import PairOptions
 from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
 from edgespec.remote_target import NO_HEAD, RemoteTarget, open_nodes, refuse_heads
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from edgespec.choices import CacheType, DrafterName, KernelsChoice, check_choice
 from edgespec.errors import UsageError
-from edgespec.platform.cpu import physical_cores
 from edgespec.platform.signals import Cancellation
 
 if TYPE_CHECKING:  # it would load llama.cpp
@@ -56,8 +55,3 @@ class PairOptions:
             raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
         if self.prefix_cache is not None and self.prefix_cache < 0:
             raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
-
-
-def default_threads() -> int:
-    """Return the best number of threads: one for each physical core that this process may use."""
-    return physical_cores()

@@ -17,8 +17,9 @@ from edgespec.models.footprint import CTX_STEP, PROCESS_BYTES, required_bytes, t
 from edgespec.nodes.connection import Nodes, connect
 from edgespec.nodes.description import measure_speed
 from edgespec.nodes.splitting import Machine, Split, place
-from edgespec.pair_options import PairOptions, default_threads
+from edgespec.pair_options import PairOptions
 from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
 from edgespec.platform.messages import MessageFn
 

@@ -30,8 +30,8 @@ from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.quantizations import ModelFacts, ModelFile
-from edgespec.pair_options import default_threads
 from edgespec.platform.child import Conversation, answer, say
+from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import write_atomically
 
 _T = TypeVar("_T")

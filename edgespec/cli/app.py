@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.platform.limits import address_limit, is_refusal, why_refused
 
 _LONGEST_LINE = 1000  # characters
 
@@ -128,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets ? instead of a crash
+    if address_limit():  # else numpy's library alone takes all of it on a machine of many processors
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
@@ -162,12 +165,17 @@ def _explain(error: BaseException) -> tuple[str, int]:
             # Flushing stdout at exit would fail once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return "the reader of the output went away before it was complete", EdgespecError.exit_code
-        case MemoryError():
-            line = "not enough memory; choose a smaller model or --ctx, or close other programs"
-            return line, EdgespecError.exit_code
+        case MemoryError() | OSError() | RuntimeError() | ImportError() if _is_refusal(error):
+            reasons = why_refused() or "choose a smaller model or --ctx, or close other programs"
+            return f"not enough memory: {reasons}", EdgespecError.exit_code
         case OSError():
             return _one_line(describe_os_error(error)), EdgespecError.exit_code
     raise error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Say whether the system refused memory, or a thread, which takes memory too."""
+    return isinstance(error, MemoryError) or is_refusal(str(error))
 
 
 def _message(error: Exception) -> str:

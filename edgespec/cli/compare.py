@@ -191,7 +191,7 @@ def compare_command(
     from edgespec.benchmark.compare import Plan
     from edgespec.cli.compare_runs import IDENTITY, Compare, find_models, machine_facts
     from edgespec.models.quantizations import parse_types
-    from edgespec.pair_options import default_threads
+    from edgespec.platform.cpu import default_threads
 
     outputs.check()
     accuracy.check()

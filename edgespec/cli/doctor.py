@@ -89,10 +89,10 @@ def _print(report: Report, *, asked: bool) -> None:
     print_line("cpu", report["cpu"]["model"])
     print_line("", " ".join(present) + (f"; not {' '.join(absent)}" if absent else ""))
     print_machine(report["machine"])
-    print_line("threads", f"{threads['physical']} physical cores, {threads['logical']} logical")
+    print_line("threads", _threads_line(threads))
     print_line(
         "memory",
-        f"{size(memory['total'])}, {size(memory['available'])} of it available; "
+        f"{size(memory['total'])}, {size(memory['available'])} of it available{_under(memory)}; "
         f"{size(memory['peak_rss'])} used here at the peak",
     )
     print_energy(report["energy"])
@@ -111,6 +111,17 @@ def _print(report: Report, *, asked: bool) -> None:
         print_line("models", "the default pair is not here; name a model to see what of it is packed")
     for model in report["models"]:
         _print_model(model)
+
+
+def _threads_line(threads: Report) -> str:
+    line = f"{threads['physical']} physical cores, {threads['logical']} logical"
+    if quota := threads["quota"]:
+        line += f"; {threads['default']} used: {quota['set_by']} is {quota['processors']:.2f} processors"
+    return line
+
+
+def _under(memory: Report) -> str:
+    return f" under {memory['limited_by']}" if memory["limited_by"] else ""
 
 
 def _print_kernels(found: Report) -> None:

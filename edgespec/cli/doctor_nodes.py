@@ -21,8 +21,7 @@ from edgespec.nodes.connection import Node, connect
 from edgespec.nodes.description import Speed, measure_speed, memory_to_give
 from edgespec.nodes.layer_sizes import TOKENS
 from edgespec.nodes.splitting import Machine, Split, place
-from edgespec.pair_options import default_threads
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.cpu import default_threads, read_cpu
 
 HERE = "here"
 _COLUMNS = ("node", "processor", "kernels", "threads", "memory", "layer", "round trip", "to it")

@@ -30,10 +30,10 @@ from edgespec.llama.weights import Model
 from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.resolve import resolve
-from edgespec.pair_options import default_threads
 from edgespec.platform.boards import hwcaps, wheel_board
-from edgespec.platform.cpu import read_cpu
-from edgespec.platform.memory import available_bytes, peak_rss_bytes, total_bytes
+from edgespec.platform.cpu import default_threads, physical_cores, read_cpu
+from edgespec.platform.limits import cpu_quota
+from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
 
 _X86_FEATURES = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
@@ -55,8 +55,8 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "cpu": _cpu(root),
         "machine": machine_report(root),
         "libraries": _libraries(),
-        "threads": {"physical": default_threads(), "logical": len(os.sched_getaffinity(0))},
-        "memory": {"total": total_bytes(root), "available": available_bytes(root)},
+        "threads": _threads(root),
+        "memory": _memory(root),
         "energy": energy_report(root),
         "pairs": pairs_report(root),
         "kernels": _kernels(loaded),
@@ -84,6 +84,25 @@ def _cpu(root: Path) -> Report:
     flags = hwcaps() or cpu.flags
     features = _ARM_FEATURES if flags & {"asimd", "neon"} else _X86_FEATURES
     return {"model": cpu.model, "features": {name: name in flags for name in features}}
+
+
+def _threads(root: Path) -> Report:
+    quota = cpu_quota(root)
+    return {
+        "default": default_threads(root),
+        "physical": physical_cores(),
+        "logical": len(os.sched_getaffinity(0)),
+        "quota": quota and {"processors": quota.most, "set_by": quota.name},
+    }
+
+
+def _memory(root: Path) -> Report:
+    left = memory_left(root)
+    return {
+        "total": total_bytes(root),
+        "available": left and left.bytes,
+        "limited_by": (left and left.limit) or None,
+    }
 
 
 def _libraries() -> Report:
@@ -181,7 +200,7 @@ def _capacity(model: Model, kernels_name: str, root: Path) -> Report:
         model.header,
         None,
         kernels=kernels_name,
-        n_threads=default_threads(),
+        n_threads=default_threads(root),
         available=available_bytes(root),
         parallel=None if model.can_rewind else 1,
     )

@@ -80,7 +80,7 @@ def _overlap(target: Path, draft: Path, words: str) -> Overlap:
 def _measured(target: Path, draft: Path, overlap: Overlap) -> Overlap:
     from edgespec.drafting.foreign.overlap import measure_agreement, with_agreement
     from edgespec.llama.weights import Model
-    from edgespec.pair_options import default_threads
+    from edgespec.platform.cpu import default_threads
 
     chosen = load_suite(DEFAULT).select(_MEASURED, 1).prompts
     with Model(target) as ours, Model(draft) as theirs:

@@ -82,10 +82,10 @@ def node_command(
     from edgespec.nodes import kept_weights
     from edgespec.nodes.description import describe as describe_node
     from edgespec.nodes.serving import NodeOptions, chosen_kernels, run_node
-    from edgespec.platform.cpu import physical_cores
+    from edgespec.platform.cpu import default_threads
     from edgespec.platform.files import expand_user
 
-    n_threads = compute.threads or physical_cores()
+    n_threads = compute.threads or default_threads()
     if describe:
         _print_description(describe_node(n_threads, chosen_kernels(compute.kernels)), json=json)
         return 0

@@ -34,7 +34,8 @@ Explanation = Literal["steps", "ir"]
 # ---- single options ----
 
 ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, max=1024, show_default="physical cores", help="Threads.")
+    int | None,
+    typer.Option(min=1, max=1024, show_default="physical cores, or as a CPU quota allows", help="Threads."),
 ]
 WattsOption = Annotated[
     float | None,

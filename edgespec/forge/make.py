@@ -44,8 +44,7 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import MadeDraft, drafts_for
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
-from edgespec.pair_options import default_threads
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.cpu import default_threads, read_cpu
 
 LEAST_GAIN = 0.02
 """What a candidate must be better by than the draft that is there: less is not told from noise."""

@@ -31,6 +31,7 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import wheel_for_another_board
 from edgespec.platform.child import Conversation, answer, say
+from edgespec.platform.limits import is_refusal, why_refused
 
 if _problem := wheel_for_another_board():
     raise EdgespecError(_problem)  # loading the library would end in SIGILL
@@ -147,7 +148,9 @@ def last_log_error() -> str | None:
 
 def failure_reason() -> str:
     """Return why the library failed, for a message."""
-    return last_log_error() or "the library gives no reason"
+    reason = last_log_error() or "the library gives no reason"
+    limits = why_refused() if is_refusal(reason) else ""
+    return f"{reason}; {limits}" if limits else reason
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import msgspec
 from edgespec.errors import EdgespecError
 from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
 from edgespec.platform.child import run_in_child
-from edgespec.platform.cpu import physical_cores
+from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 
@@ -109,7 +109,7 @@ def main(plugin: str, isa: str) -> None:
 
 
 def _measured(plugin: Path, isa: str) -> Choice:
-    n_threads = physical_cores()
+    n_threads = default_threads()
     size = beyond_caches()
     available = available_bytes()
     if size > _MOST_BYTES or (available is not None and size > available / 4):

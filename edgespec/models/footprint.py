@@ -10,7 +10,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.rollback import RollbackSize
 from edgespec.models.entries import Shape
-from edgespec.platform.memory import available_bytes
+from edgespec.platform.memory import memory_left
 
 PROCESS_BYTES = 64 << 20
 """Memory of the process without its models."""
@@ -106,13 +106,13 @@ def fits_in_memory(
     With `weights_loaded`, the weights are not counted. `more_states`: bytes of states beside those of one
     text that drafts.
     """
-    available = available_bytes(root)
+    left = memory_left(root)
     needs = [
         session_bytes(header, n_ctx) if weights_loaded else required_bytes(header, n_ctx)
         for header, n_ctx in models
     ]
     required = PROCESS_BYTES + sum(needs) + max(0, more_states)
-    if available is None or required <= available:
+    if left is None or required <= left.bytes:
         return
     shares = ", ".join(
         f"{header.path.name} {_gib(need)}, of it {_gib(header.kv_bytes(n_ctx))} for {n_ctx} tokens of context"
@@ -120,8 +120,10 @@ def fits_in_memory(
         for (header, n_ctx), need in zip(models, needs, strict=True)
     )
     raise EdgespecError(
-        f"not enough memory: about {_gib(required)} needed ({shares}), {_gib(available)} available; "
-        "choose a smaller quantization or context, or close other programs"
+        f"not enough memory: about {_gib(required)} needed ({shares}), {_gib(left.bytes)} available"
+        + (f" under {left.limit}" if left.limit else "")
+        + "; choose a smaller quantization or context, or "
+        + ("raise that limit" if left.limit else "close other programs")
     )
 
 

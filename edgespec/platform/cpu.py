@@ -7,6 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.platform.limits import ROOT, cpu_quota
+
 _ARM = "0x41"
 _ARM_CORES = {
     "0xd03": "Cortex-A53",
@@ -60,6 +62,17 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     cores = dict.fromkeys(filter(None, map(_core, processors)))  # each once, in the order of the kernel
     model = " and ".join(cores) or first.get("model name") or platform.machine()
     return Cpu(model, frozenset(flags.split()), sum("processor" in facts for facts in processors))
+
+
+def default_threads(root: Path = ROOT) -> int:
+    """Return the best number of threads: one for each physical core that may be used, as far as a quota goes.
+
+    A quota is rounded to the nearest whole number: threads that wait for each other spend a quota that is
+    a little above one more on waiting. `root`: where /proc and /sys are, for the quota.
+    """
+    quota = cpu_quota(root)
+    cores = physical_cores()
+    return cores if quota is None else min(cores, max(1, int(quota.most + 0.5)))
 
 
 def physical_cores() -> int:

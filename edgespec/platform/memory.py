@@ -7,7 +7,10 @@ import os
 import re
 import resource
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from edgespec.platform.limits import ROOT, address_limit, lines_of, memory_limits
 
 _MADV_DONTNEED = 4
 _MAPPING = re.compile(
@@ -15,24 +18,43 @@ _MAPPING = re.compile(
 )  # a line of /proc/PID/maps, read-only
 
 
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory a new process can still take, or None if unknown.
+@dataclass(frozen=True, slots=True)
+class MemoryLeft:
+    """The memory that a process can still take."""
 
-    The lowest of MemAvailable and what is left in each cgroup (v2) around this process. Tests pass a `root`
-    with their own `proc` and `sys`.
+    bytes: int
+    limit: str
+    """What leaves no more, if the machine itself has more; else empty."""
+
+
+def memory_left(root: Path = ROOT) -> MemoryLeft | None:
+    """Return the memory this process can still take, or None if unknown.
+
+    The lowest of MemAvailable, of what is left in each cgroup around this process, and of `ulimit -v`. Tests
+    pass a `root` with their own `proc` and `sys`.
     """
-    limits = [limit for limit in (_meminfo(root, "MemAvailable"), *_cgroup_limits(root)) if limit is not None]
-    return min(limits, default=None)
+    limits = [MemoryLeft(limit.left, limit.name) for limit in memory_limits(root)]
+    if addresses := address_limit(root):
+        limits.append(MemoryLeft(addresses.left, addresses.name))
+    if (machine := _meminfo(root, "MemAvailable")) is not None:
+        limits.insert(0, MemoryLeft(machine, ""))
+    return min(limits, key=lambda left: left.bytes, default=None)
 
 
-def total_bytes(root: Path = Path("/")) -> int | None:
+def available_bytes(root: Path = ROOT) -> int | None:
+    """Return the bytes of `memory_left`."""
+    left = memory_left(root)
+    return left.bytes if left else None
+
+
+def total_bytes(root: Path = ROOT) -> int | None:
     """Return the machine's memory, or None if unknown; `root` as above."""
     return _meminfo(root, "MemTotal")
 
 
 def peak_rss_bytes() -> int:
     """Return this process's peak resident memory so far, mapped model files included."""
-    for line in _lines(Path("/proc/self/status")):
+    for line in lines_of(Path("/proc/self/status")):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     # Second choice: ru_maxrss starts at what the parent held when it started this process.
@@ -40,36 +62,11 @@ def peak_rss_bytes() -> int:
 
 
 def _meminfo(root: Path, wanted: str) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
+    for line in lines_of(root / "proc/meminfo"):
         name, _, value = line.partition(":")
         if name == wanted:
             return int(value.split()[0]) * 1024
     return None
-
-
-def _cgroup_limits(root: Path) -> list[int]:
-    """Return what is left under each memory limit from this process's cgroup up to the root."""
-    mount = root / "sys/fs/cgroup"
-    own = [line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")]
-    group = mount / (own[0].strip("/") if own else "")
-    limits = []
-    for directory in (group, *group.parents):
-        if not directory.is_relative_to(mount):
-            break
-        limit, used = _lines(directory / "memory.max"), _lines(directory / "memory.current")
-        if limit and used and limit[0] != "max":
-            # Cached file pages count as used, but the kernel drops them when memory is needed.
-            stat = dict(line.split() for line in _lines(directory / "memory.stat"))
-            cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
-            limits.append(max(0, int(limit[0]) - int(used[0]) + cached))
-    return limits
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
 
 
 class MappedPages:
@@ -95,7 +92,7 @@ class MappedPages:
         return dropped
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
-        for line in _lines(Path("/proc/self/maps")):
+        for line in lines_of(Path("/proc/self/maps")):
             if (found := _MAPPING.fullmatch(line)) and found[3] in self._files:
                 yield int(found[1], 16), int(found[2], 16)
 

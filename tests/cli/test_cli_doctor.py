@@ -176,6 +176,25 @@ def test_a_laptop_shows_nothing_of_a_board(doctor, tmp_path):
     assert set(machine.values()) == {None}
 
 
+def test_limits_of_a_container(doctor, tmp_path):
+    for file, text in {
+        "proc/self/cgroup": "4:memory:/docker/x\n1:cpu:/docker/x",
+        "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 12000000 kB",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "500000000",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000000",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+    }.items():
+        write(tmp_path / file, text)
+    shown = doctor(root=tmp_path).stdout
+    assert "; 1 used: the quota in " in shown
+    assert "cpu.cfs_quota_us is 1.00 processors\n" in shown
+    assert f"400 MB of it available under the memory limit in {tmp_path}/sys/fs/cgroup/memory; " in shown
+    report = json.loads(doctor("--json", root=tmp_path).stdout)
+    assert report["threads"]["default"] == report["threads"]["quota"]["processors"] == 1
+    assert report["memory"]["available"] == 400000000
+
+
 def test_a_machine_that_says_nothing(doctor, tmp_path):
     process = doctor(root=tmp_path / "nothing")
     assert (process.returncode, process.stderr) == (0, "")

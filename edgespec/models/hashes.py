@@ -46,18 +46,33 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> s
     `on_bytes` takes the bytes read so far, if the file has to be hashed. Raises OSError if it cannot be read.
     """
     path = path.resolve()
+    if known := known_sha256(path):
+        return known
+    stat = path.stat()
+    found = _Hashed(stat.st_size, stat.st_mtime_ns, hash_file(path, on_bytes))
+    _remember(_kept(), str(path), found)
+    return found.sha256
+
+
+def known_sha256(path: Path) -> str | None:
+    """Return the SHA-256 of a model's file where it is known, else None: nothing is hashed.
+
+    Raises OSError if the file cannot be read.
+    """
+    path = path.resolve()
     stat, store = path.stat(), Store.default()
     if path.parent == store.root.resolve() and path.suffix == ".gguf":
         stamp = store.stamp(Entry(path.stem))
         if stamp and stamp.size == stat.st_size:
             return stamp.sha256
-    kept = KeptFile(cache_root() / "hashes.json", lambda data: parse_struct(data, _Kept), lock=".hashes.lock")
-    known = _read(kept).files.get(str(path))
+    known = _read(_kept()).files.get(str(path))
     if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
         return known.sha256
-    found = _Hashed(stat.st_size, stat.st_mtime_ns, hash_file(path, on_bytes))
-    _remember(kept, str(path), found)
-    return found.sha256
+    return None
+
+
+def _kept() -> KeptFile[_Kept]:
+    return KeptFile(cache_root() / "hashes.json", lambda data: parse_struct(data, _Kept), lock=".hashes.lock")
 
 
 def _read(kept: KeptFile[_Kept]) -> _Kept:

@@ -31,6 +31,7 @@ from edgespec.server.description import described, streamed
 from edgespec.server.faults import Fault, from_engine
 from edgespec.server.jobs import Waiting
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
+from edgespec.server.ollama.routes import add_ollama
 from edgespec.server.page import add_page
 from edgespec.server.requests import PreparedRequest, RequestReader, Service
 from edgespec.server.running import (
@@ -81,6 +82,7 @@ def create_app(
     _add_reports(app, worker, metrics)
     _add_models(app, service, answerer)
     _add_completions(app, engine.target, reader, answerer)
+    add_ollama(app, engine, worker, service, reader, log=log)
     add_page(app)
     app.openapi_schema = described(app.openapi())
     return app

@@ -1,7 +1,7 @@
 """Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
 
-No answer holds a path or a traceback: what is not the client's mistake is logged in one line, and the client
-only gets a 500.
+Below /api/ they have the form of Ollama's: {"error": "message"}. No answer holds a path or a traceback: what
+is not the client's mistake is logged in one line, and the client only gets a 500.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ class Fault(Exception):  # noqa: N818 - an answer like any other
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """Return the whole answer."""
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+    def response(self, path: str) -> JSONResponse:
+        """Return the whole answer to a request for `path`."""
+        body = {"error": str(self)} if path.startswith(_OLLAMA) else self.body()
+        return JSONResponse(body, self.status, headers=self.headers)
 
 
+_OLLAMA = "/api/"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 

@@ -118,7 +118,7 @@ async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> N
     async def hold(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    response = fault.response()
+    response = fault.response(scope["path"])
     response.headers["connection"] = "close"
     await response(scope, receive, hold)
     with contextlib.suppress(TimeoutError):

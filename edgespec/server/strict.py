@@ -1,10 +1,10 @@
-"""Reads strict JSON from requests, and answers every failure in OpenAI's form, without a traceback."""
+"""Reads strict JSON from requests, and answers every failure in its API's form, without a traceback."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request, Response
@@ -16,8 +16,11 @@ from starlette.exceptions import HTTPException
 from edgespec.server.faults import Fault, from_engine, invalid
 
 
-def route_class(log: Callable[[str], None]) -> type[APIRoute]:
-    """Return the class of routes that report their failures to `log`."""
+def route_class(log: Callable[[str], None], *, any_type: bool = False) -> type[APIRoute]:
+    """Return the class of routes that report their failures to `log`.
+
+    `any_type`: the body is read as JSON whatever its Content-Type says.
+    """
 
     class Route(APIRoute):
         """A route whose body is strict JSON, and whose failures are one line on stderr."""
@@ -26,11 +29,14 @@ def route_class(log: Callable[[str], None]) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def handler(request: Request) -> Response:
+                scope = request.scope
                 kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if request.method == "POST" and kind != "application/json":
-                    raise Fault(415, "the body must be JSON: send it with Content-Type: application/json")
+                    if not any_type:
+                        raise Fault(415, "the body must be JSON: send it with Content-Type: application/json")
+                    scope = _said_to_be_json(request)
                 try:
-                    return await handle(_StrictRequest(request.scope, request.receive))
+                    return await handle(_StrictRequest(scope, request.receive))
                 except (Fault, HTTPException, RequestValidationError):
                     raise
                 except RecursionError:  # Python could parse it, but it is too deep to validate
@@ -41,6 +47,18 @@ def route_class(log: Callable[[str], None]) -> type[APIRoute]:
             return handler
 
     return Route
+
+
+def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:
+    """Return the scope of a request with JSON's Content-Type. Raises Fault for one of another web page.
+
+    Without JSON's Content-Type a browser lets any page send it. The gate refuses pages by their Origin; this
+    is for a browser that tells the page by its newer header alone.
+    """
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Fault(403, "this server answers no other web page", code="origin")
+    others = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+    return {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 class _StrictRequest(Request):
@@ -82,15 +100,15 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def add_fault_handlers(app: FastAPI) -> None:
-    """Have `app` answer everything that goes wrong in OpenAI's form."""
+    """Have `app` answer everything that goes wrong in the form of the API that was asked."""
 
     @app.exception_handler(Fault)
-    async def fault(_request: Request, error: Fault) -> JSONResponse:
-        return error.response()
+    async def fault(request: Request, error: Fault) -> JSONResponse:
+        return error.response(request.url.path)
 
     @app.exception_handler(RequestValidationError)
-    async def mistake(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid(error.errors()).response()
+    async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
+        return invalid(error.errors()).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
@@ -99,4 +117,4 @@ def add_fault_handlers(app: FastAPI) -> None:
             405: f"{request.method[:20]} is not for {request.url.path[:80]}",
         }
         line = lines.get(error.status_code, str(error.detail))
-        return Fault(error.status_code, line, headers=error.headers).response()
+        return Fault(error.status_code, line, headers=error.headers).response(request.url.path)

@@ -49,6 +49,8 @@ def description(served: Served) -> Any:
     def map_body(_context: Any, body: Any) -> Any:
         if isinstance(body, dict) and isinstance(body.get("model"), str):
             body["model"] = "edgespec"  # else all of it would be 404
+            if isinstance(body.get("options"), dict):
+                body["options"] = {"num_predict": 4}  # of Ollama's: any other name is 400
             for name in ("max_tokens", "max_completion_tokens"):
                 if name not in body or (isinstance(body[name], int) and body[name] > 4):
                     body[name] = 4
@@ -68,6 +70,15 @@ def description(served: Served) -> Any:
         ("POST", "/v1/chat/completions", "negative", 40),
         ("POST", "/v1/completions", "positive", 20),
         ("POST", "/v1/completions", "negative", 40),
+        ("GET", "/api/tags", "positive", 3),
+        ("GET", "/api/ps", "positive", 3),
+        ("GET", "/api/version", "positive", 3),
+        ("POST", "/api/show", "positive", 5),
+        ("POST", "/api/show", "negative", 10),
+        ("POST", "/api/chat", "positive", 20),
+        ("POST", "/api/chat", "negative", 40),
+        ("POST", "/api/generate", "positive", 20),
+        ("POST", "/api/generate", "negative", 40),
     ],
 )
 def test_answers_are_as_described(
@@ -94,6 +105,12 @@ def test_the_description_names_every_route_and_no_status_that_is_never_sent(serv
         "/v1/models/{name}",
         "/v1/chat/completions",
         "/v1/completions",
+        "/api/tags",
+        "/api/ps",
+        "/api/version",
+        "/api/show",
+        "/api/chat",
+        "/api/generate",
     }
     statuses = {status for path in paths.values() for route in path.values() for status in route["responses"]}
     assert "422" not in statuses

@@ -1,0 +1,1 @@
+"""Ollama's API beside OpenAI's: its requests become ours, and our chunks become its lines."""

@@ -1,0 +1,205 @@
+"""Turns Ollama's requests into those of OpenAI's API, which the server's one reader prepares."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from edgespec.errors import UsageError
+from edgespec.server.faults import Fault, invalid
+from edgespec.server.ollama.options import ReadOptions, read_options
+from edgespec.server.ollama.schema import Call, ChatBody, GenerateBody, Generation, Message
+from edgespec.server.requests import ALIAS, PreparedRequest, RequestReader, Service
+from edgespec.server.schema import ChatRequest, CompletionRequest
+
+_Request = TypeVar("_Request", bound=BaseModel)
+
+_NAMES = {
+    "response_format": "format",
+}
+"""What Ollama's API calls a field of OpenAI's."""
+
+
+class OllamaReader:
+    """Reads Ollama's requests to one model. Its methods are for any thread, and raise Fault."""
+
+    def __init__(self, reader: RequestReader, service: Service, n_vocab: int, *, thinks: bool) -> None:
+        """Let `reader` prepare requests; `thinks`: the model's template knows thinking."""
+        self._reader = reader
+        self._service = service
+        self._n_vocab = n_vocab
+        self._thinks = thinks
+
+    def chat(self, body: ChatBody) -> PreparedRequest:
+        """Prepare a request to /api/chat, which has messages."""
+        messages = _messages(body.messages or ())
+        fields: dict[str, Any] = {"messages": messages}
+        if body.tools:
+            fields["tools"] = [_tool(tool) for tool in body.tools]
+        if messages[-1]["role"] == "assistant":  # Ollama goes on with what an answer begins with
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        return self._chat(body, fields, "messages")
+
+    def generate(self, body: GenerateBody) -> PreparedRequest:
+        """Prepare a request to /api/generate, which has a prompt."""
+        if body.raw or body.suffix:
+            return self._text(body)
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": body.prompt}]
+        prepared = self._chat(body, {"messages": messages}, "prompt")
+        if not body.context:
+            return prepared
+        for token in body.context:
+            if not 0 <= token < self._n_vocab:
+                raise Fault(400, f"context: token {token}: the model's are 0 to {self._n_vocab - 1}")
+        longer = replace(prepared, tokens=[*body.context, *prepared.tokens])
+        return self._fitted(longer, read_options(body.options or {}), "prompt")
+
+    def _chat(self, body: Generation, fields: dict[str, Any], param: str) -> PreparedRequest:
+        options = read_options(body.options or {})
+        fields["model"] = ALIAS
+        if body.think and not self._thinks:
+            raise Fault(400, f'"{body.model}" does not support thinking', param="think")
+        if body.think not in (None, "") and self._thinks:
+            kwargs: dict[str, Any] = {"enable_thinking": bool(body.think)}
+            if isinstance(body.think, str):
+                kwargs["reasoning_effort"] = "high" if body.think == "max" else body.think
+            fields["chat_template_kwargs"] = kwargs
+        if body.logprobs:
+            fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+        if body.format:
+            fields["response_format"] = _format(body.format)
+        with _Renamed(param):
+            prepared = self._reader.chat(_read(ChatRequest, fields))
+        return self._fitted(prepared, options, param)
+
+    def _text(self, body: GenerateBody) -> PreparedRequest:
+        kind = "raw" if body.raw else "suffix"
+        for name in ("system", "context", "think", "format"):
+            if getattr(body, name):
+                raise Fault(400, f"{kind} mode does not support {name}: leave it out", param=name)
+        options = read_options(body.options or {})
+        fields: dict[str, Any] = {"model": ALIAS, "prompt": body.prompt}
+        if body.suffix:
+            fields["suffix"] = body.suffix
+        if body.logprobs:
+            fields["logprobs"] = body.top_logprobs or 0
+        with _Renamed("prompt"):
+            prepared = self._reader.text(_read(CompletionRequest, fields))
+        return self._fitted(prepared, options, "prompt")
+
+    def _fitted(self, prepared: PreparedRequest, options: ReadOptions, param: str) -> PreparedRequest:
+        """Return `prepared` with Ollama's options, cut to the context that the request asks for."""
+        n_ctx = min(options.n_ctx or self._service.n_ctx, self._service.n_ctx)
+        room = n_ctx - len(prepared.tokens)
+        if room < 1:
+            whose = "options.num_ctx is" if n_ctx < self._service.n_ctx else "this server's context is"
+            line = f"{param}: {len(prepared.tokens)} tokens, and {whose} {n_ctx}: send less, or allow more"
+            raise Fault(400, line, param=param, code="context_length_exceeded")
+        unlimited = options.n_predict is None and n_ctx == self._service.n_ctx
+        try:
+            made = replace(
+                prepared.options,
+                params=options.params,
+                n_predict=None if unlimited else min(options.n_predict or room, room),
+                stop=(*prepared.options.stop, *options.stop),
+                seed=options.seed,
+                gamma=options.gamma,
+            )
+        except UsageError as error:
+            name = "draft_num_predict" if error.field == "gamma" else error.field
+            raise Fault(400, error.spelled(f"options.{name}"), param="options") from None
+        return replace(prepared, options=made)
+
+
+class _Renamed:
+    """A context manager in which faults speak of Ollama's fields instead of OpenAI's."""
+
+    def __init__(self, prompt: str) -> None:
+        """Call the messages `prompt`."""
+        self._prompt = prompt
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Fault):
+            raise renamed(error, self._prompt) from None
+
+
+def renamed(fault: Fault, prompt: str = "messages") -> Fault:
+    """Return `fault` with the field at fault called as in Ollama's API."""
+    old = fault.param or ""
+    new = prompt if old in ("messages", "prompt") else _NAMES.get(old, old)
+    if not old or new == old:
+        return fault
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, str(fault))
+    return Fault(fault.status, line, param=new, code=fault.code, headers=fault.headers)
+
+
+def _read(kind: type[_Request], fields: Mapping[str, Any]) -> _Request:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error.errors()) from None
+
+
+def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(wanted, str):
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "format", "schema": wanted}}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", **tool}  # clients may leave the type out
+
+
+def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's API has them: calls with ids, and their arguments as text.
+
+    Ollama's clients send no ids. They are made up here, as templates may need them: nine letters and digits,
+    which is what Mistral's ask for. A result belongs to the call of its name, else to the first without one.
+    """
+    made: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        one: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
+        if one["role"] == "assistant":
+            if message.thinking:
+                one["reasoning_content"] = message.thinking
+            if message.tool_calls:
+                waiting = [
+                    _call(call, f"call{len(made):03}{i:02}") for i, call in enumerate(message.tool_calls)
+                ]
+                one["tool_calls"] = [*waiting]
+        elif one["role"] == "tool":
+            call = _called(message, waiting)
+            one["tool_call_id"] = call["id"] if call else message.tool_call_id
+            name = message.tool_name or (call and call["function"]["name"])
+            if name:
+                one["name"] = name
+        made.append(one)
+    return made
+
+
+def _call(call: Call, identity: str) -> dict[str, Any]:
+    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or identity, "type": "function", "function": function}
+
+
+def _called(message: Message, waiting: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Take the call that a tool's message answers out of those that wait; None if it is none of them."""
+    if message.tool_call_id:
+        fitting = [call for call in waiting if call["id"] == message.tool_call_id]
+    else:
+        fitting = [call for call in waiting if call["function"]["name"] == message.tool_name] or waiting
+    if not fitting:
+        return None
+    waiting.remove(fitting[0])
+    return fitting[0]

@@ -1,0 +1,215 @@
+"""Turns the chunks of an answer in OpenAI's form into the lines of Ollama's API."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edgespec.records import Result, Token
+from edgespec.server.answers import CallDelta, ChatChunk, TokenLogprob, Usage
+from edgespec.server.ollama.answers import (
+    ChatLine,
+    GenerateLine,
+    OllamaCall,
+    OllamaFunction,
+    OllamaMessage,
+)
+from edgespec.server.ollama.facts import rfc3339
+from edgespec.server.writing import ChatWriting, finish_reason
+
+Kind = Literal["chat", "generate"]
+
+_NS = 10**9
+
+
+@dataclass(frozen=True)
+class Context:
+    """The tokens of a conversation by /api/generate, which its next request may send back."""
+
+    prompt: Sequence[int]
+    end: int | None
+    """The token that ends a turn."""
+
+    def after(self, result: Result) -> list[int]:
+        """Return the tokens of the prompt and the answer, which ends as the model ended it."""
+        end = [self.end] if result.stop_reason == "eog" and self.end is not None else []
+        return [*self.prompt, *result.token_ids, *end]
+
+
+@dataclass
+class Part:
+    """What a line adds to an answer."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[OllamaCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.thinking or self.calls or self.logprobs)
+
+    def __iadd__(self, other: Part) -> Part:
+        self.content += other.content
+        self.thinking += other.thinking
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+        return self
+
+
+class LineWriting:
+    """An answer in Ollama's form. For a stream `add` tokens as they come, then `finish`.
+
+    For one that does not stream `collect` them, then `whole`.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        model: str,
+        writing: ChatWriting,
+        *,
+        began: float,
+        context: Context | None = None,
+    ) -> None:
+        """Begin an answer for the model that the request called `model`.
+
+        `began`: when the request came, by `time.perf_counter`. `context`: makes the last line's.
+        """
+        self._kind = kind
+        self._model = model
+        self._writing = writing
+        self._began = began
+        self._context = context
+        self._all = Part()
+        self._call: _Call | None = None  # the one that is being written
+
+    def add(self, tokens: Sequence[Token]) -> Iterator[str]:
+        """Yield the lines of `tokens`."""
+        return map(self._line, self._parts(self._writing.add(tokens)))
+
+    def idle(self) -> str:
+        """Return a line that adds nothing, for proxies that close a silent connection."""
+        return self._line(Part())
+
+    def finish(self, result: Result) -> Iterator[str]:
+        """Yield the last lines."""
+        rest = Part()
+        for part in self._last_parts(result):
+            if part.content or part.thinking or part.calls:
+                yield self._line(part)
+            else:  # the last tokens' logprobs come with the figures
+                rest += part
+        yield self._line(rest, self._end(result))
+
+    def collect(self, tokens: Sequence[Token]) -> None:
+        """Add `tokens` for `whole`."""
+        for part in self._parts(self._writing.add(tokens)):
+            self._all += part
+
+    def whole(self, result: Result) -> str:
+        """Return the answer of a request that does not stream."""
+        for part in self._last_parts(result):
+            self._all += part
+        return self._line(self._all, self._end(result))
+
+    # ---- from chunks ----
+
+    def _last_parts(self, result: Result) -> Iterator[Part]:
+        yield from self._parts(self._writing.finish(result))
+        yield from self._end_call()
+
+    def _parts(self, chunks: Iterable[ChatChunk]) -> Iterator[Part]:
+        """Yield what `chunks` add; a call comes as one, when it is complete."""
+        for chunk in chunks:
+            for choice in chunk.choices:
+                delta = choice.delta
+                if delta.content or delta.tool_calls:
+                    yield from self._begin(delta.tool_calls or ())
+                thinking = getattr(delta, "reasoning_content", None) or ""
+                logprobs = choice.logprobs.content if choice.logprobs else []
+                if part := Part(delta.content or "", thinking, [], [*logprobs]):
+                    yield part
+
+    def _begin(self, deltas: Iterable[CallDelta]) -> Iterator[Part]:
+        """Yield the call that ends where text or another call begins, and add to the one under way."""
+        deltas = [*deltas]
+        if not deltas:
+            yield from self._end_call()
+        for delta in deltas:
+            if self._call and self._call.index != delta.index:
+                yield from self._end_call()
+            if self._call is None:
+                self._call = _Call(delta.index)
+            self._call.add(delta)
+
+    def _end_call(self) -> Iterator[Part]:
+        call, self._call = self._call, None
+        if call is not None:
+            yield call.part()
+
+    # ---- lines ----
+
+    def _line(self, part: Part, end: dict[str, Any] | None = None) -> str:
+        fields: dict[str, Any] = {"model": self._model, "created_at": rfc3339(time.time())}
+        fields |= {"done": end is not None, **(end or {})}
+        if part.logprobs:
+            fields["logprobs"] = part.logprobs
+        line: ChatLine | GenerateLine
+        if self._kind == "chat":
+            line = ChatLine(**fields, message=OllamaMessage(role="assistant", content=part.content))
+            said: OllamaMessage | GenerateLine = line.message
+            if part.calls:
+                line.message.tool_calls = part.calls
+        else:
+            said = line = GenerateLine(**fields, response=part.content)
+        if part.thinking:
+            said.thinking = part.thinking
+        return line.model_dump_json(exclude_unset=True) + "\n"
+
+    def _end(self, result: Result) -> dict[str, Any]:
+        total_s, stats = time.perf_counter() - self._began, result.stats
+        first_s = stats.total_s if stats.ttft_s is None else stats.ttft_s
+        end: dict[str, Any] = {
+            "done_reason": finish_reason(result),
+            "total_duration": _ns(total_s),
+            "load_duration": _ns(max(0.0, total_s - stats.total_s)),
+            "prompt_eval_count": result.prompt_tokens,
+            "prompt_eval_duration": _ns(first_s),
+            "eval_count": len(result.token_ids),
+            "eval_duration": _ns(stats.total_s - first_s),
+            "edgespec": Usage.of(result).edgespec,
+        }
+        if self._context is not None:
+            end["context"] = self._context.after(result)
+        return end
+
+
+@dataclass
+class _Call:
+    """A call whose parts come one after another."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def add(self, delta: CallDelta) -> None:
+        self.id = delta.id or self.id
+        self.name = delta.function.name or self.name
+        self.arguments += delta.function.arguments or ""
+
+    def part(self) -> Part:
+        """Return the call; one that was cut off has no object of arguments, and is text."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except ValueError:
+            return Part(content=f'{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}')
+        function = OllamaFunction(index=self.index, name=self.name, arguments=arguments)
+        return Part(calls=[OllamaCall(id=self.id, function=function)])
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _NS)

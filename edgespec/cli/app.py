@@ -106,7 +106,30 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
         loaded.add_typer(getattr(module, f"{name}_app"), name=name)
     else:
         loaded.command(name, epilog=f"Example: {_EXAMPLES[name]}")(getattr(module, f"{name}_command"))
-    return typer.main.get_group(loaded).commands[name]
+    command = typer.main.get_group(loaded).commands[name]
+    for one in getattr(command, "commands", {"": command}).values():
+        for parameter in one.params:
+            _refuse_empty(parameter)
+    return command
+
+
+_MAY_BE_EMPTY = ("prompt", "system")
+"""An empty prompt has a line of its own; an empty system message keeps a template's default one away."""
+
+
+def _refuse_empty(parameter: Any) -> None:  # noqa: ANN401 - an option of typer's private click
+    """Have a parameter refuse "": a shell's variable that was not set, and not a wish for the default."""
+    process = parameter.process_value
+
+    def checked(ctx: Any, value: Any) -> Any:  # noqa: ANN401
+        if parameter.name not in _MAY_BE_EMPTY and "" in (
+            value if isinstance(value, list | tuple) else [value]
+        ):
+            name = max(parameter.opts, key=len) if parameter.opts[0].startswith("-") else parameter.metavar
+            raise UsageError(f"{name or parameter.name.upper()} is empty: give it a value, or leave it out")
+        return process(ctx, value)
+
+    parameter.process_value = checked
 
 
 def _print_version(wanted: bool) -> None:

@@ -147,7 +147,7 @@ def batch_command(
             return INTERRUPTED
         results.finish()
     run.summarise()
-    return 0
+    return EdgespecError.exit_code if results.n_failed else 0
 
 
 def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults) -> dict[str, Any]:
@@ -311,7 +311,7 @@ class _Run:
             sys.stdout.write(json_text.dumps(facts) + "\n")
             return
         where = "" if self._files.piped else f" in {self._files.out}"
-        parts = [f"{total} results{where}", f"{failed} with errors" if failed else "no errors"]
+        parts = [f"{total} results{where}", f"{failed} of them failed" if failed else "no errors"]
         if rate is not None:
             parts.append(f"{self._n_tokens} tokens in {format_time(self._seconds)}, {rate:.1f} tokens/s")
         if joules is not None:

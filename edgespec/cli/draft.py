@@ -53,10 +53,12 @@ def make_command(
     """
     from edgespec.cli.draft_report import made_document, print_made
     from edgespec.forge.candidates import small_model
+    from edgespec.forge.families import require_jax
     from edgespec.forge.idle import IdleWatch
     from edgespec.forge.make import Request, make
     from edgespec.forge.progress import Surroundings
     from edgespec.forge.trial import N_QUESTIONS
+    from edgespec.models.registry import check_name
     from edgespec.platform.signals import SignalPipe
 
     target = making.target or choose_models(None, None, "none")[0]
@@ -69,6 +71,10 @@ def make_command(
         name=making.name,
         force=making.force,
     )
+    if trained.trains:
+        require_jax()  # before anything is downloaded, as all that can be refused by then
+    if making.name:
+        check_name(making.name)
     pull_named(target, choose_models(target, None)[1], small_model(target, trained))
     with SignalPipe() as signals, StageDisplay() as display:
         around = Surroundings(on_progress=display.show, on_message=message, signals=signals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -94,7 +95,9 @@ class ModelChoice:
         typer.Option(
             "--target",
             "-t",
-            help="Model that decides: a GGUF file, a name of `edgespec models list`, or hf:...",
+            "--model",
+            "-m",
+            help="Model that decides: a GGUF file, a name of `edgespec models list`, hf:..., or a URL.",
             show_default="the default pair's",
             autocompletion=complete_model,
         ),
@@ -131,6 +134,10 @@ class ModelChoice:
 
         `writes`: as of `choose_models`.
         """
+        if self.target is not None and self.target.isdecimal() and not Path(self.target).exists():
+            raise UsageError(
+                f"--target {self.target}: no model; the number of threads is --threads {self.target}"
+            )
         if self.pair is None:
             return self.target, self.draft
         named = load_registry().pair(self.pair)

@@ -29,21 +29,26 @@ def quantize_command(
     pure: Annotated[bool, typer.Option("--pure", help="All tensors of the same type, no mixture.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Directory for the results; default: beside the source."),
+        typer.Option(
+            "--output", "-o", help="Directory for the results, or a FILE.gguf; default: beside the source."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     threads: Annotated[int, typer.Option("--threads", min=0, help="0: all processors.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
-    """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, beside SOURCE."""
+    """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
     from edgespec.llama.backend import quantize
     from edgespec.llama.embeddings import read_cut
     from edgespec.llama.gguf_header import read_header
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
-    if output and output.exists() and not output.is_dir():
-        raise UsageError(f"-o {output}: not a directory")
+    file = output if output and output.suffix.lower() == ".gguf" and not output.is_dir() else None
+    if file and len(types) > 1:
+        raise UsageError(f"-o {file}: one file for {len(types)} types; name a directory, or one type")
+    if output and not file and output.exists() and not output.is_dir():
+        raise UsageError(f"-o {output}: not a directory, and a file's name ends in .gguf")
     with PullDisplay() as display:
         src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
 
@@ -53,8 +58,10 @@ def quantize_command(
             f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
             "--types` makes it in other types"
         )
-    directory = output or src.parent
-    targets = {name: directory / f"{src.stem}-{name}.gguf" for name in types}
+    directory = file.parent if file else output or src.parent
+    targets = {name: file or directory / f"{src.stem}-{name}.gguf" for name in types}
+    if file and file.exists() and file.samefile(src):
+        raise UsageError(f"-o {file}: that is the source; choose another file")
     existing = [str(target) for target in targets.values() if target.exists()]
     if existing and not force:
         raise UsageError(f"{', '.join(existing)}: exists already; replace with --force, or choose another -o")

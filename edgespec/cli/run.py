@@ -35,6 +35,7 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.errors import NodeLost, UsageError
+from edgespec.models.registry import load_registry
 
 if TYPE_CHECKING:
     from edgespec.options import Options, Waking
@@ -218,6 +219,7 @@ def run_command(
     output: Output,
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
+    prompt, models = _as_in_llama_cpp(prompt, models)
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     from edgespec.cli.loading import load_engine
@@ -266,6 +268,23 @@ def run_command(
 
         tell_of_better_draft(engine, stream.result.stats, message)
     return code
+
+
+def _as_in_llama_cpp(prompt: Prompt, models: ModelChoice) -> tuple[Prompt, ModelChoice]:
+    """Take `-m MODEL -p TEXT` as llama.cpp does: the pair of a target, which no pair is called, is a prompt.
+
+    Raises UsageError for another name that no pair has, and says where a prompt is written.
+    """
+    pair = models.pair
+    if pair is None or prompt.prompt is not None or prompt.file is not None or pair in load_registry().pairs:
+        return prompt, models
+    if models.target is not None:
+        return replace(prompt, prompt=pair), replace(models, pair=None)
+    try:
+        load_registry().pair(pair)
+    except UsageError as error:
+        raise UsageError(f"{error}; -p is --pair here, and a prompt needs no option") from None
+    return prompt, models
 
 
 def _refuse_contradictions(

@@ -42,8 +42,8 @@ class Workshop:
 
     def free_name(self, stem: str) -> str:
         """Return `stem`, or with a number after it, so that neither a model nor a file has that name."""
-        entries, n, name = load_registry().entries, 1, stem
-        while name in entries or (self._root / f"{name}.gguf").exists():
+        registry, n, name = load_registry(), 1, stem
+        while name in registry.entries or name in registry.pairs or (self._root / f"{name}.gguf").exists():
             n += 1
             name = f"{stem}-{n}"
         return name

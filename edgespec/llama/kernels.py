@@ -201,8 +201,8 @@ def plugin_path() -> Path:
 def load(*, retest: bool = False) -> Kernels:
     """Load the kernels into this process, or find out why not; later calls return the same.
 
-    EDGESPEC_KERNELS is auto or off; EDGESPEC_KERNELS_ISA chooses a lower instruction set. Raises UsageError
-    for a bad value of either. `retest` runs the self-test even if its result is stored.
+    EDGESPEC_KERNELS is auto or off, EDGESPEC_KERNELS_ISA chooses a lower instruction set, in small letters or
+    capitals. Raises UsageError for a bad value. `retest` runs the self-test even if its result is stored.
     """
     global _loaded  # noqa: PLW0603 - the plugin is loaded once per process
     with _lock:
@@ -211,8 +211,13 @@ def load(*, retest: bool = False) -> Kernels:
         return _loaded
 
 
+def word_of(switch: str) -> str:
+    """Return the word that an environment variable holds, in lower case; "" for none."""
+    return os.environ.get(switch, "").strip().lower()
+
+
 def _load(retest: bool) -> Kernels:
-    choice = os.environ.get("EDGESPEC_KERNELS") or "auto"
+    choice = word_of("EDGESPEC_KERNELS") or "auto"
     if choice not in ("auto", "off"):
         raise UsageError(f"EDGESPEC_KERNELS={choice}: must be auto or off")
     if choice == "off":
@@ -221,7 +226,7 @@ def _load(retest: bool) -> Kernels:
     if not path.exists():
         return Kernels(f"edgespec's kernels are not installed (64-bit x86 and ARM Linux only): no {path}")
     try:
-        plugin = _open(path, os.environ.get("EDGESPEC_KERNELS_ISA") or "")
+        plugin = _open(path, word_of("EDGESPEC_KERNELS_ISA"))
     except UsageError:
         raise
     except EdgespecError as error:

@@ -153,9 +153,9 @@ class Registry:
 
         The draft stays None if no pair has this target. `writes`: as of `PairNames.partner`.
         """
-        target = target or self.pairs["default"].target
+        target = self.pairs["default"].target if target is None else target
         partners = (pair.partner(writes=writes) for pair in self.pairs.values() if pair.target == target)
-        return target, draft or next(partners, None)
+        return target, next(partners, None) if draft is None else draft
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

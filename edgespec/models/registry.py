@@ -14,11 +14,9 @@ import re
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import Entry, HubSource, Registry
-from edgespec.models.models_toml import NAME, REPO, REVISION, parse
+from edgespec.models.entries import Registry
+from edgespec.models.models_toml import NAME, parse
 from edgespec.platform.files import expand_user, write_atomically
-
-_HF_REF = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<revision>.+))?", re.IGNORECASE)
 
 
 @functools.lru_cache(maxsize=4)
@@ -45,21 +43,6 @@ def load_registry() -> Registry:
         return _load(file, None)
 
 
-def entry_for_hf(ref: str) -> Entry:
-    """Return an unverified entry for `hf:OWNER/REPO/FILE.gguf[@REVISION]`."""
-    match = _HF_REF.fullmatch(ref)
-    if not match or not REPO.fullmatch(match["repo"]) or ".." in match["file"].split("/"):
-        raise UsageError(f"{ref}: expected hf:OWNER/REPO/FILE.gguf, optionally with @REVISION")
-    repo, file, revision = match["repo"], match["file"], match["revision"] or "main"
-    if not REVISION.fullmatch(revision):
-        raise UsageError(f"{ref}: {revision!r} is not a revision")
-    # The hub allows no "--" inside its names, so "--" separates them unambiguously.
-    parts = ["hf", repo, re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE)]
-    name = "--".join(parts) + ("" if revision == "main" else f"@{revision}")
-    name = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--"))
-    return Entry(name=name, sources=(HubSource(repo, file, revision),))
-
-
 # --- The user's own entries ---------------------------------------------------------------------
 
 
@@ -71,10 +54,12 @@ def _rewrite_user_file(text: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError if `name` is no valid name for a model."""
+    """Raise UsageError if `name` is no valid name for a model, or that of a pair."""
     if not NAME.fullmatch(name):
         problem = "not a usable name (letters, digits and . _ + @ -); choose another"
         raise UsageError(problem, field="name", value=repr(name))
+    if name in load_registry().pairs:  # commands that take both would not know which is meant
+        raise UsageError("a pair of this name exists already; choose another", field="name", value=name)
 
 
 def add_local(name: str, path: Path, size: int, sha256: str, *, mtp: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Find the file that a model reference means.
 
-resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf")  ->  Path
+resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf" | URL)  ->  Path
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
+from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.pull import ProgressFn, Puller, no_progress
-from edgespec.models.registry import entry_for_hf, load_registry
+from edgespec.models.registry import load_registry
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
 
@@ -23,8 +24,10 @@ def locate(ref: str) -> Path | Entry:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
 
     """
-    if ref.startswith("hf:"):
-        return entry_for_hf(ref)
+    if not ref.strip():
+        raise UsageError("the name of a model is empty: give one, or leave it out for the default")
+    if is_hub_name(ref):
+        return hub_entry(ref)
     path = expand_user(ref)
     if path.is_file():
         return path
@@ -45,7 +48,7 @@ def resolve(
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
 
-    `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`.
+    `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`, or its URL.
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).

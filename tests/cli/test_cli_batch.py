@@ -100,10 +100,10 @@ def left_over(folder):
 
 def test_a_file_of_requests(environment, source, out, options):
     process = run_cli("batch", source, "-o", out, *options, env=environment)
-    assert (process.returncode, process.stdout) == (0, ""), process.stderr
+    assert (process.returncode, process.stdout) == (1, ""), process.stderr
     check(out)
     *progress, last = process.stderr.splitlines()
-    assert last.startswith(f"edgespec: 20 results in {out}; 4 with errors; ")
+    assert last.startswith(f"edgespec: 20 results in {out}; 4 of them failed; ")
     assert last.endswith(" tokens/s")
     assert len(progress) <= 10
     assert all(" of 20 requests" in line for line in progress)
@@ -111,10 +111,21 @@ def test_a_file_of_requests(environment, source, out, options):
     assert left_over(out.parent) == ["in.jsonl", "out.jsonl"]
 
 
+def test_where_none_failed_the_exit_code_is_0(environment, source, out, options):
+    write_lines(source, ['"one"', '"two"'])
+    process = run_cli("batch", source, "-o", out, *options, env=environment)
+    assert process.returncode == 0
+    assert process.stderr.splitlines()[-1].startswith(f"edgespec: 2 results in {out}; no errors; ")
+    write_lines(source, ['"one"', '"two"', "{broken"])
+    process = run_cli("batch", source, "-o", "-", *options, env=environment)
+    assert process.returncode == 1
+    assert "3 results; 1 of them failed" in process.stderr
+
+
 def test_json_and_results_as_they_come(environment, source, out, options):
     arguments = ("--as-they-come", "--json", "--assume-watts", 10)
     process = run_cli("batch", source, "-o", out, *options, *arguments, env=environment)
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 1, process.stderr
     assert sorted(custom_ids(out)) == sorted(NAMES)
     facts = json.loads(process.stdout)
     joules, seconds, rate = facts.pop("joules"), facts.pop("seconds"), facts.pop("tokens_per_s")
@@ -132,10 +143,10 @@ def test_through_pipes(environment, source, out, options):
     process = run_cli(
         "batch", "-", "-o", "-", *options, env=environment, stdin=source.read_bytes(), text=False
     )
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 1, process.stderr
     out.write_bytes(process.stdout)
     check(out)
-    assert b"20 results; 4 with errors" in process.stderr
+    assert b"20 results; 4 of them failed" in process.stderr
 
 
 def test_a_terminal_gets_a_bar(environment, source, out, options):
@@ -152,7 +163,7 @@ def test_a_terminal_gets_a_bar(environment, source, out, options):
 def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source, tmp_path, out, options):
     whole = tmp_path / "whole.jsonl"
     options = [*options, "--parallel", 2]  # else all end together
-    assert run_cli("batch", source, "-o", whole, *options, env=environment).returncode == 0
+    assert run_cli("batch", source, "-o", whole, *options, env=environment).returncode == 1
     moments = random.Random(3)
     partial = Path(f"{out}.partial")
     n_done = 0
@@ -167,7 +178,7 @@ def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source
             assert process.returncode == -signal.SIGKILL, process.stderr.read()
         assert not out.exists()
     process = run_cli("batch", source, "-o", out, *options, "--json", env=environment)
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 1, process.stderr
     assert json.loads(process.stdout)["lines_before"] >= n_done
     assert check(out) == check(whole)
     assert left_over(tmp_path) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
@@ -188,7 +199,7 @@ def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
     n_done = partial.read_bytes().count(b"\n") - 1
     assert f" {n_done} of 20" in line
     process = run_cli("batch", source, "-o", out, *options, "-n", 400, env=environment)
-    assert process.returncode == 0
+    assert process.returncode == 1
     assert f"going on: {n_done} of 20 requests are done" in process.stderr
     assert custom_ids(out) == NAMES
 
@@ -212,7 +223,7 @@ def test_a_full_disk(environment, source, out, options):
     assert line.startswith(f"edgespec: error: {out}: File too large; ")
     assert "of 20 requests are done and kept: the same command goes on from there" in line
     assert "Traceback" not in process.stderr.decode()
-    assert run_cli("batch", source, "-o", out, *options, env=environment).returncode == 0
+    assert run_cli("batch", source, "-o", out, *options, env=environment).returncode == 1
     check(out)
 
 
@@ -262,7 +273,7 @@ def test_a_batch_that_was_begun_with_something_else(environment, source, out, op
         more.write('"one more"\n')
     failed(run_cli(*again, env=environment), 2, "another input", "--restart")
     process = run_cli(*again, "--restart", "--temp", 1, env=environment)
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 1, process.stderr
     assert "going on" not in process.stderr
     assert custom_ids(out) == [*NAMES, "line-21"]
 
@@ -276,7 +287,7 @@ def test_two_at_once(environment, source, out, options):
         failed(run_cli("batch", source, "-o", out, *options, env=environment), 1, "another `edgespec batch`")
         process.send_signal(signal.SIGCONT)
         process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == 1
     check(out)
 
 

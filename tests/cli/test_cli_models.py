@@ -199,6 +199,7 @@ def test_add_and_remove_a_file_of_ones_own(server, tmp_path):
     assert "present, yours" in ok(models_app, "list")
     assert ok(models_app, "verify", "own") == "own: ok\n"
     assert "exists already" in str(error(models_app, "add", str(path)))
+    assert "a pair of this name" in str(error(models_app, "add", str(path), "--name", "default"))
     assert ok(models_app, "add", str(path), "--name", "own2") == "own2\n"
     assert f"{path} is untouched" in ok(models_app, "remove", "own", "own2")
     assert path.exists()
@@ -240,6 +241,22 @@ def test_quantize_a_file(server, tmp_path):
     ok(app, str(source), "--type", "q8_0", "--force")
 
 
+def test_quantize_into_a_file(server, tmp_path):
+    source, wanted = write_tiny_gguf(tmp_path / "tiny.gguf"), tmp_path / "new" / "x.GGUF"
+    assert ok(app, str(source), "--type", "q8_0", "-o", str(wanted)).split() == [str(wanted)]
+    assert {t.tensor_type.name for t in gguf.GGUFReader(wanted).tensors if len(t.shape) > 1} == {"Q8_0"}
+    assert [path.name for path in wanted.parent.iterdir()] == ["x.GGUF"]
+    again = (str(source), "-o", str(wanted))
+    assert "exists already" in str(error(app, *again, "--type", "q8_0"))
+    assert "one file for 2 types" in str(error(app, *again, "--type", "q8_0,q4_0", "--force"))
+    assert "that is the source" in str(
+        error(app, str(source), "--type", "q8_0", "-o", str(source), "--force")
+    )
+    folder = tmp_path / "folder.gguf"
+    folder.mkdir()
+    assert ok(app, str(source), "--type", "q8_0", "-o", str(folder)).split() == [f"{folder}/tiny-q8_0.gguf"]
+
+
 def test_quantize_a_registry_model_into_a_directory(server, tmp_path):
     path = write_tiny_gguf(tmp_path / "own.gguf")
     ok(models_app, "add", str(path))
@@ -267,7 +284,8 @@ def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
     assert "no quantization is called 'q4_k' (nearest: q4_k_" in str(error(app, source, "--type", "q4_k"))
     assert "known: q4_0" in str(error(app, source, "--type", "zzz"))
     assert "at least one" in str(error(app, source, "--type", ","))
-    assert "not a directory" in str(error(app, source, "--type", "q4_0", "-o", source))
+    (tmp_path / "file").touch()
+    assert "not a directory" in str(error(app, source, "--type", "q4_0", "-o", str(tmp_path / "file")))
     assert "no such file" in str(error(app, "nothing.gguf", "--type", "q4_0"))
     (tmp_path / "text.gguf").write_text("hello")
     assert "not a GGUF" in str(error(app, str(tmp_path / "text.gguf"), "--type", "q4_0"))

@@ -5,8 +5,10 @@ import pytest
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
 from edgespec.models.entries import Derivation, Entry, HubSource, Shape, WheelsSource
+from edgespec.models.hub_names import hub_entry
 from edgespec.models.models_toml import SHIPPED_FILE
-from edgespec.models.registry import entry_for_hf, load_registry
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate
 from edgespec.models.store import Stamp, Store
 
 
@@ -206,19 +208,58 @@ def test_unknown_name_offers_the_nearest(user_toml):
     [
         ("hf:a/b/c.gguf", HubSource("a/b", "c.gguf", "main"), "hf--a--b--c"),
         ("hf:a/b/s/c.Q4.gguf@v1", HubSource("a/b", "s/c.Q4.gguf", "v1"), "hf--a--b--s--c.Q4@v1"),
+        *(
+            (url, HubSource("a/b", "c.gguf", "main"), "hf--a--b--c")
+            for url in (
+                "https://huggingface.co/a/b/resolve/main/c.gguf",
+                "https://huggingface.co/a/b/blob/main/c.gguf",
+                "https://huggingface.co/a/b/resolve/main/c.gguf?download=true#x",
+                "http://www.huggingface.co/a/b/raw/main/c.gguf",
+                "HTTPS://HuggingFace.co/a/b/blob/main/c.gguf",
+                "https://hf.co/a/b/blob/main/c.gguf",
+                "huggingface.co/a/b/blob/main/c.gguf",
+                "https://mirror.example:8443/a/b/resolve/main/c.gguf",
+            )
+        ),
+        (
+            "https://huggingface.co/a/b/blob/0123abcd/s/c%20d.gguf",
+            HubSource("a/b", "s/c d.gguf", "0123abcd"),
+            "hf--a--b--s--c_d@0123abcd",
+        ),
+        (
+            "https://huggingface.co/a/b/resolve/refs%2Fpr%2F3/c.gguf",
+            HubSource("a/b", "c.gguf", "refs/pr/3"),
+            "hf--a--b--c@refs--pr--3",
+        ),
     ],
 )
-def test_hf_reference(ref, source, name):
-    entry = entry_for_hf(ref)
+def test_hf_reference(ref, source, name, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example:8443")
+    assert locate(ref) == hub_entry(ref)
+    entry = hub_entry(ref)
     assert entry.sources == (source,)
     assert entry.name == name
     assert not entry.verified
 
 
-@pytest.mark.parametrize("ref", ["hf:a/b", "hf:a/b/c.bin", "hf:a/b/../c.gguf", "hf:a/b/c.gguf@--x", "hf:"])
-def test_bad_hf_reference(ref):
-    with pytest.raises(UsageError):
-        entry_for_hf(ref)
+@pytest.mark.parametrize(
+    ("ref", "said"),
+    [
+        *((ref, "hf:OWNER/REPO/FILE.gguf") for ref in ("hf:a/b", "hf:a/b/c.bin", "hf:a/b/../c.gguf", "hf:")),
+        ("hf:a/b/c.gguf@--x", "not a revision"),
+        ("https://huggingface.co/a/b", "hf:a/b/FILE.gguf"),
+        ("https://huggingface.co/a/b/tree/main", "hf:a/b/FILE.gguf"),
+        ("https://huggingface.co/a/b/blob/main/README.md", "hf:OWNER/REPO/FILE.gguf"),
+        ("https://huggingface.co/", "hf:OWNER/REPO/FILE.gguf"),
+        ("https://huggingface.co/a/b/blob/main/..%2Fc.gguf", "hf:OWNER/REPO/FILE.gguf"),
+        ("https://example.com/c.gguf", "only URLs of huggingface.co"),
+        ("", "is empty"),
+        ("  ", "is empty"),
+    ],
+)
+def test_bad_hub_names(ref, said):
+    with pytest.raises(UsageError, match=said):
+        locate(ref)
 
 
 def test_add_and_remove_keep_the_rest_of_the_user_file(user_toml, tmp_path):
@@ -240,6 +281,8 @@ def test_add_and_remove_keep_the_rest_of_the_user_file(user_toml, tmp_path):
 def test_add_refuses_a_taken_or_unusable_name(user_toml, tmp_path):
     with pytest.raises(UsageError, match="exists already"):
         models.add_local("smollm2-135m-q4_1", tmp_path / "x.gguf", 1, "a" * 64)
+    with pytest.raises(UsageError, match="name default: a pair of this name exists already"):
+        models.add_local("default", tmp_path / "x.gguf", 1, "a" * 64)
     with pytest.raises(UsageError, match="not a usable name"):
         models.add_local("a b", tmp_path / "x.gguf", 1, "a" * 64)
     assert not user_toml.exists()

@@ -1,0 +1,55 @@
+"""Models of the hub as users name them: hf:OWNER/REPO/FILE.gguf[@REVISION], or the page or link of a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from edgespec.errors import UsageError
+from edgespec.models.entries import Entry, HubSource
+from edgespec.models.models_toml import REPO, REVISION
+
+_HF_REF = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<revision>.+))?", re.IGNORECASE)
+_URL = re.compile(r"https?://", re.IGNORECASE)
+_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+# huggingface.co/OWNER/REPO/resolve/REVISION/FILE; a pull request's revision is refs/pr/NUMBER.
+_FILE = re.compile(
+    r"/(?P<repo>[^/]+/[^/]+)/(?:resolve|blob|raw)/(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+)/(?P<file>.+)"
+)
+_PAGE = re.compile(r"/(?P<repo>[^/]+/[^/]+)(?:/.*)?")
+
+
+def is_hub_name(ref: str) -> bool:
+    """Say whether `ref` is meant as a model of the hub, and not as a path or a name of the registry."""
+    return ref.startswith("hf:") or bool(_URL.match(ref)) or ref.startswith(tuple(f"{h}/" for h in _HOSTS))
+
+
+def hub_entry(ref: str) -> Entry:
+    """Return an unverified entry for a file of the hub. Raises UsageError."""
+    written = ref if ref.startswith("hf:") else _from_url(ref)
+    match = _HF_REF.fullmatch(written)
+    if not match or not REPO.fullmatch(match["repo"]) or ".." in match["file"].split("/"):
+        raise UsageError(f"{ref}: expected hf:OWNER/REPO/FILE.gguf, optionally with @REVISION")
+    repo, file, revision = match["repo"], match["file"], match["revision"] or "main"
+    if not REVISION.fullmatch(revision):
+        raise UsageError(f"{ref}: {revision!r} is not a revision")
+    # The hub allows no "--" inside its names, so "--" separates them unambiguously.
+    parts = ["hf", repo, re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE)]
+    name = "--".join(parts) + ("" if revision == "main" else f"@{revision}")
+    name = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--"))
+    return Entry(name=name, sources=(HubSource(repo, file, revision),))
+
+
+def _from_url(url: str) -> str:
+    """Return a file's URL as hf:OWNER/REPO/FILE.gguf@REVISION."""
+    parts = urlsplit(url if _URL.match(url) else f"https://{url}")
+    if parts.netloc.lower() not in (*_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()):
+        raise UsageError(f"{url}: only URLs of huggingface.co are known; download it, and name the file here")
+    path = unquote(parts.path)
+    if file := _FILE.fullmatch(path):
+        revision = "" if file["revision"] == "main" else f"@{file['revision']}"
+        return f"hf:{file['repo']}/{file['file']}{revision}"
+    page = _PAGE.fullmatch(path)
+    repo = page["repo"] if page else "OWNER/REPO"
+    raise UsageError(f"{url}: no URL of a file; name one of those listed there: hf:{repo}/FILE.gguf")

@@ -9,8 +9,7 @@ is given).
     auto              forced tokens, text seen before, the draft model: what pays
     auto, none forced the same without what the grammar forces
 
-Also printed: the share of emitted tokens that were forced, the grammar's time per emitted token, and the
-number of rows for which the whole vocabulary had to be checked.
+Also printed: the share of emitted tokens that were forced, and the grammar's time per emitted token.
 """
 
 from __future__ import annotations
@@ -110,8 +109,6 @@ class Filled:
     """Forced tokens accepted."""
     grammar_s: float
     """Time in the grammar."""
-    n_masked: int
-    n_full: int
     text: str
 
 
@@ -153,32 +150,19 @@ def fill(
     """Fill a schema once."""
     request, schema = TASKS[task]
     prompt = Prompt(task, task, f"{request} Answer with JSON of {', '.join(schema['properties'])}.")
-    made: list[Constraint] = []
-    begin = Grammar.begin
-
-    def noted(self: Grammar, params: SamplingParams | None = None) -> Constraint:
-        made.append(begin(self, params))
-        return made[-1]
-
-    Grammar.begin = noted  # type: ignore[method-assign]
-    try:
-        with timed(forced="none forced" not in way) as grammar_s:
-            result = engine.generate(
-                prompt.text,
-                params=SamplingParams(temperature=args.temp),
-                seed=turn,
-                grammar=grammar,
-                drafter=WAYS[way],
-                n_predict=args.n_predict,
-            )
-    finally:
-        Grammar.begin = begin  # type: ignore[method-assign]
+    with timed(forced="none forced" not in way) as grammar_s:
+        result = engine.generate(
+            prompt.text,
+            params=SamplingParams(temperature=args.temp),
+            seed=turn,
+            grammar=grammar,
+            drafter=WAYS[way],
+            n_predict=args.n_predict,
+        )
     return Filled(
         run=run_of(result, prompt, way, turn),
         forced=result.sources.get("forced", (0, 0))[1],
         grammar_s=grammar_s(),
-        n_masked=made[0].n_masked,
-        n_full=made[0].n_full,
         text=result.text,
     )
 
@@ -186,7 +170,7 @@ def fill(
 def report(filled: Sequence[Filled]) -> None:
     """Print what the runs say."""
     titles = f"{'tokens/s':>10}{'x plain (95 %)':>24}{'accepted':>10}{'forced':>8}{'grammar':>13}"
-    print(f"{'':<18}{titles}{'all judged':>12}")
+    print(f"{'':<18}{titles}")
     overall = summarise_cell(Cell("", None, "", tuple(one.run for one in filled)))[0]
     beside = {found.way: found for found in overall.comparisons}
     for way in overall.ways:
@@ -199,7 +183,6 @@ def report(filled: Sequence[Filled]) -> None:
             f"{shown_interval(found.speedup if found else None):>24}{accepted / tokens:>10.0%}"
             f"{sum(one.forced for one in own) / tokens:>8.0%}"
             f"{1e3 * sum(one.grammar_s for one in own) / tokens:>10.2f} ms"
-            f"{sum(one.n_full for one in own) / sum(one.n_masked for one in own):>12.1%}"
             f"{'  another text than plain' if found and found.n_identical < found.n_compared else ''}"
         )
     whole = [json.loads(one.text) for one in filled if one.run.stop_reason == "eog"]

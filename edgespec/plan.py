@@ -9,8 +9,6 @@ from edgespec.choices import DrafterName, Rule
 from edgespec.decoding.loop import Task
 from edgespec.drafting.policy import Policy
 from edgespec.errors import UsageError
-from edgespec.grammar.constraint import Constraint
-from edgespec.grammar.masking import needs_all
 from edgespec.lossy.calibration import calibrated
 from edgespec.options import Options, Waking
 from edgespec.pair import Pair
@@ -70,7 +68,7 @@ def make_plan(pair: Pair, options: Options) -> Plan:
     return Plan(
         options=options,
         coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
-        rule=_rule(options, constraint, drafts=policy is not None),
+        rule=_rule(options, drafts=policy is not None),
         constraint=constraint,
         policy=policy,
     )
@@ -110,7 +108,7 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
     return policy
 
 
-def _rule(options: Options, constraint: Constraint | None, *, drafts: bool) -> Rule:
+def _rule(options: Options, *, drafts: bool) -> Rule:
     """Return the rule that the options give, or the best one."""
     if options.lenience < 1.0:
         return "match" if options.params.greedy else "chain"
@@ -118,5 +116,4 @@ def _rule(options: Options, constraint: Constraint | None, *, drafts: bool) -> R
         return options.rule
     if options.cascade or options.seed is not None or options.params.greedy or not drafts:
         return "match"
-    # With the match rule, a grammar judges only the rows of emitted tokens.
-    return "match" if constraint and needs_all(options.params) else "block"
+    return "block"

@@ -34,6 +34,7 @@ from edgespec.cli.options import (
     parse_span,
     refuse_contradictions,
 )
+from edgespec.cli.structure import Structure
 from edgespec.errors import NodeLost, UsageError
 from edgespec.models.registry import load_registry
 
@@ -182,14 +183,7 @@ class Output:
         ),
     ] = False
     assume_watts: WattsOption = None
-    grammar: Annotated[
-        Path | None,
-        typer.Option(help="Write only text that matches this grammar (GBNF).", rich_help_panel=OUTPUT),
-    ] = None
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(help="Write only JSON that this schema describes.", rich_help_panel=OUTPUT),
-    ] = None
+    structure: Structure
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
     ] = False
@@ -225,14 +219,15 @@ def run_command(
     from edgespec.cli.loading import load_engine
     from edgespec.cli.prompt_text import read_prompt
     from edgespec.cli.render import ExplainedSteps
-    from edgespec.cli.structure import read_structure, tell_if_cut
+    from edgespec.cli.structure import tell_warnings
     from edgespec.energy import EnergyMeter
+    from edgespec.grammar.grammar import Grammar
     from edgespec.platform.signals import SignalPipe
 
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
+    source = output.structure.read()
     text = read_prompt(prompt.prompt, prompt.file)
-    structure = read_structure(output.grammar, output.json_schema)
     meter = None
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
@@ -252,8 +247,9 @@ def run_command(
             signals=signals,
         ) as engine,
     ):
-        if structure:
-            options = replace(options, grammar=structure.compile(engine.target))
+        if source:
+            tell_warnings(source)
+            options = replace(options, grammar=Grammar(engine.target, source))
         stream = engine.stream(
             text,
             options,
@@ -262,7 +258,7 @@ def run_command(
             on_step=ExplainedSteps(engine.target, drafting.explain).print if drafting.explain else None,
         )
         code = _show(stream, output, explain=drafting.explain is not None)
-        tell_if_cut(structure, stream.result)
+        output.structure.tell_if_cut(stream.result)
     if code == 0 and output.hints and drafter not in DRAFTLESS and lossy.mode == "exact":
         from edgespec.forge.hints import tell_of_better_draft
 
@@ -298,9 +294,7 @@ def _refuse_contradictions(
             "--system and --raw": prompt.system is not None and prompt.raw,
             **models.contradictions(drafter),
             "--json and --show-draft": output.json and output.show_draft,
-            "--grammar and --json-schema": output.grammar is not None and output.json_schema is not None,
-            "--grammar and --mode cascade": output.grammar is not None and cascade,
-            "--json-schema and --mode cascade": output.json_schema is not None and cascade,
+            **output.structure.contradictions(cascade=cascade, reads_stdin=prompt.prompt == "-"),
             f"--drafter {drafter} and --mode cascade": drafter in DRAFTLESS and cascade,
         }
     )

@@ -1,59 +1,111 @@
-"""Structured output on the command line: reads the grammar or schema that the text must match."""
+"""Structured output on the command line: the grammar, schema or pattern that the text must match."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from edgespec.cli.console import message
+from edgespec.cli.options import OUTPUT
 from edgespec.errors import UsageError
-from edgespec.grammar.grammar import Grammar
-from edgespec.grammar.grammar_check import check_grammar
-from edgespec.llama.weights import Model
 from edgespec.records import Result
 
+if TYPE_CHECKING:
+    from edgespec.grammar.source import GrammarSource
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Structure:
-    """A grammar or schema read from a file."""
+    """What the text must match; at most one of these."""
 
-    text: str
-    name: str
-    is_schema: bool
+    grammar: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write only text that matches this grammar: llama.cpp's GBNF, or Lark (- reads stdin).",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="Write only JSON that this schema describes: a file, the schema itself, or - for stdin.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Write only text that this regular expression matches as a whole.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
 
-    def compile(self, model: Model) -> Grammar:
-        """Return the grammar for `model`; tell the user what is not enforced. Raises UsageError."""
-        if not self.is_schema:
-            return Grammar(model, self.text, name=self.name)
-        grammar = Grammar.from_json_schema(model, self.text, name=self.name)
-        if grammar.ignored:
-            message(f"{self.name}: not enforced: {', '.join(grammar.ignored)}")
-        return grammar
+    def contradictions(self, *, cascade: bool, reads_stdin: bool) -> dict[str, bool]:
+        """Return which of these options contradict each other, or a cascade, or a prompt from stdin."""
+        given = {
+            f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value is not None
+        }
+        names = [*given]
+        found = {" and ".join(names): len(names) > 1}
+        for name, value in given.items():
+            found[f"{name} and --mode cascade"] = cascade
+            found[f"a prompt from stdin and {name} -"] = value == "-" and reads_stdin
+        return found
+
+    def read(self) -> GrammarSource | None:
+        """Return what the text must match; None for any text. Raises UsageError, before models are loaded."""
+        if self.grammar is None and self.json_schema is None and self.regex is None:
+            return None
+        from edgespec.grammar.source import GrammarSource
+
+        if self.grammar is not None:
+            name = f"--grammar {self.grammar}"
+            text = _read(self.grammar, name)
+            return GrammarSource.lark(text, name) if _is_lark(self.grammar) else GrammarSource.any(text, name)
+        if self.regex is not None:
+            return GrammarSource.regex(self.regex, "--regex")
+        given = self.json_schema or ""
+        if given.lstrip().startswith(("{", "[")):
+            return GrammarSource.json_schema(given, "--json-schema")
+        name = f"--json-schema {given}"
+        return GrammarSource.json_schema(_read(given, name), name)
+
+    def tell_if_cut(self, result: Result) -> None:
+        """Tell the user that a text does not match, because it ends too early."""
+        limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}.get(result.stop_reason)
+        if limit and (self.grammar or self.json_schema or self.regex):
+            whole = (
+                "whole JSON"
+                if self.json_schema
+                else f"what the {'grammar' if self.grammar else 'regex'} wants"
+            )
+            message(f"the text was cut by {limit} and may not be {whole}")
 
 
-def read_structure(grammar: Path | None, json_schema: Path | None) -> Structure | None:
-    """Return the grammar or schema; None if none is given. Raises UsageError for a file that cannot be read.
+def tell_warnings(source: GrammarSource) -> None:
+    """Tell the user what of a schema is not enforced."""
+    for warning in source.warnings:
+        message(f"{source.name}: not enforced: {warning}")
 
-    A grammar is checked here, before models are loaded.
-    """
-    path = grammar or json_schema
-    if path is None:
-        return None
-    name = f"{'--grammar' if grammar else '--json-schema'} {path}"
+
+def _is_lark(path: str) -> bool:
+    return Path(path).suffix.lower() == ".lark"
+
+
+def _read(path: str, name: str) -> str:
+    """Return the text of a file, or of stdin for "-", without a byte order mark."""
     try:
-        text = path.read_bytes().decode()
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from None
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name}: not UTF-8 text at byte {error.start}; convert it first") from None
-    if grammar:
-        check_grammar(text, name)
-    return Structure(text, name, is_schema=grammar is None)
-
-
-def tell_if_cut(structure: Structure | None, result: Result) -> None:
-    """Tell the user that a text does not match, because it ends too early."""
-    if structure and result.stop_reason in ("length", "context", "stop"):
-        limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}[result.stop_reason]
-        whole = "whole JSON" if structure.is_schema else "what the grammar wants"
-        message(f"the text was cut by {limit} and may not be {whole}")

@@ -73,7 +73,7 @@ class Verifier:
             return path, following, []
         sampler, recent = self._position.sampler, self._position.recent
         if self._constraint:
-            rows = self._constraint.masked(rows, tree.paths(), sampler, recent)
+            rows = self._constraint.masked(rows, tree.paths())
         coins = self._position.coins(tree.n_nodes + 1)  # one for each node, the last for the token after
         is_block = self._rule == "block"
         return sampler.verify(rows, *tree, recent(()), coins, is_block, lenience=self._lenience)
@@ -87,7 +87,7 @@ class Verifier:
         while True:
             (coin,) = position.coins(1)  # one for each emitted token and no other, as in plain decoding
             recent = position.recent(kept)
-            row = self._allowed(rows[node + 1], kept, recent)
+            row = self._allowed(rows[node + 1], kept)
             token = position.sampler.sample(row, recent, coin, -1)
             children = [i for i in range(node + 1, len(parents)) if parents[i] == node]
             if not children:
@@ -102,11 +102,11 @@ class Verifier:
             if self._is_eog(drafted[found]):
                 return path, token  # the loop drops it: nothing follows an end-of-generation token
 
-    def _allowed(self, row: Rows, path: Sequence[int], recent: Tokens) -> Rows:
+    def _allowed(self, row: Rows, path: Sequence[int]) -> Rows:
         """Return the target's logits after `path`, with what the constraint forbids at -inf."""
         if not self._constraint:
             return row
-        masked = self._constraint.mask(row, path, self._position.sampler, recent)
+        masked = self._constraint.mask(row, path)
         return row if masked is None else masked
 
 

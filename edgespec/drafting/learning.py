@@ -10,32 +10,6 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.proposal import Offer, Proposal
 
 
-class ForcedChance:
-    """How often a token that the grammar forces is accepted.
-
-    The text is certain, but not which tokens the target writes it in; that hardly depends on the position.
-    """
-
-    _GUESS, _COUNTS = 0.9, 10.0  # the estimate before the first outcome, and the outcomes it counts for
-
-    def __init__(self) -> None:
-        """Begin with the guess."""
-        self._hits, self._tested = self._GUESS * self._COUNTS, self._COUNTS
-
-    @property
-    def now(self) -> float:
-        """The estimate, given that the tokens before are accepted."""
-        return self._hits / self._tested
-
-    def learn(self, tree: Tree, outcome: Outcome) -> None:
-        """Count the forced tokens that were judged."""
-        kept = {-1, *outcome.path}
-        for i, node in enumerate(tree):
-            if node.source == "forced" and node.parent in kept:
-                self._tested += 1.0
-                self._hits += i in kept
-
-
 def learn_step(predictor: Predictor, proposal: Proposal, outcome: Outcome) -> None:
     """Learn what became of `proposal`."""
     n_right = proposal.n_right(outcome.emitted)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Position
 from edgespec.decoding.tree import Node
@@ -100,10 +102,10 @@ class ModelSource:
         row: Rows | None = unmasked
         ids = self._model.ids
         if self._constraint:
-            recent, ids = position.recent(drafted), None
-            row = self._constraint.mask(self._model.whole(unmasked), drafted, sampler, recent, exact=False)
-        if row is None:
-            return False  # the grammar allows nothing that the draft model likes
+            ids = None
+            row = self._constraint.mask(self._model.whole(unmasked), drafted)
+        if row is None or (self._constraint and row.max() == -np.inf):
+            return False  # nothing may follow, or nothing that the draft model knows
         likeliest = sampler.likeliest(row, _LIKELIEST, ids)
         place = _Place(proposal.depth, proposal.path, bucket_of(likeliest[0][1]))
         as_sampled = self._predictor.sampled.chance(place.depth, place.bucket)

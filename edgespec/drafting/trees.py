@@ -28,7 +28,7 @@ from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
 from edgespec.drafting.bids import Bid
 from edgespec.drafting.costs import N_MAX, Clocks
-from edgespec.drafting.learning import ForcedChance, learn_step
+from edgespec.drafting.learning import learn_step
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.model_source import ModelSource
 from edgespec.drafting.policy import RunModel, TakeSuffix
@@ -83,7 +83,6 @@ class TreeDrafter:
         self._sleep = Sleep(scheduler, self._model, draft_clock) if self._model else None
         self._on_step = on_step
         self._constraint = constraint
-        self._forced_chance = ForcedChance()
         self.n_max = MAX_GAMMA if policy.gamma is None else policy.gamma
         self._sampled = False
         self._n_pending = 1  # tokens in the target's next pass in any case
@@ -173,10 +172,9 @@ class TreeDrafter:
         tokens = self._constraint.forced_run(proposal.drafted)[: proposal.n_left]
         if not tokens:
             return False
-        chance = self._forced_chance.now
-        n = self._scheduler.n_worthwhile(proposal.path, proposal.depth, [chance] * len(tokens))
+        n = self._scheduler.n_worthwhile(proposal.path, proposal.depth, [1.0] * len(tokens))
         for token in tokens[:n]:
-            proposal.grow(token, "forced", chance, proposal.bucket)
+            proposal.grow(token, "forced", 1.0, proposal.bucket)
         return n > 0
 
     def _compile(self, proposal: Proposal) -> None:
@@ -220,7 +218,6 @@ class TreeDrafter:
         if self._suffix_source:
             self._suffix_source.extend(emitted)
         learn_step(self._scheduler.learnt.predictor, proposal, outcome)
-        self._forced_chance.learn(proposal.tree, outcome)
         n_own = self._n_pending + len(proposal.tree)
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
             self._target_clock.observe(n_own, proposal.n_timeline, outcome.verify_s)

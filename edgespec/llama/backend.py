@@ -38,16 +38,14 @@ if _problem := wheel_for_another_board():
 
 from llama_cpp import llama_cpp as llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-from llama_cpp.llama_grammar import PRIMITIVE_RULES, SchemaConverter
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 __all__ = [
-    "PRIMITIVE_RULES",
     "QUANT_TYPES",
     "Interruption",
     "Jinja2ChatFormatter",
     "LlamaDraftModel",
-    "SchemaConverter",
+    "address_of",
     "clear_log",
     "create",
     "failure_reason",
@@ -101,6 +99,11 @@ def foreign_function(name: str, restype: type | None, *argtypes: type) -> Callab
     function.restype = restype
     function.argtypes = argtypes
     return cast("Callable[..., Any]", function)
+
+
+def address_of(name: str) -> int:
+    """Return the address of a C function of libllama, for another library that calls it."""
+    return ctypes.cast(cast("ctypes.CDLL", llama._lib)[name], ctypes.c_void_p).value or 0
 
 
 def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> None:

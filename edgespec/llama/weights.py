@@ -173,6 +173,12 @@ class Model(Closing):
         self._require(self._finalizer)
         return self._model
 
+    @property
+    def vocabulary(self) -> int:
+        """The address of the library's vocabulary, for another library that tokenizes with it."""
+        self._require(self._words)
+        return int(ctypes.cast(self._vocab, ctypes.c_void_p).value or 0)
+
     def _require(self, freed: weakref.finalize[..., Any]) -> None:
         if not freed.alive:
             raise EdgespecError(f"{self.path}: the model is closed")

@@ -192,13 +192,12 @@ class RequestReader:
 
     def _compile(self, schema: str, param: str, in_tags_of: str | None = None) -> Grammar:
         try:
-            grammar = Grammar.from_json_schema(self._model, schema, name=param)
             if in_tags_of:
-                text = in_tags(grammar.text, many=in_tags_of == "many")
-                grammar = Grammar(self._model, text, name=param)
+                text = in_tags(json.loads(schema), many=in_tags_of == "many")
+                return Grammar.from_lark(self._model, text, name=param)
+            return Grammar.from_json_schema(self._model, schema, name=param)
         except UsageError as error:
             raise Fault(400, str(error), param=param) from None
-        return grammar
 
 
 def _names(tools: Sequence[Tool]) -> frozenset[str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgespec.server.schema import AssistantMessage, Content, Message, Tool
 
+_COMPACT = {"x-guidance": {"whitespace_flexible": False, "lenient": True}}
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 _BARE = (
@@ -99,11 +100,10 @@ def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
     }
 
 
-def in_tags(grammar: str, *, many: bool) -> str:
-    """Return the grammar of a call in its tags, from that of a bare call; `many`: of one or more."""
-    call = re.sub(r"^root ::=", "tagged-call ::=", grammar, count=1, flags=re.MULTILINE)
-    one = f'"{OPEN}\\n" tagged-call "{CLOSE}"'
-    return f"{call}\nroot ::= {one}" + (f' ("\\n" {one})*' if many else "")
+def in_tags(schema: Mapping[str, Any], *, many: bool) -> str:
+    """Return the Lark grammar of a call in its tags, from the schema of a bare call; `many`: one or more."""
+    call = f'call: "{OPEN}\\n" %json {json.dumps({**schema, **_COMPACT})} "\\n{CLOSE}"\n'
+    return call + "start: call" + (r' ("\n" call)*' if many else "") + "\n"
 
 
 # ---- calls in a text ----

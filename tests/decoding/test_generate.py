@@ -420,20 +420,20 @@ def test_logits_of_the_draft_that_are_no_numbers_are_the_drafts(tiny_path, tmp_p
 
 
 class Spending:
-    """A State of a grammar that allows everything, and takes its time."""
+    """A Matcher that allows everything, and takes its time."""
 
     def __init__(self, clock):
         self.clock = clock
 
-    def judge(self, ids):
+    def mask(self, out):
         self.clock.now += 0.5
-        return np.ones(len(ids), np.bool_)
+        out[0] = 0xFF
 
-    def accept(self, token):
+    def consume(self, token):
         self.clock.now += 0.5
 
-    def copy(self):
-        return self
+    def rollback(self, n):
+        self.clock.now += 0.5
 
 
 def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
@@ -456,7 +456,7 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
     target = ToySession(logits, 8, clock=clock, cost=lambda n: 0.02)
     draft = ToySession(logits, 8, clock=clock, cost=lambda n: 0.005)
     scheduler = Scheduler(Learnt(*curves, Predictor()), MODEL)
-    constraint = Constraint(Spending(clock), GREEDY, 8, is_eog=lambda _: False)
+    constraint = Constraint(lambda: Spending(clock), 8, is_eog=lambda _: False)
     model = DraftModel(draft, n_vocab=8)
     drafter = TreeDrafter(
         scheduler, suffix=None, model=model, is_eog=lambda _: False, clocks=curves, constraint=constraint

@@ -12,6 +12,8 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgespec.decoding.asks import finished
 from edgespec.decoding.drafter import Position
@@ -51,54 +53,62 @@ PARAMS = {
     "penalties": SamplingParams(
         temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalty=1.4, logit_bias={1: -1.0, 3: 1.5}
     ),
+    "banned": SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias={3: -np.inf}),
 }
 
 
+def after(state, token):
+    for char in PIECES[token] if token < END else ("",):
+        state = NEXT[state].get(char) if state is not None else None
+    return state
+
+
+def forced_tokens(state):
+    """The longest tokens of the text that must follow, but its last one, which may become another."""
+    text = ""
+    while len(NEXT[state]) == 1 and "" not in NEXT[state]:
+        ((char, state),) = NEXT[state].items()
+        text += char
+    tokens = []
+    while text:
+        token = max((t for t in range(END) if text.startswith(PIECES[t])), key=lambda t: len(PIECES[t]))
+        tokens.append(token)
+        text = text[len(PIECES[token]) :]
+    return tokens[:-1]
+
+
+def may_follow(state):
+    """Which tokens may come next: where the text is forced, that of the longest tokens alone."""
+    tokens = forced_tokens(state)[:1] or [token for token in range(V) if after(state, token) is not None]
+    return np.isin(np.arange(V), tokens)
+
+
 class Automaton:
-    """A State over NEXT."""
+    """A Matcher over NEXT."""
 
-    def __init__(self, state=0):
-        self.state = state
+    def __init__(self):
+        self.states = [0]
 
-    def after(self, token):
-        state = self.state
-        for char in PIECES[token] if token < END else ("",):
-            state = NEXT[state].get(char) if state is not None else None
-        return state
+    def mask(self, out):
+        out[0] = np.packbits(may_follow(self.states[-1]), bitorder="little")[0]
 
-    def judge(self, ids):
-        return np.array([self.after(int(token)) is not None for token in ids], np.bool_)
+    def consume(self, token):
+        self.states.append(after(self.states[-1], token))
+        assert self.states[-1] is not None, "a forbidden token was consumed"
 
-    def accept(self, token):
-        self.state = self.after(token)
-        assert self.state is not None, "the library would end the process"
+    def rollback(self, n):
+        assert 0 < n < len(self.states)
+        del self.states[-n:]
 
-    def copy(self):
-        return Automaton(self.state)
-
-
-class ToySpelling:
-    """Single characters, written with the longest tokens."""
-
-    probes = np.array([0, 1, 2, END], np.int32)
-
-    def piece(self, token):
-        return PIECES[token].encode()
-
-    def write(self, text):
-        tokens, text = [], text.decode()
-        while text:
-            token = max((t for t in range(END) if text.startswith(PIECES[t])), key=lambda t: len(PIECES[t]))
-            tokens.append(token)
-            text = text[len(PIECES[token]) :]
-        return tokens
+    def forced(self):
+        return forced_tokens(self.states[-1])
 
 
 class Forgetful(Constraint):
     """The mistake: the row after the first node is not masked."""
 
-    def masked(self, rows, paths, sampler, recent):
-        out = super().masked(rows, paths, sampler, recent)
+    def masked(self, rows, paths):
+        out = super().masked(rows, paths)
         if len(out) > 1:
             out[1] = rows[1]
         return out
@@ -113,7 +123,8 @@ def toy_logits(seed):
 
 
 def constrain(params, kind=Constraint):
-    return kind(Automaton(), params, V, is_eog=lambda t: t == END, spelling=ToySpelling())
+    banned = [token for token, bias in params.logit_bias.items() if bias == -np.inf]
+    return kind(Automaton, V, is_eog=lambda t: t == END, banned=banned)
 
 
 class Runs:
@@ -164,12 +175,12 @@ def expected(params):
             yield sequence, chance
             return
         row = toy_logits(2)((*PROMPT, *sequence)).copy()
-        row[~state.judge(np.arange(V))] = -np.inf
+        row[~may_follow(state)] = -np.inf
         for token, p in enumerate(filtered_probs(row, params, (*PROMPT, *sequence))):
             if p > 0:
-                yield from spread((*sequence, token), Automaton(state.after(token)), chance * p)
+                yield from spread((*sequence, token), after(state, token), chance * p)
 
-    return dict(spread((), Automaton(), 1.0))
+    return dict(spread((), 0, 1.0))
 
 
 def p_value(runs, n):
@@ -198,9 +209,8 @@ def test_every_policy_is_exact(clock, name, rule):
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("name", ["filtered", "penalties"])
-def test_judging_only_the_likeliest_is_exact(clock, monkeypatch, name, rule):
-    monkeypatch.setattr("edgespec.grammar.constraint._JUDGED", (1, 3))
+@pytest.mark.parametrize("name", ["filtered", "penalties", "banned"])
+def test_a_grammar_and_filters_are_exact(clock, name, rule):
     runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
     assert p_value(runs, N_RUNS) > 1e-4
 
@@ -240,18 +250,36 @@ def test_forced_text_is_written_with_the_longest_tokens_but_for_the_last():
     constraint = constrain(PARAMS["warm"])
     assert constraint.forced_run(()) == []
     assert constraint.forced_run((0,)) == [4], "bca must follow, and the a may become another token"
-    assert constraint.forced((0, 1)) == 2
+    assert constraint.forced((0,)) == 4
     assert constraint.forced((0, 4)) is None
-    assert constraint.fitting((), (3, 2, 3, 2)) == 4
-    assert constraint.fitting((), (3, 2, 1, 2)) == 2
-    assert constraint.fitting((0,), (1, 4)) == 1
-    assert constraint.allows((0, 1), 2)
-    assert not constraint.allows((0, 1), 1)
+    assert constraint.fitting((), (2, 0, 4, 4)) == 3
+    assert constraint.fitting((), (2, 0, 1)) == 2
+    assert constraint.fitting((0,), (4, 0, 0)) == 3
     constraint.advance([0, 4])
     assert constraint.forced(()) is None
     constraint.advance([0])
-    assert constraint.allows((), END)
     assert constraint.fitting((), (END, 0)) == 1, "nothing follows the end"
+    assert constraint.forced_run((END,)) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, V - 1), max_size=6), max_size=12), st.integers(0, 3))
+def test_a_constraint_finds_its_way_between_any_paths(paths, n_emitted):
+    """What may follow a path is what a matcher that went there alone says, in whatever order paths come."""
+    constraint = constrain(PARAMS["warm"])
+    emitted = [2, 0, 4][:n_emitted]
+    constraint.advance(emitted)
+    row = np.zeros(V, np.float32)
+    for path in paths:
+        state = 0
+        for token in (*emitted, *path):
+            fits = state is not None and token in np.flatnonzero(may_follow(state))
+            state = after(state, token) if fits else None
+        masked = constraint.mask(row, path)
+        if state is None or END in path:
+            assert masked is None
+        else:
+            assert np.array_equal(np.isfinite(masked), may_follow(state))
 
 
 def test_the_draft_model_does_not_run_where_the_text_is_forced():

@@ -191,7 +191,7 @@ def test_random_clients_get_what_they_get_alone(engine, fresh, pipe, prompts, se
         if tokens is None:
             continue
         grammar = request.options.grammar
-        own = grammar and Grammar(fresh.target, grammar.text)
+        own = grammar and Grammar(fresh.target, grammar.source)
         wanted = [*fresh.stream(prompts[request.number], request.options.changed(grammar=own))]
         assert [said(token) for token in tokens] == [said(token) for token in wanted], request
         n_compared += 1

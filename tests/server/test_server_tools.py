@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgespec.llama.weights import Model
 from edgespec.records import Token
 from edgespec.server.schema import Tool
-from edgespec.server.tools import Called, CallReader, Said, call_schema, in_tags
+from edgespec.server.tools import Called, CallReader, Said, call_schema
 from edgespec.server.writing import ChatWriting, Head, Written
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
@@ -137,15 +137,6 @@ def test_references_in_a_functions_schema_go_on_to_hold():
     assert moved["properties"]["again"] == {"$ref": "#/$defs/tool1"}
     assert moved["properties"]["$ref"] == {"type": "string"}, "a property of this name is no reference"
     assert moved["$defs"]["U"] == {"enum": ["#"]}
-
-
-def test_the_grammar_of_one_call_put_in_tags():
-    grammar = 'a ::= "x"\nroot ::= a "root ::="\nspace ::= " "?'
-    assert in_tags(grammar, many=False) == (
-        'a ::= "x"\ntagged-call ::= a "root ::="\nspace ::= " "?\n'
-        'root ::= "<tool_call>\\n" tagged-call "</tool_call>"'
-    )
-    assert in_tags(grammar, many=True).endswith('("\\n" "<tool_call>\\n" tagged-call "</tool_call>")*')
 
 
 def test_a_template_takes_tools(tmp_path: Path):

@@ -16,12 +16,8 @@ from pydantic import BaseModel
 
 from edgespec import Engine, SamplingParams
 from server_app import Served, serving
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import TOOLS_TEMPLATE, write_tiny_gguf
 
-WITH_TOOLS = (
-    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n"
-    "{% endif %}" + CHAT_TEMPLATE
-)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
@@ -54,7 +50,7 @@ def deep(n: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tools") / "tools.gguf"
-    return write_tiny_gguf(path, seed=1, n_ctx=4096, chat_template=WITH_TOOLS)
+    return write_tiny_gguf(path, seed=1, n_ctx=4096, chat_template=TOOLS_TEMPLATE)
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,16 @@ __all__ = [
     "IM_START",
     "MERGES",
     "N_WORDS",
+    "TOOLS_TEMPLATE",
     "vocabulary",
     "write_tiny_gguf",
 ]
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% endif %}" + CHAT_TEMPLATE
+)
+"""The tiny models' chat template, which also shows the functions that may be called."""
 
 
 def write_tiny_gguf(

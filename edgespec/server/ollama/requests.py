@@ -37,7 +37,7 @@ class OllamaReader:
 
     def chat(self, body: ChatBody) -> PreparedRequest:
         """Prepare a request to /api/chat, which has messages."""
-        messages = _messages(body.messages or ())
+        messages = as_openai(body.messages or ())
         fields: dict[str, Any] = {"messages": messages}
         if body.tools:
             fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -159,7 +159,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **tool}  # clients may leave the type out
 
 
-def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages as OpenAI's API has them: calls with ids, and their arguments as text.
 
     Ollama's clients send no ids. They are made up here, as templates may need them: nine letters and digits,
@@ -201,5 +201,6 @@ def _called(message: Message, waiting: list[dict[str, Any]]) -> dict[str, Any] |
         fitting = [call for call in waiting if call["function"]["name"] == message.tool_name] or waiting
     if not fitting:
         return None
-    waiting.remove(fitting[0])
-    return fitting[0]
+    call = fitting[0]
+    waiting.remove(call)
+    return call

@@ -47,10 +47,18 @@ if TYPE_CHECKING:
 class Prompt:
     """What is continued, and how it is put to the model."""
 
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads stdin, as does a pipe.")] = None
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; what is piped in follows it. Without one, or for -: stdin."),
+    ] = None
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help="Read the prompt from a file.", rich_help_panel=PROMPT),
+        typer.Option(
+            "--file",
+            "-f",
+            help="Read the prompt from a file; what is piped in follows it.",
+            rich_help_panel=PROMPT,
+        ),
     ] = None
     system: SystemOption = None
     chat: Annotated[
@@ -64,6 +72,11 @@ class Prompt:
         list[str] | None,
         typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=PROMPT),
     ] = None
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether all of it comes from standard input."""
+        return self.file is None and self.prompt in (None, "-")
 
     @property
     def in_template(self) -> bool | None:
@@ -294,7 +307,7 @@ def _refuse_contradictions(
             "--system and --raw": prompt.system is not None and prompt.raw,
             **models.contradictions(drafter),
             "--json and --show-draft": output.json and output.show_draft,
-            **output.structure.contradictions(cascade=cascade, reads_stdin=prompt.prompt == "-"),
+            **output.structure.contradictions(cascade=cascade, reads_stdin=prompt.reads_stdin),
             f"--drafter {drafter} and --mode cascade": drafter in DRAFTLESS and cascade,
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
 from edgespec.errors import UsageError
+from terminals import Terminal
 
 # ---- limits of the machine ----
 
@@ -150,3 +152,104 @@ def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):
     )
     failed(process, 1, "training needs JAX: pip install 'edgespec[forge]'")
     failed(run_cli("draft", "make", "--name", "default", env=environment), 2, "a pair of this name")
+
+
+# ---- standard input beside a prompt ----
+
+GREEDY = ("--raw", "--drafter", "none", "--temp", "0", "-n", "12", "--no-stats")
+
+
+@pytest.fixture
+def written(environment, tiny_path):
+    """What is written for a prompt, without anything on stdin."""
+    return lambda prompt: run_cli("run", prompt, "-m", tiny_path, *GREEDY, env=environment).stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "prompt"),
+    [
+        ("cat notes.txt | {run} question", "question\n\nthe notes\n"),
+        ("{run} question < notes.txt", "question\n\nthe notes\n"),
+        ("cat notes.txt | {run} -f question.txt", "asked\n\n\nthe notes\n"),
+        ("cat notes.txt | {run} -", "the notes\n"),
+        ("cat notes.txt | {run}", "the notes\n"),
+        ("(sleep 1.5; cat notes.txt) | {run} question", "question\n\nthe notes\n"),
+        ("printf '' | {run} question", "question"),
+        ("printf ' \\n' | {run} question", "question"),
+        ("{run} question < /dev/null", "question"),
+        ("{run} question < empty.txt", "question"),
+        ("{run} question <&-", "question"),
+    ],
+)
+def test_what_is_piped_in_follows_the_prompt(environment, tiny_path, tmp_path, written, shell, prompt):
+    for name, text in {"notes": "the notes\n", "question": "asked\n", "empty": ""}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    command = shell.format(run=shlex.join([*COMMAND, "run", "-m", str(tiny_path), *GREEDY]))
+    process = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout == written(prompt)
+    assert written("question") != written("question\n\nthe notes\n"), "they can be told apart"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "pipe of a grandparent"])
+def test_an_open_stdin_that_nobody_writes_to_is_not_waited_for(environment, tiny_path, written, kind):
+    """As programs start others: with a pipe (Python) or a socket (Node) that they keep open."""
+    command = [*COMMAND, "run", "question", "-m", str(tiny_path), *GREEDY]
+    if kind == "pipe of a grandparent":
+        command = ["sh", "-c", f"{shlex.join(command)}; true"]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            command,
+            stdin=theirs if kind == "socket" else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert process.wait(timeout=60) == 0
+        assert process.stdout.read() == written("question")
+        assert process.stderr.read() == (
+            "edgespec: nothing came through standard input, which is open: the prompt is used alone\n"
+        )
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+
+
+def test_a_program_that_writes_what_follows_the_prompt(environment, tiny_path, written):
+    command = [*COMMAND, "run", "question", "-m", str(tiny_path), *GREEDY]
+    process = subprocess.run(
+        command, input="the notes\n", env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (process.stdout, process.stderr) == (written("question\n\nthe notes\n"), "")
+
+
+def test_in_a_terminal_nothing_is_waited_for(environment, tiny_path):
+    with Terminal([*COMMAND, "run", "question", "-m", str(tiny_path), *GREEDY], environment) as terminal:
+        assert terminal.wait() == 0
+        assert "edgespec: " not in terminal.rest()
+
+
+def test_bytes_in_a_pipe_that_are_no_text(environment, tiny_path):
+    process = run_cli("run", "question", "-m", tiny_path, *GREEDY, env=environment, stdin=b"ab\xff")
+    failed(process, 1, "stdin", "not UTF-8", "position 2")
+
+
+def test_stdin_that_an_option_reads_is_no_part_of_the_prompt(environment, tiny_path):
+    words = ("run", "question", "-m", tiny_path, *GREEDY)
+    found = run_cli(*words, "--json-schema", "-", env=environment, stdin=b'{"const": 1}')
+    assert (found.returncode, found.stdout.strip()) == (0, "1"), found.stderr
+    failed(
+        run_cli(*words[:1], "--json-schema", "-", env=environment, stdin=b"{}"),
+        2,
+        "stdin and --json-schema -",
+    )

@@ -48,6 +48,7 @@ class Terminal:
         environment: Mapping[str, str],
         timeout_s: float = 30,
         cwd: Path | None = None,
+        term: str = "xterm",
     ) -> None:
         self._timeout_s = timeout_s
         self._primary, secondary = pty.openpty()
@@ -55,7 +56,7 @@ class Terminal:
             command,
             cwd=cwd,
             # No terminal answers the question for the cursor's position.
-            env={**environment, "TERM": "xterm", "COLUMNS": "200", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**environment, "TERM": term, "COLUMNS": "200", "PROMPT_TOOLKIT_NO_CPR": "1"},
             stdin=secondary,
             stdout=secondary,
             stderr=secondary,
@@ -64,6 +65,8 @@ class Terminal:
         )
         os.close(secondary)
         self._seen = ""
+        self.shown = ""
+        """All that was shown, with its control sequences."""
 
     def __enter__(self) -> Terminal:
         return self
@@ -112,7 +115,9 @@ class Terminal:
             except OSError:  # the other end is closed
                 break
             wait_s = 0.0
-        self._seen += data.decode(errors="replace")
+        text = data.decode(errors="replace")
+        self._seen += text
+        self.shown += text
         return bool(data)
 
 

@@ -257,34 +257,6 @@ release_row:
     return result;
 }
 
-static PyObject *sampler_best(PyObject *object, PyObject *args) {
-    sampler_object *self = (sampler_object *)object;
-    PyObject *objects[4], *result = NULL;
-    Py_buffer row, prefix, ids, logits;
-    if (!PyArg_ParseTuple(args, "OOOO:best", &objects[0], &objects[1], &objects[2], &objects[3])) return NULL;
-    if (get_buffer(objects[0], &row, 'f', "row", 0) < 0) return NULL;
-    if (get_buffer(objects[1], &prefix, 'i', "prefix", 0) < 0) goto release_row;
-    if (get_buffer(objects[2], &ids, 'i', "ids", PyBUF_WRITABLE) < 0) goto release_prefix;
-    if (get_buffer(objects[3], &logits, 'f', "logits", PyBUF_WRITABLE) < 0) goto release_ids;
-    if (n_elements(&ids) != n_elements(&logits)) {
-        es_raise(ES_BAD_LENGTH);
-    } else if (es_enter(self) == 0) {
-        size_t n_found = 0;
-        const es_status status = es_best(self->sampler, row.buf, n_elements(&row), prefix.buf, n_elements(&prefix),
-                                         n_elements(&ids), ids.buf, logits.buf, &n_found);
-        self->busy = false;
-        result = status == ES_OK ? PyLong_FromSize_t(n_found) : es_raise(status);
-    }
-    PyBuffer_Release(&logits);
-release_ids:
-    PyBuffer_Release(&ids);
-release_prefix:
-    PyBuffer_Release(&prefix);
-release_row:
-    PyBuffer_Release(&row);
-    return result;
-}
-
 static PyObject *sampler_probs(PyObject *object, PyObject *args) {
     sampler_object *self = (sampler_object *)object;
     Py_ssize_t slot;
@@ -306,8 +278,6 @@ static PyMethodDef sampler_methods[] = {
     {"draw", sampler_draw, METH_VARARGS, "draw(slot, coin) -> a token sampled from slot."},
     {"likeliest", sampler_likeliest, METH_VARARGS,
      "likeliest(row, k, ids=None) -> [(token, probability), ...]: the k likeliest of the row itself, unfiltered."},
-    {"best", sampler_best, METH_VARARGS,
-     "best(row, prefix, ids, logits) -> n: write the likeliest after bias and penalties into ids and logits."},
     {"probs", sampler_probs, METH_VARARGS, "probs(slot, out): write slot's probabilities by id into out."},
     {"without", sampler_without, METH_VARARGS,
      "without(slot, token, into): `into` becomes slot without token, normalised."},

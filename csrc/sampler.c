@@ -421,16 +421,3 @@ es_status es_likeliest(es_sampler *s, const float *row, size_t n, size_t k, int3
     }
     return ES_OK;
 }
-
-es_status es_best(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix, size_t k,
-                  int32_t *ids, float *logits, size_t *found) {
-    if (n == 0 || n > s->n_vocab || k == 0) return ES_BAD_LENGTH;
-    if (s->n_bias || penalties_on(&s->params)) row = adjust(s, row, NULL, n, prefix, n_prefix, NULL, 0);
-    if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
-    *found = top_k(s, row, n, k);
-    for (size_t i = 0; i < *found; i++) {
-        ids[i] = s->candidates[i].id;
-        logits[i] = (float)s->candidates[i].key;
-    }
-    return ES_OK;
-}

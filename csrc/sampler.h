@@ -127,10 +127,6 @@ int32_t es_dist_sample(const es_dist *dist, double coin);
  * -infinity or there are no more. */
 es_status es_likeliest(es_sampler *sampler, const float *row, size_t n, size_t k, int32_t *ids, double *probs,
                        size_t *found);
-/* The same of the row after bias and penalties, at a position that follows prefix[n_prefix], with their logits
- * then.  None where all are at -infinity. */
-es_status es_best(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix, size_t k,
-                  int32_t *ids, float *logits, size_t *found);
 
 /* Makes p, one of `target`, max(0, weight * p - q), not normalised, and returns its total.  When that is 0,
  * p stays as it was. */

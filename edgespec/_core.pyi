@@ -58,13 +58,6 @@ class Sampler:
         left out. `ids` is as for `sample`.
         """
 
-    def best(self, row: _Floats, prefix: _Ints, ids: _Ints, logits: _Floats) -> int:
-        """Write the likeliest tokens of `row` after bias and penalties, best first; return how many.
-
-        As many as `ids` (int32) and `logits` (float32), of one length, hold, but those at -inf. `logits` are
-        those after bias and penalties. `prefix` is as for `sample`.
-        """
-
     def probs(self, slot: int, out: _Floats) -> None:
         """Write the probabilities of `slot` by token id into `out` (float32, n_vocab)."""
 

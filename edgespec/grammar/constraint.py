@@ -89,8 +89,6 @@ class Constraint(Closing):
             self._usable[token >> 5] &= ~np.uint32(1 << (token & 31))
         self._rows: Rows = np.empty((0, n_vocab), np.float32)
         self._written: list[Allowed | None] = []  # what each of `_rows` was masked with; None: nothing
-        self.n_masked = 0
-        """Rows that were masked."""
 
     def mask(self, row: Rows, path: Path, *, place: int = 0) -> Rows | None:
         """Return the logits `row`, which follow `path`, with forbidden tokens at -inf.
@@ -103,7 +101,6 @@ class Constraint(Closing):
         allowed = self._allowed(tuple(path))
         if allowed is None:
             return None
-        self.n_masked += 1
         self._make_room(place + 1)
         out, before, n = self._rows[place], self._written[place], len(row)
         ids = allowed.ids if n == self._n_vocab else allowed.ids[allowed.ids < n]

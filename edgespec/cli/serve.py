@@ -124,7 +124,7 @@ def serve_command(
         bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")
     ] = False,
 ) -> int:
-    """Answer OpenAI clients on this machine: chat and text completions, and a page at /."""
+    """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     refuse_contradictions(models.contradictions(loading.drafter))
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")

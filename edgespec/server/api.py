@@ -70,7 +70,7 @@ def create_app(
     app = FastAPI(
         title="edgespec",
         version=version("edgespec"),
-        summary="OpenAI's API over one pair of local models, with exact speculative decoding.",
+        summary="OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.",
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
         responses={code: {"model": ErrorAnswer} for code in _REFUSALS},

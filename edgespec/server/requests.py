@@ -68,7 +68,7 @@ class Service:
 
     def check_name(self, model: str) -> None:
         """Raise a 404 for a model that is not served."""
-        if model not in (self.name, *self.aliases):
+        if model.removesuffix(":latest") not in (self.name, *self.aliases):  # which Ollama's lists add
             raise Fault(
                 404,
                 f"no model {model[:80]!r} here: this server has {self.name!r}, also called {ALIAS!r}",

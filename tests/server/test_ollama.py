@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from edgespec import Engine, SamplingParams
 from edgespec.records import Result, Tally, Token, summarise
 from edgespec.server.limits import Gate, Limits
+from edgespec.server.metrics import Metrics
 from edgespec.server.ollama.options import HARMLESS, HONOURED, ONLY
 from edgespec.server.ollama.requests import as_openai
 from edgespec.server.ollama.schema import ChatBody, GenerateBody
@@ -224,6 +225,14 @@ def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: 
 def test_names(client: ollama.Client, name: str):
     answer = client.generate(name, "hello", options={"num_predict": 1})
     assert answer.model == name
+
+
+def test_the_name_that_is_listed_is_known_to_the_other_api(client: ollama.Client, served: Served):
+    """Editors list the models here and chat there."""
+    (listed,) = client.list().models
+    with served.client() as plain:
+        body = {"model": listed.model, "messages": HELLO, "max_tokens": 1}
+        assert plain.post("/v1/chat/completions", json=body).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -529,6 +538,21 @@ def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Serve
     assert (answer.status_code, "API key" in answer.json()["error"]) == (401, True)
     assert asyncio.run(ask(keyed, authorization="Bearer right-key")).status_code == 200
     assert asyncio.run(ask(Limits(max_body=5))).json() == {"error": "the body is larger than 5 bytes"}
+
+
+def test_these_routes_are_counted_as_the_others(served: Served):
+    metrics = Metrics()
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(metrics.counting(served.app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await client.get("/api/version")
+            await client.post("/api/show", content=b'{"model": "edgespec"}')
+
+    asyncio.run(ask())
+    counted = metrics.render().decode()
+    for route in ('method="GET",route="/api/version"', 'method="POST",route="/api/show"'):
+        assert f'edgespec_requests_total{{{route},status="200"}} 1.0' in counted
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")

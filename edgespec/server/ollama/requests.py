@@ -188,7 +188,7 @@ def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _call(call: Call, identity: str) -> dict[str, Any]:
-    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+    arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id or identity, "type": "function", "function": function}
 

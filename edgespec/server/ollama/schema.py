@@ -31,7 +31,7 @@ class CalledFunction(MessagePart):
     """A call's function; its arguments are an object, not text."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | None = None
 
 
 class Call(MessagePart):

@@ -141,6 +141,7 @@ class AnswerLengths:
         """Count an answer of `n_tokens`; `unfinished`: it would have gone on, who knows how long."""
         if unfinished and n_tokens < self.expected(prompt):
             return
+        n_tokens = max(1, n_tokens)  # of an empty answer the token that ends it
         if not unfinished:
             self.mean += MEAN_WEIGHT * (n_tokens - self.mean)
         for key in _keys(prompt):

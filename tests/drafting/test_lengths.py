@@ -124,3 +124,11 @@ def test_what_is_known_of_the_length_is_used():
     first = next(n for n in range(1, 1000) if pays(unknown, n))
     assert next(n for n in range(1, 1000) if pays(usually(500), n)) < first / 2
     assert not any(pays(usually(10), n) for n in range(1, 20))
+
+
+def test_an_empty_answer_is_a_short_one():
+    lengths = AnswerLengths(100.0)
+    for _ in range(9):
+        lengths.learn("Say nothing", 0)
+    assert lengths.expected("Say nothing") < 20
+    assert lengths.of("Say nothing").longer(40) < 0.1

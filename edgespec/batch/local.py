@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,9 @@ from edgespec.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.batch.records import Answer, Request
 from edgespec.engine import Engine
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.server.choices import ChoicesWriting
 from edgespec.server.faults import Fault, from_engine, invalid
-from edgespec.server.requests import ALIAS, PreparedRequest, RequestReader, Service
+from edgespec.server.requests import ALIAS, PreparedChoices, PreparedRequest, RequestReader, Service
 from edgespec.server.schema import ChatRequest, CompletionRequest
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
 from edgespec.stream import Stream
@@ -34,14 +37,28 @@ class Defaults:
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting:
+class _Answering:
+    """A request, of which some texts may be under way."""
+
     request: Request
-    prepared: PreparedRequest
-    writing: ChatWriting | TextWriting
+    texts: Sequence[PreparedRequest]
+    writing: ChoicesWriting
 
 
 @dataclass(frozen=True, eq=False)
-class _Running(_Waiting):
+class _Text:
+    """A text of a request, by its index."""
+
+    of: _Answering
+    index: int
+
+    @property
+    def prepared(self) -> PreparedRequest:
+        return self.of.texts[self.index]
+
+
+@dataclass(frozen=True, eq=False)
+class _Running(_Text):
     text: Stream
 
 
@@ -64,55 +81,52 @@ class LocalWriter:
         self._defaults = defaults or Defaults()
         self._log = log
         self._reader = RequestReader(engine.target, service)
+        self._open: list[_Answering] = []
         self._running: list[_Running] = []
-        self._waiting: _Waiting | None = None
-        self._refused: list[tuple[Request, Answer]] = []
+        self._waiting: deque[_Text] = deque()
+        self._ended: list[tuple[Request, Answer]] = []
         self.n_tokens = 0
 
     @property
     def n_free(self) -> int:
-        """How many requests may begin now: none while one waits for room."""
+        """How many requests may begin now: none while a text waits for room."""
         return 0 if self._waiting else self._engine.parallel - len(self._running)
 
     @property
     def n_running(self) -> int:
         """How many have begun, and have not been returned by `finished`."""
-        return len(self._running) + len(self._refused) + (self._waiting is not None)
+        return len(self._open) + len(self._ended)
 
     def begin(self, request: Request) -> None:
         """Begin a request, or have it wait until there is room for its tokens."""
         try:
-            waiting = self._prepare(request)
-            if not self._admit(waiting):
-                self._waiting = waiting
+            answering = self._prepare(request)
         except Exception as error:  # noqa: BLE001 - an error of this request alone
-            self._refused.append((request, self._error(error)))
+            self._ended.append((request, self._error(error)))
+            return
+        self._open.append(answering)
+        self._waiting += [_Text(answering, i) for i in range(len(answering.texts))]
+        self._admit()
 
     def finished(self) -> list[tuple[Request, Answer]]:
         """Run one pass, and return the answers that are complete."""
-        ended, self._refused = self._refused, []
         if self._running:
             self._engine.step()
         for running in [*self._running]:
-            if answer := self._take(running):
-                self._running.remove(running)
-                ended.append((running.request, answer))
-        if waiting := self._waiting:
-            try:
-                if self._admit(waiting):
-                    self._waiting = None
-            except Exception as error:  # noqa: BLE001 - an error of this request alone
-                self._waiting = None
-                ended.append((waiting.request, self._error(error)))
+            if running in self._running:  # not ended by another text of its request
+                self._take(running)
+        self._admit()
+        ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
         """End all texts under way."""
         for running in self._running:
             running.text.close()
-        self._running, self._waiting = [], None
+        self._running, self._open = [], []
+        self._waiting.clear()
 
-    def _prepare(self, request: Request) -> _Waiting:
+    def _prepare(self, request: Request) -> _Answering:
         """Check a request and turn it into tokens. Raises Fault."""
         url, body = request.url, request.body or {}
         if url == PLAIN:
@@ -120,19 +134,26 @@ class LocalWriter:
         try:
             if url == CHAT:
                 chat = ChatRequest.model_validate(body)
-                prepared = self._reader.chat(chat)
-                written = Written(self._engine.target, keeps_tokens=bool(chat.logprobs))
-                head = Head.new("chatcmpl", self._service.name, self._fingerprint)
-                return _Waiting(request, prepared, ChatWriting(head, written, prepared.functions))
+                return self._of(request, self._reader.chats(chat), bool(chat.logprobs), is_chat=True)
             text = CompletionRequest.model_validate(body)
-            prepared = self._reader.text(text)
+            return self._of(request, self._reader.texts(text), text.logprobs is not None, is_chat=False)
         except ValidationError as error:
-            raise invalid(error.errors()) from None
+            raise invalid(error.errors(), body) from None
         except RecursionError:
             raise Fault(400, "the request is too deeply nested") from None
-        written = Written(self._engine.target, keeps_tokens=text.logprobs is not None)
-        head = Head.new("cmpl", self._service.name, self._fingerprint)
-        return _Waiting(request, prepared, TextWriting(head, written))
+
+    def _of(
+        self, request: Request, prepared: PreparedChoices, keeps_tokens: bool, *, is_chat: bool
+    ) -> _Answering:
+        """Return a request with what writes its texts."""
+        head = Head.new("chatcmpl" if is_chat else "cmpl", self._service.name, self._fingerprint)
+        writings: list[ChatWriting | TextWriting] = []
+        for i, text in enumerate(prepared.texts):
+            written = Written(self._engine.target, keeps_tokens=keeps_tokens)
+            writings.append(
+                ChatWriting(head, written, text.functions, i) if is_chat else TextWriting(head, written, i)
+            )
+        return _Answering(request, prepared.texts, ChoicesWriting(prepared, writings))
 
     def _of_plain(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the request that a line without url means: a chat where the model has a template.
@@ -154,42 +175,61 @@ class LocalWriter:
             messages.insert(0, {"role": "system", "content": system})
         return CHAT, body | {"messages": messages}
 
-    def _admit(self, waiting: _Waiting) -> bool:
-        """Begin a text if there is room for it, and return whether. Raises Fault if there never will be."""
-        tokens, options = waiting.prepared.tokens, waiting.prepared.options
-        if self._engine.has_room(len(tokens), options.n_predict):
-            text = self._engine.stream(tokens, options)
-            self._running.append(_Running(waiting.request, waiting.prepared, waiting.writing, text))
-            return True
-        if self._running:
-            return False
-        raise Fault(
-            400,
-            f"the prompt's {len(tokens)} tokens and its answer do not fit into the cache: "
-            "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
-            code="context_length_exceeded",
-        )
+    def _admit(self) -> None:
+        """Begin the texts that wait, as long as there is room for them."""
+        while self._waiting:
+            text = self._waiting[0]
+            tokens, options = text.prepared.tokens, text.prepared.options
+            try:
+                if not self._engine.has_room(len(tokens), options.n_predict):
+                    if self._running:
+                        return
+                    raise _too_long(len(tokens))
+                self._running.append(_Running(text.of, text.index, self._engine.stream(tokens, options)))
+                self._waiting.popleft()
+            except Exception as error:  # noqa: BLE001 - an error of this request alone
+                self._end(text.of, self._error(error))
 
-    def _take(self, running: _Running) -> Answer | None:
-        """Take the new tokens of a text; return its answer if that is complete."""
-        text, writing = running.text, running.writing
+    def _take(self, running: _Running) -> None:
+        """Take the new tokens of a text, and end its request if that is complete."""
+        text, writing, answering = running.text, running.of.writing, running.of
         try:
             tokens = text.made()
             self.n_tokens += len(tokens)
-            for _ in writing.add(tokens):
+            for _ in writing.add(running.index, tokens):
                 pass
             if not text.finished:
-                return None
+                return
             text.made()  # raises what ended the text, if it failed: only when no tokens are left
-            result = text.result
-            for _ in writing.finish(result):
+            for _ in writing.finish(running.index, text.result):
                 pass
-            body = writing.whole(result).model_dump_json(exclude_unset=True).encode()
+            self._running.remove(running)
+            if writing.is_complete:
+                body = writing.whole().model_dump_json(exclude_unset=True).encode()
+                n_tokens = sum(len(result.token_ids) for result in writing.results)
+                self._end(answering, Answer(200, body, n_tokens))
         except Exception as error:  # noqa: BLE001 - an error of this request alone
-            text.close()
-            return self._error(error)
-        return Answer(200, body, len(result.token_ids))
+            self._end(answering, self._error(error))
+
+    def _end(self, answering: _Answering, answer: Answer) -> None:
+        """End a request with `answer`, and the texts of it that are left."""
+        for running in [*self._running]:
+            if running.of is answering:
+                running.text.close()
+                self._running.remove(running)
+        self._waiting = deque(text for text in self._waiting if text.of is not answering)
+        self._open.remove(answering)
+        self._ended.append((answering.request, answer))
 
     def _error(self, error: Exception) -> Answer:
         fault = from_engine(error, self._log)
         return Answer.error(fault.status, fault.body())
+
+
+def _too_long(n_tokens: int) -> Fault:
+    return Fault(
+        400,
+        f"the prompt's {n_tokens} tokens and its answer do not fit into the cache: "
+        "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
+        code="context_length_exceeded",
+    )

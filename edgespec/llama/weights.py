@@ -6,6 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,11 @@ class Model(Closing):
         """Return whether `token` ends a generation (EOS, end of turn, ...)."""
         self._require(self._words)
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    @cached_property
+    def eog_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a generation."""
+        return tuple(token for token in range(self.n_vocab) if self.is_eog(token))
 
     def is_control(self, token: int) -> bool:
         """Return whether `token` is a control token, not text."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -31,8 +32,10 @@ class DraftUsage(BaseModel):
     drafted: int
     accepted: int
     cached_tokens: int = Field(description="Prompt tokens that were not read again.")
-    tokens_per_second: float | None = Field(description="Tokens after the first over the time after it.")
-    seconds: float = Field(description="Of the generation, without its time in the queue.")
+    tokens_per_second: float | None = Field(
+        description="Tokens after the first over the time after it; of several texts the mean."
+    )
+    seconds: float = Field(description="Without the time in the queue; of several texts the sum.")
     seconds_to_first_token: float | None
     sources: dict[str, SourceCount]
     joules: float | None = Field(description="null where nothing measures them.")
@@ -40,6 +43,7 @@ class DraftUsage(BaseModel):
         description="The same seed gives this text again; null if timing influenced it, so no seed does."
     )
     note: str = Field(description="Why drafting was on or off.")
+    warnings: list[str] = Field([], description="What of the request is done only in part.")
 
 
 class Usage(BaseModel):
@@ -52,31 +56,52 @@ class Usage(BaseModel):
     edgespec: DraftUsage
 
     @classmethod
-    def of(cls, result: Result) -> Usage:
-        """Return the usage of a generation."""
-        n_cached = result.n_cached
-        stats = result.stats
+    def of(cls, *results: Result, n_prompts: int = 1, warnings: Sequence[str] = ()) -> Usage:
+        """Return the usage of a request's generations, as many for each of its prompts.
+
+        A prompt counts once. Seed and note are those of the first generation.
+        """
+        first = results[0]
+        prompts = results[:: len(results) // n_prompts]
+        n_prompt = sum(result.prompt_tokens for result in prompts)
+        n_cached = sum(result.n_cached for result in prompts)
+        n_tokens = sum(len(result.token_ids) for result in results)
+        joules = [result.energy.joules for result in results if result.energy and result.energy.joules]
+        warned: dict[str, Any] = {"warnings": [*warnings]} if warnings else {}
         return cls(
-            prompt_tokens=result.prompt_tokens,
-            completion_tokens=len(result.token_ids),
-            total_tokens=result.prompt_tokens + len(result.token_ids),
+            prompt_tokens=n_prompt,
+            completion_tokens=n_tokens,
+            total_tokens=n_prompt + n_tokens,
             prompt_tokens_details=CachedTokens(cached_tokens=n_cached),
             edgespec=DraftUsage(
-                drafted=stats.n_drafted,
-                accepted=stats.n_accepted,
+                drafted=sum(result.stats.n_drafted for result in results),
+                accepted=sum(result.stats.n_accepted for result in results),
                 cached_tokens=n_cached,
-                tokens_per_second=stats.generation_tokens_per_s,
-                seconds=stats.total_s,
-                seconds_to_first_token=stats.ttft_s,
-                sources={
-                    name: SourceCount(drafted=drafted, accepted=accepted)
-                    for name, (drafted, accepted) in result.sources.items()
-                },
-                joules=result.energy.joules if result.energy else None,
-                seed=result.seed,
-                note=result.note,
+                tokens_per_second=_mean(result.stats.generation_tokens_per_s for result in results),
+                seconds=sum(result.stats.total_s for result in results),
+                seconds_to_first_token=first.stats.ttft_s,
+                sources=_sources(results),
+                joules=sum(joules) if joules else None,
+                seed=first.seed,
+                note=first.note,
+                **warned,
             ),
         )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sources(results: Sequence[Result]) -> dict[str, SourceCount]:
+    """Return what each source of drafts did in all of `results`."""
+    found: dict[str, SourceCount] = {}
+    for result in results:
+        for name, (drafted, accepted) in result.sources.items():
+            so_far = found.get(name, SourceCount(drafted=0, accepted=0))
+            found[name] = SourceCount(drafted=so_far.drafted + drafted, accepted=so_far.accepted + accepted)
+    return found
 
 
 class TopLogprob(BaseModel):
@@ -125,9 +150,9 @@ class Answer(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """The one answer."""
+    """An answer."""
 
-    index: Literal[0] = 0
+    index: int = 0
     message: Answer
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
@@ -175,9 +200,9 @@ class Delta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """The one answer's next part."""
+    """An answer's next part."""
 
-    index: Literal[0] = 0
+    index: int = 0
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
@@ -210,9 +235,9 @@ class TextLogprobs(BaseModel):
 
 
 class TextChoice(BaseModel):
-    """The one text, or its next part."""
+    """A text, or its next part."""
 
-    index: Literal[0] = 0
+    index: int = 0
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import get_args
 
@@ -27,18 +27,19 @@ from edgespec.server.answers import (
     ServedModel,
     TextCompletion,
 )
+from edgespec.server.choices import ChoicesWriting
 from edgespec.server.description import described, streamed
 from edgespec.server.faults import Fault, from_engine
 from edgespec.server.jobs import Waiting
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.ollama.routes import add_ollama
 from edgespec.server.page import add_page
-from edgespec.server.requests import PreparedRequest, RequestReader, Service
+from edgespec.server.requests import PreparedChoices, RequestReader, Service
 from edgespec.server.running import (
     ALIVE_S,
     CLIENT_GONE,
     Gone,
-    RunningAnswer,
+    RunningTexts,
     StreamedAnswer,
     client_of,
 )
@@ -46,6 +47,9 @@ from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
 from edgespec.server.strict import add_fault_handlers, route_class
 from edgespec.server.worker import Worker
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
+
+WARNING = "X-Edgespec-Warning"
+"""Header that says what of a request is done only in part; once for each part."""
 
 Log = Callable[[str], None]
 
@@ -126,18 +130,24 @@ def _add_completions(app: FastAPI, target: Model, reader: RequestReader, answere
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatChunk))
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        prepared = await run_in_threadpool(reader.chat, body)
-        written = Written(target, keeps_tokens=bool(body.logprobs))
-        writing = ChatWriting(answerer.head("chatcmpl"), written, prepared.functions)
-        return await answerer.answer(request, body, prepared, writing)
+        prepared = await run_in_threadpool(reader.chats, body)
+        head = answerer.head("chatcmpl")
+        writings = [
+            ChatWriting(head, Written(target, keeps_tokens=bool(body.logprobs)), text.functions, i)
+            for i, text in enumerate(prepared.texts)
+        ]
+        return await answerer.answer(request, body, prepared, ChoicesWriting(prepared, writings))
 
     @app.post("/v1/completions", response_model=TextCompletion, responses=streamed(TextCompletion))
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """Continue a text."""
-        prepared = await run_in_threadpool(reader.text, body)
-        written = Written(target, keeps_tokens=body.logprobs is not None)
-        writing = TextWriting(answerer.head("cmpl"), written)
-        return await answerer.answer(request, body, prepared, writing)
+        prepared = await run_in_threadpool(reader.texts, body)
+        head = answerer.head("cmpl")
+        writings = [
+            TextWriting(head, Written(target, keeps_tokens=body.logprobs is not None), i)
+            for i, _ in enumerate(prepared.texts)
+        ]
+        return await answerer.answer(request, body, prepared, ChoicesWriting(prepared, writings))
 
 
 _REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
@@ -175,40 +185,51 @@ class _Answerer:
         self,
         request: Request,
         body: Sampled,
-        prepared: PreparedRequest,
-        writing: ChatWriting | TextWriting,
+        prepared: PreparedChoices,
+        writing: ChoicesWriting,
     ) -> Response:
-        client = client_of(request, body.user)
-        run = RunningAnswer(self._worker.run(prepared.tokens, prepared.options, client=client))
+        client, worker = client_of(request, body.user), self._worker
+        sources = [
+            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
+            for i, text in enumerate(prepared.texts)
+        ]
+        run = RunningTexts(sources, at_once=worker.parallel)
+        answer: Response
         if body.stream:
             await run.settle(self._log)
             usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return StreamedAnswer(run, self._events(run, writing, usage=usage), "text/event-stream")
-        result = await run.collect(request.receive, lambda tokens: _exhaust(writing.add(tokens)), self._log)
-        if result is None:
-            return Response(status_code=CLIENT_GONE)
-        _exhaust(writing.finish(result))
-        return _json(writing.whole(result))
+            answer = StreamedAnswer(run, self._events(run, writing, usage=usage), "text/event-stream")
+        else:
+            results = await run.collect_all(
+                request.receive, lambda i, tokens: _exhaust(writing.add(i, tokens)), self._log
+            )
+            if results is None:
+                return Response(status_code=CLIENT_GONE)
+            for i, result in enumerate(results):
+                _exhaust(writing.finish(i, result))
+            answer = _json(writing.whole())
+        for warning in prepared.warnings:
+            line = " ".join(warning.split())
+            answer.headers.append(WARNING, line.encode("ascii", "replace").decode())
+        return answer
 
     async def _events(
-        self, run: RunningAnswer, writing: ChatWriting | TextWriting, *, usage: bool
+        self, run: RunningTexts, writing: ChoicesWriting, *, usage: bool
     ) -> AsyncGenerator[str]:
-        if first := writing.begin():
+        for first in writing.begin():
             yield _event(first)
         spoke = time.monotonic()
         try:
-            async for item in run.items(ALIVE_S):
+            async for found in run.all_items(ALIVE_S):
+                index, item = found or (0, None)
                 if item is None:
                     yield ": waiting\n\n"
                 elif isinstance(item, Waiting):  # a comment: clients that know nothing of a queue skip it
                     yield f": queue {item.place}\n\n"
                 elif isinstance(item, Result):
-                    for chunk in writing.finish(item):
-                        yield _event(chunk)
-                    if usage:
-                        yield _event(writing.usage(item))
-                    yield "data: [DONE]\n\n"
-                elif chunks := [*writing.add(item)]:
+                    for last in _end(writing, index, item, usage=usage):
+                        yield last
+                elif chunks := [*writing.add(index, item)]:
                     yield "".join(map(_event, chunks))
                     spoke = time.monotonic()
                 elif time.monotonic() > spoke + ALIVE_S:  # a function call is held back until it is complete
@@ -225,6 +246,15 @@ def _drafters(engine: Engine) -> list[str]:
     if engine.draft is None:
         return ["auto", "suffix", "none"]
     return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.is_mtp]
+
+
+def _end(writing: ChoicesWriting, index: int, result: Result, *, usage: bool) -> Iterator[str]:
+    """Yield the last events of a text, and of the answer if it is its last."""
+    yield from map(_event, writing.finish(index, result))
+    if writing.is_complete:
+        if usage:
+            yield _event(writing.usage())
+        yield "data: [DONE]\n\n"
 
 
 def _exhaust(chunks: Iterable[BaseModel]) -> None:

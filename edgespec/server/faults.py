@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.server.jobs import QueueFull, ShuttingDown, TimedOut
-from edgespec.server.schema import UNSUPPORTED
+from edgespec.server.mistakes import first_mistake
 
 
 class Fault(Exception):  # noqa: N818 - an answer like any other
@@ -50,18 +50,12 @@ _OLLAMA = "/api/"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def invalid(errors: Sequence[Mapping[str, Any]]) -> Fault:
-    """Return the 400 for what pydantic found wrong with a request: the first mistake, in one line."""
-    ours = [error for error in errors if error["type"] == "value_error"]
-    error = (ours or errors)[0]
-    place = [str(part) for part in error["loc"] if part != "body"]
-    field = place[0] if place else None
-    if field in UNSUPPORTED and len(place) > 0:
-        return Fault(400, f"{field} is not supported here: {UNSUPPORTED[field]}", param=field)
-    if error["type"] == "json_invalid":
-        return Fault(400, f"the body is not valid JSON: {error['ctx']['error']}", code="invalid_json")
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return Fault(400, f"{'.'.join(place) or 'the body'}: {message}", param=field)
+def invalid(errors: Sequence[Mapping[str, Any]], body: object = None) -> Fault:
+    """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line."""
+    if errors[0]["type"] == "json_invalid":
+        return Fault(400, f"the body is not valid JSON: {errors[0]['ctx']['error']}", code="invalid_json")
+    mistake = first_mistake(errors, body)
+    return Fault(400, mistake.message, param=mistake.field)
 
 
 def from_engine(error: Exception, log: Callable[[str], None]) -> Fault:
@@ -102,6 +96,8 @@ _FIELDS = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "typical_p": "typical_p",
+    "penalty_last_n": "repeat_last_n",
     "repeat_penalty": "repeat_penalty",
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
@@ -109,7 +105,19 @@ _FIELDS = {
     "n_predict": "max_tokens",
     "stop": "stop",
     "seed": "seed",
-    "response_format": "response_format",
-    "tools": "tools",
+    **{
+        name: name
+        for name in (
+            "response_format",
+            "tools",
+            "json_schema",
+            "grammar",
+            "guided_json",
+            "guided_choice",
+            "guided_regex",
+            "guided_grammar",
+            *(f"structured_outputs.{kind}" for kind in ("json", "choice", "regex", "grammar")),
+        )
+    },
 }
-"""What a request calls the fields that a client sets; the last two are the names of its grammars."""
+"""What a request calls the fields that a client sets; the last ones are the names of its grammars."""

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import zlib
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -25,6 +26,8 @@ from edgespec.server.page import PATHS
 _FREE = PATHS | {"/health"}
 
 _LINGER_S = 1.0
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's number for "whichever its header says"
 
 MIB = 1 << 20
 
@@ -63,7 +66,7 @@ class Gate:
             await _refuse(fault, scope, receive, send)
             return
         if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+            await self._app(_without_encoding(scope), _replay(body, receive), send)
 
     def _check_sender(self, path: str, headers: Headers) -> None:
         if self._limits.api_key is None:
@@ -103,9 +106,38 @@ class Gate:
                     if len(body) > most:
                         raise too_large
                     if not message.get("more_body", False):
-                        return bytes(body)
+                        return decoded(bytes(body), headers.get("content-encoding", ""), most)
         except TimeoutError:
             raise Fault(408, f"the body was not complete within {self._limits.body_s:g} s") from None
+
+
+def decoded(body: bytes, encoding: str, most: int) -> bytes:
+    """Return a body that was sent in a Content-Encoding, of which no more than `most` bytes are unpacked.
+
+    Raises Fault for other encodings than gzip and deflate, and for what is not in them.
+    """
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        line = f"Content-Encoding {encoding[:40]!r}: send the body uncompressed, or with gzip"
+        raise Fault(415, line, code="content_encoding")
+    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        found = unpacker.decompress(body, most + 1)
+    except zlib.error:
+        found = b""
+    if len(found) > most:
+        raise Fault(413, f"the body is larger than {most} bytes when unpacked", code="body_too_large")
+    if not unpacker.eof or unpacker.unused_data:
+        raise Fault(400, f"the body is not in the Content-Encoding {encoding}", code="content_encoding")
+    return found
+
+
+def _without_encoding(scope: Scope) -> Scope:
+    """Return `scope` without the header of what was undone."""
+    kept = [header for header in scope["headers"] if header[0] != b"content-encoding"]
+    return {**scope, "headers": kept}
 
 
 async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:

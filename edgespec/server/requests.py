@@ -16,15 +16,13 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.llama.weights import Model
 from edgespec.options import Options
-from edgespec.sampling import SamplingParams
+from edgespec.server.constraints import Grammars, constraint_of
 from edgespec.server.faults import Fault
+from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
 from edgespec.server.schema import (
     ChatRequest,
     CompletionRequest,
     NamedTool,
-    Sampled,
-    SchemaFormat,
-    TextFormat,
     Tool,
 )
 from edgespec.server.tools import CLOSE, call_schema, for_template, in_tags
@@ -32,13 +30,7 @@ from edgespec.server.tools import CLOSE, call_schema, for_template, in_tags
 ALIAS = "edgespec"
 """The name by which every server knows its model."""
 
-DEFAULT_MAX_TOKENS = 16
-"""Default max_tokens of /v1/completions, as in OpenAI's API."""
-
-_SAMPLING = ("top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 _KEPT_GRAMMARS = 16
-_LEAST_TEMPERATURE = 1e-3  # the engine's least; some clients send 1e-8 and mean greedy
-_LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in OpenAI's API
 
 
 @dataclass(frozen=True)
@@ -79,12 +71,30 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request as the worker runs it."""
+    """One text of a request, as the worker writes it."""
 
     tokens: list[int]
     options: Options
     functions: frozenset[str] = frozenset()
     """Functions that the text may call; if empty, the text is not searched for calls."""
+    warnings: tuple[str, ...] = ()
+    """What of the request is done only in part."""
+
+
+@dataclass(frozen=True)
+class PreparedChoices:
+    """A request that is answered by several texts."""
+
+    texts: tuple[PreparedRequest, ...]
+    """As many for each prompt; those of one prompt follow each other."""
+    n_prompts: int = 1
+    n_best: int | None = None
+    """How many texts of each prompt, the likeliest, are the answer; None: all."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the request is done only in part."""
+        return self.texts[0].warnings
 
 
 class RequestReader:
@@ -94,7 +104,7 @@ class RequestReader:
         """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
         self._model = model
         self._service = service
-        self._json = lru_cache(maxsize=1)(lambda: Grammar.any_json(model))
+        self._grammars = Grammars(model)
         self._of_schema = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
         self.takes_tools = re.search(r"\btools\b", model.chat_template or "") is not None
         """Whether the model's chat template knows functions."""
@@ -119,35 +129,69 @@ class RequestReader:
             reason = " ".join(str(cause).split())
             line = f"the model's chat template refuses these messages: {reason}"
             raise Fault(400, line, param="messages") from None
-        asked = request.max_completion_tokens or request.max_tokens
-        options = _options(request, _n_predict(asked, len(tokens), self._service, "messages"))
+        n_predict = _n_predict(asked_tokens(request), len(tokens), self._service, "messages")
+        options = options_of(request, self._model, n_predict)
         if grammar:
-            options = replace(options, grammar=grammar)
+            options = _constrained(options, grammar, request)
         elif tools and request.parallel_tool_calls is False:
             options = replace(options, stop=(*options.stop, CLOSE))  # the first call ends the answer
         if request.logprobs:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
-        return PreparedRequest(tokens, options, _names(tools))
+        return PreparedRequest(tokens, options, _names(tools), grammar.warnings if grammar else ())
+
+    def chats(self, request: ChatRequest) -> PreparedChoices:
+        """Prepare all answers that a chat completion asks for."""
+        return PreparedChoices(_choices(self.chat(request), request.n or 1))
 
     def text(self, request: CompletionRequest) -> PreparedRequest:
-        """Prepare a text completion."""
+        """Prepare the first text of a text completion."""
+        return self.texts(request).texts[0]
+
+    def texts(self, request: CompletionRequest) -> PreparedChoices:
+        """Prepare all texts that a text completion asks for."""
         self._service.check_name(request.model)
+        for name in ("echo", "suffix"):
+            if getattr(request, name):
+                raise Fault(400, f"{name} is not supported here", param=name)
+        n, best_of = request.n or 1, request.best_of or request.n or 1
+        if best_of < n:
+            raise Fault(400, f"best_of: must be at least n, {n}", param="best_of")
+        if best_of > n and request.stream:
+            raise Fault(400, "best_of cannot be streamed: the best is known at the end", param="best_of")
+        constraint = constraint_of(request)
+        grammar = self._grammars.of(constraint) if constraint else None
         prompt = request.prompt
-        if isinstance(prompt, list) and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            tokens = self._model.tokenize(prompt, add_special=True, parse_special=True)
-        else:
-            tokens = [token for token in prompt if isinstance(token, int)]
-            for token in tokens:
-                if not 0 <= token < self._model.n_vocab:
-                    last = self._model.n_vocab - 1
-                    raise Fault(400, f"token {token}: the model's are 0 to {last}", param="prompt")
-        asked = request.max_tokens or DEFAULT_MAX_TOKENS
-        options = _options(request, _n_predict(asked, len(tokens), self._service, "prompt"))
+        prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+        texts: list[PreparedRequest] = []
+        for one in prompts:
+            text = self._one_text(request, one, grammar)
+            if best_of > n and text.options.n_logprobs is None:
+                text = replace(text, options=replace(text.options, n_logprobs=0))
+            texts += _choices(text, best_of)
+        return PreparedChoices(tuple(texts), len(prompts), n if best_of > n else None)
+
+    def _one_text(
+        self, request: CompletionRequest, prompt: object, grammar: Grammar | None
+    ) -> PreparedRequest:
+        """Prepare a text that continues one prompt."""
+        tokens = self._prompt_tokens(prompt)
+        n_predict = _n_predict(asked_tokens(request), len(tokens), self._service, "prompt")
+        options = options_of(request, self._model, n_predict)
+        if grammar:
+            options = _constrained(options, grammar, request)
         if request.logprobs is not None:
             options = replace(options, n_logprobs=request.logprobs)
-        return PreparedRequest(tokens, options)
+        return PreparedRequest(tokens, options, warnings=grammar.warnings if grammar else ())
+
+    def _prompt_tokens(self, prompt: object) -> list[int]:
+        if isinstance(prompt, str):
+            return self._model.tokenize(prompt, add_special=True, parse_special=True)
+        tokens = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
+        for token in tokens:
+            if not 0 <= token < self._model.n_vocab:
+                last = self._model.n_vocab - 1
+                raise Fault(400, f"token {token}: the model's are 0 to {last}", param="prompt")
+        return tokens
 
     # ---- tools and grammars ----
 
@@ -174,21 +218,17 @@ class RequestReader:
 
     def _grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
         """Return the grammar for forced calls or for the response format; None if neither is asked for."""
-        wanted = request.response_format
-        if isinstance(wanted, TextFormat):
-            wanted = None
+        constraint = constraint_of(request)
         choice = request.tool_choice
         if tools and choice not in (None, "auto"):
             if isinstance(choice, NamedTool):
                 tools = [tool for tool in tools if tool.function.name == choice.function.name]
             many = choice == "required" and request.parallel_tool_calls is not False
             return self._of_schema(json.dumps(call_schema(tools)), "tools", "many" if many else "one")
-        if tools and wanted:
-            line = "response_format and tools contradict each other: a grammar for one rules out the other"
-            raise Fault(400, f'{line}; set tool_choice to "none" or "required"', param="response_format")
-        if isinstance(wanted, SchemaFormat):
-            return self._of_schema(json.dumps(wanted.json_schema.schema_), "response_format")
-        return self._json() if wanted else None
+        if tools and constraint:
+            line = f"{constraint.field} and tools contradict each other: one rules out the other"
+            raise Fault(400, f'{line}; set tool_choice to "none" or "required"', param=constraint.param)
+        return self._grammars.of(constraint) if constraint else None
 
     def _compile(self, schema: str, param: str, in_tags_of: str | None = None) -> Grammar:
         try:
@@ -223,19 +263,14 @@ def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -
     return None if asked is None else min(asked, service.n_ctx - n_prompt)
 
 
-def _options(request: Sampled, n_predict: int | None) -> Options:
-    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
-    if request.temperature is not None:
-        given["temperature"] = request.temperature if request.temperature >= _LEAST_TEMPERATURE else 0.0
-    if request.top_p is not None:
-        given["top_p"] = max(request.top_p, _LEAST_TOP_P)
-    if request.logit_bias:
-        given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
-    return Options(
-        params=SamplingParams(**given),
-        n_predict=n_predict,
-        stop=request.stop or (),
-        seed=None if request.seed is None else request.seed % (1 << 64),  # OpenAI's may be negative
-        drafter=request.speculative.drafter if request.speculative else None,
-        gamma=request.speculative.gamma if request.speculative else None,
-    )
+def _constrained(options: Options, grammar: Grammar, request: ChatRequest | CompletionRequest) -> Options:
+    if request.ignore_eos:
+        line = f"ignore_eos and {grammar.name} contradict each other: a text that matches must end"
+        raise Fault(400, line, param="ignore_eos")
+    return replace(options, grammar=grammar)
+
+
+def _choices(text: PreparedRequest, n: int) -> tuple[PreparedRequest, ...]:
+    """Return `n` texts like `text`, each with a seed of its own."""
+    seed = text.options.seed
+    return tuple(replace(text, options=replace(text.options, seed=seed_of_choice(seed, i))) for i in range(n))

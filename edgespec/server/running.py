@@ -1,10 +1,10 @@
-"""A running answer: receives the worker's tokens for a reader that may be slow or go away."""
+"""The texts of an answer under way: receives the worker's tokens for a reader that may be slow or go away."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -32,37 +32,39 @@ class Gone(Exception):  # noqa: N818 - no error: nobody is there to be answered
     """The client went away."""
 
 
-class RunningAnswer:
-    """Receives what a worker yields, in an asyncio task of its own.
+class RunningTexts:
+    """Receives what a worker yields of several texts, each in an asyncio task of its own.
 
-    So the reader can wait for the next tokens with a time limit. It can also end the generation with one call
-    that does not wait, even while the reader itself is being cancelled.
+    So the reader can wait for the next tokens with a time limit. It can also end the generations with one
+    call that does not wait, even while the reader itself is being cancelled.
     """
 
-    def __init__(self, source: AsyncGenerator[Item]) -> None:
-        """Begin to receive from `source`."""
-        self._news: asyncio.Queue[Item | Exception] = asyncio.Queue()
-        self._task = asyncio.create_task(self._receive(source))
-        self._watch: asyncio.Task[None] | None = None
+    def __init__(self, sources: Sequence[AsyncGenerator[Item]], *, at_once: int = 1) -> None:
+        """Begin to receive from the first `at_once` of `sources`; the next begins when one has ended."""
+        self._news: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue()
+        self._n = len(sources)
+        self._turns = asyncio.Semaphore(at_once)
+        self._begun = False
         self._refused: Exception | None = None
+        self._tasks = [asyncio.create_task(self._receive(i, source)) for i, source in enumerate(sources)]
+        self._watch: asyncio.Task[None] | None = None
 
-    async def _receive(self, source: AsyncGenerator[Item]) -> None:
-        begun = False
+    async def _receive(self, index: int, source: AsyncGenerator[Item]) -> None:
         try:
-            async with aclosing(source):
+            async with self._turns, aclosing(source):
                 async for item in source:
-                    begun = begun or not isinstance(item, Waiting)
-                    self._news.put_nowait(item)
+                    self._begun = self._begun or not isinstance(item, Waiting)
+                    self._news.put_nowait((index, item))
         except asyncio.CancelledError:
             self._news.put_nowait(Gone())
             raise
         except Exception as error:  # noqa: BLE001 - raised where it is read
-            if not begun:
+            if not self._begun:
                 self._refused = error
             self._news.put_nowait(error)
 
     def watch(self, receive: Receive) -> None:
-        """End the generation when the client goes away; the body must have been read from `receive`."""
+        """End the generations when the client goes away; the body must have been read from `receive`."""
 
         async def wait() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -74,20 +76,22 @@ class RunningAnswer:
     async def settle(self, log: Callable[[str], None]) -> None:
         """Wait a moment, so that a refusal that comes at once still gets its own status. Raises Fault."""
         try:
-            await asyncio.wait({self._task}, timeout=_SETTLE_S)
+            await asyncio.wait(self._tasks, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             self.close()
             raise
         if self._refused:
+            self.close()
             raise from_engine(self._refused, log) from None
 
-    async def items(self, alive_s: float | None = None) -> AsyncIterator[Item | None]:
-        """Yield places in the queue and tokens as they come, then the Result.
+    async def all_items(self, alive_s: float | None = None) -> AsyncIterator[tuple[int, Item] | None]:
+        """Yield places in the queue and tokens of each text as they come, then its Result; each by its index.
 
         None is yielded after each `alive_s` seconds without any of them.
         Raises what the worker raises, and Gone.
         """
-        while True:
+        n_left = self._n
+        while n_left:
             try:
                 item = await asyncio.wait_for(self._news.get(), alive_s)
             except TimeoutError:
@@ -96,39 +100,61 @@ class RunningAnswer:
             if isinstance(item, Exception):
                 raise item
             yield item
-            if isinstance(item, Result):
-                return
+            n_left -= isinstance(item[1], Result)
+
+    async def collect_all(
+        self, receive: Receive, add: Callable[[int, list[Token]], object], log: Callable[[str], None]
+    ) -> list[Result] | None:
+        """Give all tokens to `add` and return the results; None if the client went away. Raises Fault."""
+        self.watch(receive)
+        results: dict[int, Result] = {}
+        try:
+            async for found in self.all_items():
+                index, item = found or (0, None)
+                if isinstance(item, Result):
+                    results[index] = item
+                elif isinstance(item, list):
+                    add(index, item)
+        except Gone:
+            return None
+        except Exception as error:  # noqa: BLE001 - all of them become an answer
+            raise from_engine(error, log) from None
+        finally:
+            self.close()
+        return [results[i] for i in range(self._n)]
+
+    def close(self) -> None:
+        """End the generations that have not ended."""
+        for task in self._tasks:
+            task.cancel()
+        if self._watch:
+            self._watch.cancel()
+
+
+class RunningAnswer(RunningTexts):
+    """Receives what a worker yields of one text."""
+
+    def __init__(self, source: AsyncGenerator[Item]) -> None:
+        """Begin to receive from `source`."""
+        super().__init__([source])
+
+    async def items(self, alive_s: float | None = None) -> AsyncIterator[Item | None]:
+        """Yield places in the queue and tokens as they come, then the Result: see `all_items`."""
+        async for found in self.all_items(alive_s):
+            yield found[1] if found else None
 
     async def collect(
         self, receive: Receive, add: Callable[[list[Token]], object], log: Callable[[str], None]
     ) -> Result | None:
         """Give all tokens to `add` and return the Result; None if the client went away. Raises Fault."""
-        self.watch(receive)
-        try:
-            async for item in self.items():
-                if isinstance(item, Result):
-                    return item
-                if isinstance(item, list):
-                    add(item)
-        except Gone:
-            pass
-        except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise from_engine(error, log) from None
-        finally:
-            self.close()
-        return None
-
-    def close(self) -> None:
-        """End the generation, if it has not ended."""
-        self._task.cancel()
-        if self._watch:
-            self._watch.cancel()
+        results = await self.collect_all(receive, lambda _index, tokens: add(tokens), log)
+        return results[0] if results else None
 
 
 class StreamedAnswer(Response):
     """The text of a generation as it comes; the generation ends when the client goes away."""
 
-    def __init__(self, run: RunningAnswer, parts: AsyncGenerator[str], media_type: str) -> None:
+    def __init__(self, run: RunningTexts, parts: AsyncGenerator[str], media_type: str) -> None:
         """Send what `parts` yields of `run`."""
         super().__init__(
             media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -1,39 +1,25 @@
-"""What clients send, as in OpenAI's API: unknown fields are ignored, known ones checked.
+"""What clients send, as in OpenAI's API; fields of other servers are in fields.py.
 
-Types are strict ("1" is no number), as our OpenAPI description says. Fields of OpenAI's API that this server
-does not support accept only the value that changes nothing.
+Types are strict ("1" is no number), as our OpenAPI description says.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from edgespec.choices import DrafterName
 from edgespec.options import MAX_GAMMA
+from edgespec.server.fields import ConstraintFields, OtherFields, RequestPart
 
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens a request may ask for at each position, as in OpenAI's API."""
+MAX_CHOICES = 128
+"""Most answers to a request, as in OpenAI's API."""
 
-UNSUPPORTED = {
-    "n": "one answer a request: send the request several times",
-    "best_of": "one answer a request",
-    "echo": "the prompt is not sent back",
-    "suffix": "text is only continued",
-    "audio": "this server writes text",
-    "modalities": "this server writes text",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "web_search_options": "this server searches nothing",
-}
-"""Fields that other servers know, and what to do instead."""
-
-
-class RequestPart(BaseModel):
-    """A part of a request."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+MAX_PROMPTS = 2048
+"""Most prompts of a request, as in OpenAI's API."""
 
 
 class TextPart(RequestPart):
@@ -41,6 +27,7 @@ class TextPart(RequestPart):
 
     type: Literal["text"]
     text: str
+    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
 
     @model_validator(mode="before")
     @classmethod
@@ -54,14 +41,21 @@ class TextPart(RequestPart):
 Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
 
-class SystemMessage(RequestPart):
+class NamedMessage(RequestPart):
+    """What messages have in common."""
+
+    name: str | None = Field(None, description="Who speaks: handed to the chat template.")
+    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
+
+
+class SystemMessage(NamedMessage):
     """Instructions; "developer" is OpenAI's newer name for "system"."""
 
     role: Literal["system", "developer"]
     content: Content
 
 
-class UserMessage(RequestPart):
+class UserMessage(NamedMessage):
     """What the user says."""
 
     role: Literal["user"]
@@ -81,17 +75,22 @@ class ToolCall(RequestPart):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = Field(None, description="Of a streamed answer; changes nothing.")
 
 
-class AssistantMessage(RequestPart):
+class AssistantMessage(NamedMessage):
     """An earlier answer."""
 
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: list[ToolCall] | None = None
+    annotations: Any = Field(None, description="Of an earlier answer; changes nothing.")
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
 
 
-class ToolMessage(RequestPart):
+class ToolMessage(NamedMessage):
     """What a called function returned."""
 
     role: Literal["tool"]
@@ -108,6 +107,7 @@ class Function(RequestPart):
     name: str = Field(pattern=r"^[a-zA-Z0-9_\-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(RequestPart):
@@ -115,6 +115,7 @@ class Tool(RequestPart):
 
     type: Literal["function"]
     function: Function
+    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
 
 
 class FunctionName(RequestPart):
@@ -137,16 +138,21 @@ class TextFormat(RequestPart):
 
 
 class JsonFormat(RequestPart):
-    """Any JSON object."""
+    """Any JSON object, or JSON that matches a schema, as in llama-server."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class JsonSchema(RequestPart):
-    """A JSON schema; `strict` is ignored, as every answer is held to it."""
+    """A JSON schema."""
 
-    name: str
+    name: str = "response"
+    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
     schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(
+        None, description="true: a schema that cannot be enforced in every part is refused."
+    )
 
 
 class SchemaFormat(RequestPart):
@@ -170,20 +176,33 @@ class StreamOptions(RequestPart):
     """What a stream ends with."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
+    continuous_usage_stats: Literal[False] | None = None
 
 
-class Sampled(RequestPart):
+class Sampled(ConstraintFields, OtherFields):
     """What both kinds of completion have in common."""
 
     model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, description="Cut to what fits in the context.")
+    n_predict: int | None = Field(
+        None, ge=-1, description="llama-server's name of max_tokens; -1: what the context holds."
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="Below 0.001 it is greedy; default 0.8.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default 0.95.")
     top_k: int | None = Field(None, ge=0, lt=1 << 31, description="Not OpenAI's; 0: off; default 40.")
     min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's; default 0.05.")
+    typical_p: float | None = Field(None, gt=0, le=1, description="Not OpenAI's; default 1: off.")
     repeat_penalty: float | None = Field(None, ge=0.001, le=1000, description="Not OpenAI's; default 1: off.")
+    repetition_penalty: float | None = Field(
+        None, ge=0.001, le=1000, description="vLLM's: repeat_penalty over the whole text."
+    )
+    repeat_last_n: int | None = Field(
+        None, ge=-1, lt=1 << 31, description="Tokens that the penalties look back on; -1: all; default 64."
+    )
+    ignore_eos: bool | None = Field(None, description="The model may not end the text: max_tokens does.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
@@ -200,7 +219,7 @@ class Sampled(RequestPart):
     user: str | None = Field(
         None, description="Who waits in the queue; by default the API key, or the address."
     )
-    n: Literal[1] | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
     speculative: Speculative | None = None
 
 
@@ -216,10 +235,6 @@ class ChatRequest(Sampled):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    audio: None = None
-    functions: None = None
-    function_call: None = None
-    web_search_options: None = None
 
 
 class CompletionRequest(Sampled):
@@ -228,10 +243,18 @@ class CompletionRequest(Sampled):
     prompt: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1)]
-        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=1)]
-    ) = Field(description="Text or token ids: one prompt.")
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[
+            list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)
+        ]
+    ) = Field(description="Text or token ids, or a list of such prompts.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Cut to what fits in the context; 0 only with echo: the prompt alone."
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-    suffix: Literal[""] | None = None
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Write so many; the n likeliest a token are the answer."
+    )
+    echo: bool | None = Field(None, description="Whether the answer begins with the prompt.")
+    suffix: str | None = Field(None, description="What follows the answer; needs a model trained for it.")
+    response_format: ResponseFormat | None = None

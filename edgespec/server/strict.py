@@ -108,7 +108,7 @@ def add_fault_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid(error.errors()).response(request.url.path)
+        return invalid(error.errors(), error.body).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -35,6 +35,8 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _for_template(message: Message) -> dict[str, Any]:
     made: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    if message.name is not None:
+        made["name"] = message.name
     if message.role == "developer":
         made["role"] = "system"  # templates do not know OpenAI's newer name
     if isinstance(message, AssistantMessage) and message.tool_calls:

@@ -124,18 +124,19 @@ class Worker:
             timer.cancel()
 
     async def run(
-        self, tokens: Sequence[int], options: Options, *, client: str
+        self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
     ) -> AsyncGenerator[list[Token] | Waiting | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
         The tokens of a step come together. Before them come the job's places in the queue, if it must wait.
         Closing the generator, or cancelling the task that waits for it, ends the generation after the pass
-        under way or takes it out of the queue. Raises QueueFull, TimedOut, ShuttingDown, and what the engine
-        raises.
+        under way or takes it out of the queue. `follows`: it takes the place of an earlier text of the same
+        request, and is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
+        engine raises.
         """
         loop = asyncio.get_running_loop()
         job = Job(tokens, options, client, loop, came=time.perf_counter())
-        self._put(job)
+        self._put(job, follows=follows)
         told = 0
         try:
             job.timer = loop.call_later(self._max_seconds, self._time_out, job)
@@ -160,12 +161,12 @@ class Worker:
 
     # ---- the event loop's side ----
 
-    def _put(self, job: Job) -> None:
+    def _put(self, job: Job, *, follows: bool) -> None:
         with self._changed:
             if self._stopping:
                 raise ShuttingDown
             n_waiting = len(self._turns)
-            if n_waiting + len(self._running) >= self._max_queue + self.parallel:
+            if not follows and n_waiting + len(self._running) >= self._max_queue + self.parallel:
                 raise QueueFull(n_waiting)
             self._turns.add(job)
             self._moved = True

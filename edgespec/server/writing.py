@@ -105,11 +105,12 @@ def finish_reason(result: Result) -> FinishReason:
 
 
 class ChatWriting:
-    """A chat completion. `add` tokens as they come, then `finish`; then `whole` for a whole answer."""
+    """An answer of a chat completion: `add` tokens as they come, then `finish`; then `choice` has it all."""
 
-    def __init__(self, head: Head, written: Written, functions: Collection[str]) -> None:
-        """Begin; calls of `functions` are looked for in the text."""
+    def __init__(self, head: Head, written: Written, functions: Collection[str], index: int = 0) -> None:
+        """Begin the answer number `index`; calls of `functions` are looked for in the text."""
         self._head = head
+        self._index = index
         self._written = written
         self._reader = CallReader(functions) if functions else None
         self._said: list[str] = []
@@ -133,21 +134,23 @@ class ChatWriting:
             yield from self._write(self._reader.finish())
         yield self._chunk(Delta(), self._finish_reason(result))
 
-    def usage(self, result: Result) -> ChatChunk:
+    def usage(self, usage: Usage) -> ChatChunk:
         """Return the chunk of stream_options.include_usage."""
-        return ChatChunk(**self._begun("chat.completion.chunk"), choices=[], usage=Usage.of(result))
+        return ChatChunk(**self._begun("chat.completion.chunk"), choices=[], usage=usage)
 
-    def whole(self, result: Result) -> ChatCompletion:
+    def whole(self, choices: list[ChatChoice], usage: Usage) -> ChatCompletion:
         """Return the answer of a request that does not stream."""
+        return ChatCompletion(**self._begun("chat.completion"), choices=choices, usage=usage)
+
+    def choice(self, result: Result) -> ChatChoice:
+        """Return the whole answer."""
         content = "".join(self._said)
         message = Answer(role="assistant", content=content or (None if self._calls else ""), refusal=None)
         if self._calls:
             message.tool_calls = self._calls
         logprobs = ChatLogprobs(content=self._logprobs) if self._written.keeps_tokens else None
         reason = self._finish_reason(result)
-        choice = ChatChoice(index=0, message=message, logprobs=logprobs, finish_reason=reason)
-        begun = self._begun("chat.completion")
-        return ChatCompletion(**begun, choices=[choice], usage=Usage.of(result))
+        return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=reason)
 
     def _write(self, parts: Iterable[Said | Called]) -> Iterator[ChatChunk]:
         for part in parts:
@@ -178,7 +181,7 @@ class ChatWriting:
         return "tool_calls" if self._calls else finish_reason(result)
 
     def _chunk(self, delta: Delta, reason: FinishReason | None = None) -> ChatChunk:
-        choice = ChatChunkChoice(index=0, delta=delta, finish_reason=reason)
+        choice = ChatChunkChoice(index=self._index, delta=delta, finish_reason=reason)
         if self._written.keeps_tokens and (taken := self._written.take()):
             choice.logprobs = ChatLogprobs(content=[_logprob(self._written.model, token) for token in taken])
             self._logprobs += choice.logprobs.content
@@ -189,11 +192,12 @@ class ChatWriting:
 
 
 class TextWriting:
-    """A text completion, as ChatWriting."""
+    """One text of a text completion, as ChatWriting."""
 
-    def __init__(self, head: Head, written: Written) -> None:
-        """Begin."""
+    def __init__(self, head: Head, written: Written, index: int = 0) -> None:
+        """Begin the text number `index`."""
         self._head = head
+        self._index = index
         self._written = written
         self._logprobs = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         self._offset = 0  # of the next token's text
@@ -213,19 +217,23 @@ class TextWriting:
         """Yield the last chunks, except that of the usage."""
         yield self._chunk("", finish_reason(result))
 
-    def usage(self, result: Result) -> TextCompletion:
+    def usage(self, usage: Usage) -> TextCompletion:
         """Return the chunk of stream_options.include_usage."""
-        return self._made([], Usage.of(result))
+        return self._made([], usage)
 
-    def whole(self, result: Result) -> TextCompletion:
+    def whole(self, choices: list[TextChoice], usage: Usage) -> TextCompletion:
         """Return the answer of a request that does not stream."""
+        return self._made(choices, usage)
+
+    def choice(self, result: Result) -> TextChoice:
+        """Return the whole text."""
         logprobs = self._logprobs if self._written.keeps_tokens else None
         reason = finish_reason(result)
-        choice = TextChoice(index=0, text=self._written.text, logprobs=logprobs, finish_reason=reason)
-        return self._made([choice], Usage.of(result))
+        text = self._written.text
+        return TextChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=reason)
 
     def _chunk(self, text: str, reason: FinishReason | None = None) -> TextCompletion:
-        choice = TextChoice(index=0, text=text, logprobs=None, finish_reason=reason)
+        choice = TextChoice(index=self._index, text=text, logprobs=None, finish_reason=reason)
         if self._written.keeps_tokens and (taken := self._written.take()):
             choice.logprobs = self._older_form(taken)
         return self._made([choice])

@@ -341,7 +341,7 @@ def test_messages_of_all_kinds(client: httpx.Client, alone: Engine):
     expected = alone.generate(
         alone.target.tokenize_chat(plain), params=SamplingParams(temperature=0), n_predict=24
     )
-    answer = chat(client, messages=sent, **GREEDY, some_new_field={"x": [1]})
+    answer = chat(client, messages=sent, **GREEDY)
     assert answer["choices"][0]["message"]["content"] == expected.text
     assert answer["usage"]["prompt_tokens"] == expected.prompt_tokens
 
@@ -368,8 +368,10 @@ def test_max_tokens_is_cut_to_the_context(client: httpx.Client):
         answer = chat(client, messages=[{"role": "user", "content": "x" * 480}], max_tokens=asked, **GREEDY)
         assert answer["choices"][0]["finish_reason"] == "length"
         assert 500 <= answer["usage"]["total_tokens"] <= 512
-    short = chat(client, max_tokens=5, max_completion_tokens=3)
-    assert short["usage"]["completion_tokens"] == 3, "the newer name goes first"
+    for names in (("max_tokens",), ("max_completion_tokens",), ("n_predict",), ("max_tokens", "n_predict")):
+        short = chat(client, **{"max_tokens": None} | dict.fromkeys(names, 3))
+        assert short["usage"]["completion_tokens"] == 3
+    assert text(client, n_predict=-1, max_tokens=None)["usage"]["total_tokens"] == 512
     assert text(client, max_tokens=None)["usage"]["completion_tokens"] == 16
 
 
@@ -409,7 +411,9 @@ def test_a_prompt_limit(tiny_path: Path):
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages"),
         ({"model": None}, "model"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"max_tokens": 5, "max_completion_tokens": 3}, "max_completion_tokens"),
         ({"temperature": "1"}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": True}, "temperature"),
@@ -449,15 +453,16 @@ def test_mistakes_are_400_and_name_the_field(client: httpx.Client, fields: dict[
     [
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [284]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"echo": True}, "echo"),
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
     ],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import threading
+import zlib
 
 import pytest
 import uvicorn
@@ -198,6 +200,28 @@ def test_a_huge_body_is_refused_before_it_is_read():
         refused(exchange(port, post(Content_Length=10**12, close=False)), 413)
         refused(exchange(port, post(Content_Length=10**12, close=False), b"x" * 3_000_000), 413)
         assert app.asked == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)],
+)
+def test_a_packed_body_is_unpacked_as_far_as_is_allowed(encoding, pack):
+    with running(Limits(max_body=100_000)) as (port, app, _):
+        sent = post(pack(b"x" * 100_000), Content_Encoding=encoding)
+        assert exchange(port, sent).endswith(b"\r\n\r\n100000")
+        refused(exchange(port, post(pack(b"x" * 100_001), Content_Encoding=encoding)), 413, "unpacked")
+        refused(exchange(port, post(pack(bytes(50_000_000)), Content_Encoding=encoding)), 413, "100000 bytes")
+        for broken in (b"plain text", pack(b"x" * 9)[:-3], pack(b"x") + b"more", b""):
+            refused(exchange(port, post(broken, Content_Encoding=encoding)), 400, "Content-Encoding")
+        assert app.asked == ["/size"]
+
+
+def test_other_encodings_are_refused_in_words():
+    with running(Limits()) as (port, _app, _metrics):
+        refused(exchange(port, post(b"x", Content_Encoding="br")), 415, "'br'", "uncompressed, or with gzip")
+        refused(exchange(port, post(b"x", Content_Encoding="gzip, gzip")), 415)
+        assert exchange(port, post(b"x", Content_Encoding="identity")).endswith(b"\r\n\r\n1")
 
 
 def test_a_body_that_trickles_in_is_ended():

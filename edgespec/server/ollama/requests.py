@@ -146,7 +146,7 @@ def _read(kind: type[_Request], fields: Mapping[str, Any]) -> _Request:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise invalid(error.errors()) from None
+        raise invalid(error.errors(), fields) from None
 
 
 def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""An answer of several texts: one for each prompt, or several to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edgespec.records import Result, Token
+from edgespec.server.answers import ChatChunk, ChatCompletion, TextCompletion, Usage
+from edgespec.server.requests import PreparedChoices
+from edgespec.server.writing import ChatWriting, TextWriting
+
+Chunk = ChatChunk | TextCompletion
+Writing = ChatWriting | TextWriting
+
+
+class ChoicesWriting:
+    """Turns the tokens of a request's texts, each by its index, into an answer, whole or in chunks."""
+
+    def __init__(self, prepared: PreparedChoices, writings: Sequence[Writing]) -> None:
+        """Begin an answer of which each text has one of `writings`."""
+        self._prepared = prepared
+        self._writings = writings
+        self._results: dict[int, Result] = {}
+        self._logprobs = [0.0] * len(writings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts have ended."""
+        return len(self._results) == len(self._writings)
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of the texts that have ended."""
+        return [self._results[i] for i in sorted(self._results)]
+
+    def begin(self) -> Iterator[Chunk]:
+        """Yield the first chunks."""
+        for writing in self._writings:
+            if chunk := writing.begin():
+                yield chunk
+
+    def add(self, index: int, tokens: Sequence[Token]) -> Iterator[Chunk]:
+        """Yield the chunks of `tokens`."""
+        self._logprobs[index] += sum(token.logprob or 0.0 for token in tokens)
+        yield from self._writings[index].add(tokens)
+
+    def finish(self, index: int, result: Result) -> Iterator[Chunk]:
+        """Yield the last chunks of a text, which has ended."""
+        yield from self._writings[index].finish(result)
+        self._results[index] = result
+
+    def usage(self) -> Chunk:
+        """Return the chunk of stream_options.include_usage, once it is complete."""
+        return self._writings[0].usage(self._usage())
+
+    def whole(self) -> ChatCompletion | TextCompletion:
+        """Return the answer of a request that does not stream, once it is complete."""
+        chosen = [(self._writings[i], self._results[i]) for i in self._chosen()]
+        writing = self._writings[0]
+        if isinstance(writing, ChatWriting):
+            chats = [one.choice(result) for one, result in chosen if isinstance(one, ChatWriting)]
+            return writing.whole(chats, self._usage())
+        texts = [one.choice(result) for one, result in chosen if isinstance(one, TextWriting)]
+        for index, text in enumerate(texts):
+            text.index = index
+        return writing.whole(texts, self._usage())
+
+    def _usage(self) -> Usage:
+        return Usage.of(*self.results, n_prompts=self._prepared.n_prompts, warnings=self._prepared.warnings)
+
+    def _chosen(self) -> list[int]:
+        """Return which texts are the answer: those of each prompt that are likeliest, by token."""
+        n_all, n_best = len(self._writings), self._prepared.n_best
+        if n_best is None:
+            return [*range(n_all)]
+        n_each = n_all // self._prepared.n_prompts
+        chosen: list[int] = []
+        for start in range(0, n_all, n_each):
+            chosen += sorted(range(start, start + n_each), key=self._mean_logprob, reverse=True)[:n_best]
+        return chosen
+
+    def _mean_logprob(self, index: int) -> float:
+        return self._logprobs[index] / max(1, len(self._results[index].token_ids))

@@ -238,6 +238,8 @@ class Result:
     note: str
     """Why drafting was on or off, in a sentence."""
     stats: Stats
+    plain_tokens_per_s: float | None = None
+    """What plain decoding was expected to make at the end, after measured passes. None: not known."""
     energy: Measurement | None = None
     """Of the whole generation; None where no meter was given."""
     mode: Mode = "exact"
@@ -245,6 +247,12 @@ class Result:
     """Tokens of the prompt that were known of an earlier timeline and not read again."""
     target_share: float = 1.0
     """Of the emitted tokens, the share that the target wrote or judged; 1 where there are none."""
+
+    @property
+    def times_plain(self) -> float | None:
+        """Its speed over that expected of plain decoding. None: not known, or nothing was drafted."""
+        rate, plain = self.stats.generation_tokens_per_s, self.plain_tokens_per_s
+        return rate / plain if rate and plain and self.stats.n_drafted else None
 
     @property
     def exact(self) -> bool:

@@ -63,6 +63,7 @@ class Stream:
         self._ended: float | None = None
         self._stop_reason: StopReason = "interrupted"
         self._note = ""
+        self._plain_rate: float | None = None
         self._emitted: deque[tuple[int, Origin, Logprobs | None]] = deque()  # no text yet
         self._waiting: Token | None = None  # the last token, while text is held back with it
         self._loop_ended = False
@@ -131,6 +132,7 @@ class Stream:
             sources=self._loop.sources(),
             note=self._note or self._loop.note(),
             stats=self._stats(),
+            plain_tokens_per_s=self._plain_rate if self.finished else self._loop.plain_rate(),
             energy=self._energy,
             mode=made_with.mode,
             n_cached=self._loop.n_known,
@@ -200,6 +202,7 @@ class Stream:
         if self._energy:
             self._energy = self._energy.part(self.energy_share)
         self._note = self._loop.note()  # now: it speaks of tables that later texts go on changing
+        self._plain_rate = self._loop.plain_rate()
         held = self._text.finish()
         self._parts.append(held)
         return held

@@ -124,6 +124,8 @@ def as_json(result: Result) -> str:
         "exact": result.exact,
         "target_share": result.target_share,
         "note": result.note,
+        "plain_tokens_per_s": result.plain_tokens_per_s,
+        "times_plain": result.times_plain,
         "sources": {
             name: {"drafted": drafted, "accepted": accepted}
             for name, (drafted, accepted) in result.sources.items()
@@ -137,13 +139,49 @@ def as_json(result: Result) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def print_stats(result: Result, *, show_draft: bool) -> None:
-    """Print the statistics to stderr, a line for each subject."""
-    stats = result.stats
+def print_stats(result: Result, *, full: bool, show_draft: bool) -> None:
+    """Print the statistics to stderr: two lines, and what was asked for; `full`: a line for each subject."""
     err.print()
-    _line("speed", _speed(result))
+    if full:
+        _full_stats(result)
+    else:
+        _line("speed", _short_speed(result))
+        _line("drafting", _short_drafting(result))
+        _mode(result)
+        if result.energy:
+            _energy(result.energy, len(result.token_ids))
+    if show_draft and err.is_terminal:
+        _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])
+
+
+def _short_speed(result: Result) -> str:
+    stats, ending = result.stats, result.stop_reason
+    parts = [f"{len(result.token_ids)} tokens in {stats.total_s:.2f} s"]
+    if stats.generation_tokens_per_s is not None:
+        parts.insert(0, f"{stats.generation_tokens_per_s:.1f} tokens/s")
+    if result.times_plain is not None:
+        plain = f"the {result.plain_tokens_per_s:.1f} tokens/s expected of plain decoding"
+        parts.append(f"{result.times_plain:.2f} times {plain}")
+    return ", ".join(parts) + ("" if ending == "eog" else f"; {_ENDINGS[ending]}")
+
+
+def _short_drafting(result: Result) -> str:
+    stats = result.stats
+    if not stats.n_drafted or stats.draft_acceptance_rate is None:
+        return result.note
+    share = f"{stats.draft_acceptance_rate:.0%}".replace("%", " %")
+    return f"{stats.n_accepted} of {stats.n_drafted} drafted tokens accepted ({share})"
+
+
+def _mode(result: Result) -> None:
     if not result.exact:
         _line("mode", f"not exact: the target saw {result.target_share:.0%} of the tokens".replace("%", " %"))
+
+
+def _full_stats(result: Result) -> None:
+    stats = result.stats
+    _line("speed", _speed(result))
+    _mode(result)
     _line("prompt", _prompt(result))
     if stats.n_drafted:
         _line("drafting", _drafting(stats))
@@ -161,8 +199,6 @@ def print_stats(result: Result, *, show_draft: bool) -> None:
     _line("kernels", result.kernels)
     seed = "no seed: another run may write another text" if result.seed is None else f"seed {result.seed}"
     _line("ended", f"{_ENDINGS[result.stop_reason]}; {seed}")
-    if show_draft and err.is_terminal:
-        _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])
 
 
 def _energy(energy: Measurement, n_tokens: int) -> None:

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from edgespec.stream import Stream
 
 
+StatsChoice = Literal["short", "full", "none"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """What is continued, and how it is put to the model."""
@@ -200,7 +203,13 @@ class Output:
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
     ] = False
-    stats: Annotated[bool, typer.Option(help="Print statistics to stderr.", rich_help_panel=OUTPUT)] = True
+    stats: Annotated[
+        StatsChoice,
+        typer.Option(help="Statistics on stderr: two lines, all of them, or none.", rich_help_panel=OUTPUT),
+    ] = "short"
+    no_stats: Annotated[
+        bool, typer.Option("--no-stats", help="The same as --stats none.", rich_help_panel=OUTPUT)
+    ] = False
     show_draft: ShowDraftOption = False
 
     @property
@@ -211,7 +220,12 @@ class Output:
     @property
     def hints(self) -> bool:
         """Whether somebody reads what would make the next run faster."""
-        return self.stats and not self.json and is_watched()
+        return self.shows_stats and not self.json and is_watched()
+
+    @property
+    def shows_stats(self) -> bool:
+        """Whether any statistics are printed beside the text."""
+        return self.stats != "none" and not self.no_stats
 
 
 @grouped
@@ -306,6 +320,7 @@ def _refuse_contradictions(
             "--chat and --raw": prompt.chat and prompt.raw,
             "--system and --raw": prompt.system is not None and prompt.raw,
             **models.contradictions(drafter),
+            "--no-stats and --stats full": output.no_stats and output.stats == "full",
             "--json and --show-draft": output.json and output.show_draft,
             **output.structure.contradictions(cascade=cascade, reads_stdin=prompt.reads_stdin),
             f"--drafter {drafter} and --mode cascade": drafter in DRAFTLESS and cascade,
@@ -350,8 +365,8 @@ def _show(stream: Stream, output: Output, *, explain: bool) -> int:
         lost = error  # what was written and counted so far is kept
     if writer:
         writer.finish(stream.result.text)
-        if output.stats:
-            print_stats(stream.result, show_draft=output.show_draft)
+        if output.shows_stats:
+            print_stats(stream.result, full=output.stats == "full", show_draft=output.show_draft)
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
     if lost:

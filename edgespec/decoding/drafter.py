@@ -75,5 +75,8 @@ class Drafter(Protocol):
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted so far of each source of drafts."""
 
+    def plain_rate(self) -> float | None:
+        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+
     def note(self) -> str:
         """Say in one sentence why drafting was on or off."""

@@ -108,6 +108,10 @@ class Generation:
         """Return the tokens drafted and accepted of each source of drafts."""
         return self._drafter.sources() if self._drafter else {}
 
+    def plain_rate(self) -> float | None:
+        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+        return self._drafter.plain_rate() if self._drafter else None
+
     def note(self) -> str:
         """Say in one sentence why drafting was on or off."""
         if self._drafter is None:

@@ -122,6 +122,9 @@ class Loop(Protocol):
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source of drafts."""
 
+    def plain_rate(self) -> float | None:
+        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+
     def note(self) -> str:
         """Say in one sentence what was drafted or left to the small model, and why."""
 

@@ -100,6 +100,7 @@ class OnlineCurve:
 
     _COMMON, _RARE, _OWN, _READ = 0.1, 0.5, 0.05, 0.3
     _UNSURE = 3  # passes that a shape counts as which was not measured well
+    _TIMED = 8  # passes near n after which T(n) is known
     _MOST = math.log(2.0)  # one pass beside a busy process must not spoil the curve
     _SCALING = 4  # passes that a guess takes its scale from
     _SPAN = 128  # tokens of context over which `at` is not computed anew
@@ -173,6 +174,10 @@ class OnlineCurve:
             error = math.log(max(seconds, 1e-9) / (n_tokens * self._curve.read)) - self._read_log
             self._read_log += error if self._unread else self._READ * error
             self._unread = False
+
+    def is_known(self, n: int) -> bool:
+        """Say whether T(n) was measured or timed some passes long, and is no guess from another machine."""
+        return self._n_own[n] >= self._UNSURE + self._TIMED
 
     def curve(self) -> Curve:
         """Return the curve as it is known now."""

@@ -309,6 +309,15 @@ class Scheduler:
         draft = self.learnt.draft
         return draft.read(n_tokens, 0) + self._now.passes[1] if draft else 0.0
 
+    def plain_rate(self) -> float | None:
+        """Return the tokens a second that plain decoding is expected to make now.
+
+        None where that is a guess, or not of this text alone.
+        """
+        if self._gains is None or self.learnt.in_joules or self._others.n_target:
+            return None
+        return 1.0 / self._gains.verify[1] if self.learnt.target.is_known(1) else None
+
     def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
         """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
         unit, now = self.unit, self._gains

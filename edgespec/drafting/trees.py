@@ -257,6 +257,10 @@ class TreeDrafter:
             found[_NAMES[source]] = (so_far[0] + drafted, so_far[1] + accepted)
         return {name: counts for name, counts in found.items() if counts[0]}
 
+    def plain_rate(self) -> float | None:
+        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+        return self._scheduler.plain_rate()
+
     def note(self) -> str:
         """Say in one sentence why drafting was on or off."""
         return self._scheduler.explain(self.sources(), asleep=self._model is not None and not self._n_passes)

@@ -240,6 +240,9 @@ class Cascade:
         """Return the tokens drafted and accepted of each source of drafts."""
         return self._drafter.sources() if self._drafter else {}
 
+    def plain_rate(self) -> None:
+        """Return None: what the target alone would make is not known where the small model writes."""
+
     def note(self) -> str:
         """Say in one sentence how often the target was woken, why, and what it read."""
         if not self.n_woken:

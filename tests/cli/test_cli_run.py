@@ -10,11 +10,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from command_line import COMMAND, failed, run_cli
+from edgespec import Engine
+from edgespec.cli import render
 from edgespec.energy import EnergyMeter
 from edgespec.llama.architectures import make_tiny
 from terminals import Terminal
@@ -45,7 +48,7 @@ MODEL = ("--drafter", "model", "--gamma", 3)
 
 
 def test_text_on_stdout_and_statistics_on_stderr(run):
-    process = run("abc", "-n", 20, "--seed", 1, *MODEL)
+    process = run("abc", "-n", 20, "--seed", 1, "--stats", "full", *MODEL)
     assert process.returncode == 0
     assert process.stdout.endswith(b"\n")
     for word in (
@@ -64,10 +67,50 @@ def test_text_on_stdout_and_statistics_on_stderr(run):
     assert b"\x1b[" not in process.stdout + process.stderr, "piped output is plain"
 
 
+def test_two_lines_of_statistics(run):
+    process = run("abc", "-n", 20, "--seed", 1, *MODEL)
+    empty, speed, drafting = process.stderr.decode().splitlines()
+    assert empty == ""
+    assert re.fullmatch(
+        r"speed    [\d.]+ tokens/s, 20 tokens in [\d.]+ s"
+        r"(, [\d.]+ times the [\d.]+ tokens/s expected of plain decoding)?; --n-predict tokens reached",
+        speed,
+    ), speed
+    assert re.fullmatch(r"drafting \d+ of \d+ drafted tokens accepted \(\d+ %\)", drafting), drafting
+    assert b"\x1b[" not in process.stderr
+
+
 def test_statistics_say_why_nothing_was_drafted(run, tiny_path):
-    process = run("abc", "-n", 20, models=("--target", tiny_path, "--drafter", "none"))
-    assert "why      nothing was drafted" in process.stderr.decode()
-    assert "drafting " not in process.stderr.decode()
+    options = ("abc", "-n", 20)
+    models = ("--target", tiny_path, "--drafter", "none")
+    full = run(*options, "--stats", "full", models=models).stderr.decode()
+    assert "why      nothing was drafted" in full
+    assert "drafting " not in full
+    *_, drafting = run(*options, models=models).stderr.decode().splitlines()
+    assert drafting.startswith("drafting nothing was drafted: ")
+
+
+@pytest.mark.parametrize(
+    ("plain", "n_drafted", "said"),
+    [
+        (
+            20.0,
+            9,
+            "50.0 tokens/s, 5 tokens in 1.25 s, 2.50 times the 20.0 tokens/s expected of plain decoding",
+        ),
+        (None, 9, "50.0 tokens/s, 5 tokens in 1.25 s"),
+        (20.0, 0, "50.0 tokens/s, 5 tokens in 1.25 s"),
+    ],
+)
+def test_times_plain_decoding_is_said_where_it_is_known(tiny_path, plain, n_drafted, said):
+    with Engine(tiny_path, drafter="none") as engine:
+        real = engine.generate("abc", n_predict=5)
+    stats = replace(
+        real.stats, generation_tokens_per_s=50.0, total_s=1.25, n_drafted=n_drafted, draft_acceptance_rate=0.5
+    )
+    result = replace(real, stats=stats, plain_tokens_per_s=plain, stop_reason="eog")
+    assert render._short_speed(result) == f"50.0 tokens/s, 5 tokens in 1.25 s{said}"
+    assert json.loads(render.as_json(result))["times_plain"] == (2.5 if plain and n_drafted else None)
 
 
 @pytest.mark.parametrize("architecture", ["openai-moe", "qwen35", "rwkv7"])
@@ -80,8 +123,10 @@ def test_experts_hybrid_and_recurrent_models(run, tmp_path, architecture):
 
 
 def test_no_stats(run):
-    process = run("abc", "-n", 5, "--no-stats")
-    assert (process.returncode, process.stderr) == (0, b"")
+    for option in (["--no-stats"], ["--stats", "none"]):
+        process = run("abc", "-n", 5, *option)
+        assert (process.returncode, process.stderr) == (0, b"")
+    failed(run("abc", "--no-stats", "--stats", "full"), 2, "--no-stats and --stats full")
 
 
 def test_json(run, tiny_path):
@@ -192,7 +237,7 @@ def test_words_are_on_the_screen_before_the_last_token_exists(tmp_path, child_en
     with Terminal([*map(str, (*command, *only_a))], child_environment) as terminal:
         terminal.expect("a{20}")
         terminal.type("\x03")
-        shown = terminal.expect("ended +interrupted")
+        shown = terminal.expect("; interrupted")
         assert terminal.wait() == 130
     assert 20 <= int(re.search(r"(\d+) tokens in", shown)[1]) < n_asked
 
@@ -439,7 +484,7 @@ def test_a_seed_is_named_only_where_it_gives_the_text_again(run):
     assert isinstance(seed("--temp", 1, "--rule", "match"), int)
     assert isinstance(seed("--temp", 1, "--gamma", 0), int)
     assert isinstance(seed("--temp", 0), int)
-    told = run("abc", "-n", 10, "--temp", 1).stderr.decode()
+    told = run("abc", "-n", 10, "--temp", 1, "--stats", "full").stderr.decode()
     assert "no seed: another run may write another text" in told
 
 

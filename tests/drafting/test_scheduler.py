@@ -20,7 +20,7 @@ from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, in
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.model import DraftModel
-from edgespec.drafting.policy import Policy, RunModel, TakeSuffix
+from edgespec.drafting.policy import Others, Policy, RunModel, TakeSuffix
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
@@ -445,6 +445,26 @@ def test_energy_decides_by_joules():
     joules = started(Scheduler(Learnt(*curves, Predictor(), in_joules=True), policy))
     assert isinstance(seconds.next(1.0, 0, 1, [], 7), RunModel)
     assert joules.next(1.0, 0, 1, [], 7) is None
+
+
+def test_plain_decoding_is_foretold_only_where_it_was_measured():
+    """No guess from another machine, no joules, and nothing of passes that others share."""
+    measured = scheduler_with()
+    assert measured.plain_rate() == pytest.approx(1.0 / OURS[1])
+    measured.share(Others(n_texts=1, n_target=1, rate=10.0))
+    assert measured.plain_rate() is None
+    joules = Learnt(OnlineCurve(curve_of(OURS)), None, Predictor(), in_joules=True)
+    assert started(Scheduler(joules, Policy())).plain_rate() is None
+    assert Scheduler(measured.learnt, Policy()).plain_rate() is None, "before the first step"
+
+    curve = OnlineCurve(guessed_curve(2_000_000_000, own_kernels=True), guessed=True)
+    guessed = Scheduler(Learnt(curve, None, Predictor()), Policy())
+    for _ in range(40):
+        curve.observe(5, 10, 0.03)
+    assert started(guessed).plain_rate() is None, "drafts of four tokens say little of plain steps"
+    for _ in range(8):
+        curve.observe(1, 10, 0.02)
+    assert started(guessed).plain_rate() == pytest.approx(50.0, rel=0.1)
 
 
 def test_questions_change_nothing():

@@ -128,7 +128,7 @@ def test_off_is_no_news(generate: Run, tmp_path: Path, how: str) -> None:
 
 
 def test_the_statistics_name_the_kernels(generate: Run, tmp_path: Path) -> None:
-    assert "kernels  stock\n" in generate(tmp_path / "none.so").stderr
+    assert "kernels  stock\n" in generate(tmp_path / "none.so", "--stats", "full").stderr
 
 
 @pytest.mark.parametrize(

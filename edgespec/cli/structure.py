@@ -81,12 +81,8 @@ class Structure:
         """Tell the user that a text does not match, because it ends too early."""
         limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}.get(result.stop_reason)
         if limit and (self.grammar or self.json_schema or self.regex):
-            whole = (
-                "whole JSON"
-                if self.json_schema
-                else f"what the {'grammar' if self.grammar else 'regex'} wants"
-            )
-            message(f"the text was cut by {limit} and may not be {whole}")
+            whole = "be whole JSON" if self.json_schema else "match as a whole"
+            message(f"the text was cut by {limit} and may not {whole}")
 
 
 def tell_warnings(source: GrammarSource) -> None:

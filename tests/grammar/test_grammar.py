@@ -18,6 +18,7 @@ from edgespec.grammar.constraint import Constraint
 from edgespec.grammar.grammar import Grammar
 from edgespec.grammar.source import GrammarSource
 from edgespec.llama.weights import Model
+from matching import accepts
 from tiny_gguf import EOS, IM_END, IM_START, write_tiny_gguf
 
 PERSON = {
@@ -105,20 +106,6 @@ def test_rules_that_refer_to_rules_without_end_end_no_process(tiny_target):
 
 def tokens_of(model, text):
     return model.tokenize(text, add_special=False, parse_special=False)
-
-
-def accepts(grammar, text):
-    """Say whether the grammar takes a text as a whole, in the longest tokens that may follow."""
-    constraint, rest, path = grammar.begin(), text.encode(), []
-    pieces = [grammar.model.piece(token) for token in range(grammar.model.n_vocab)]
-    while rest:
-        row = constraint.mask(np.zeros(grammar.model.n_vocab, np.float32), path)
-        fitting = [t for t in np.flatnonzero(np.isfinite(row)) if pieces[t] and rest.startswith(pieces[t])]
-        if not fitting:
-            return False
-        path.append(int(max(fitting, key=lambda token: len(pieces[token]))))
-        rest = rest[len(pieces[path[-1]]) :]
-    return constraint.fitting(path, [grammar.model.eos]) == 1
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,17 @@ def test_formats_hold(client: ollama.Client):
         assert generated.response.startswith("{")
         if generated.done_reason == "stop":
             assert isinstance(json.loads(generated.response), dict)
+    raw = client.generate("edgespec", "hello", raw=True, format={"enum": ["one", "two"]})
+    assert json.loads(raw.response) in ("one", "two")
     refused(client, 400, "^format: .*no such", format={"type": "no such type"})
+
+
+def test_a_part_of_a_format_that_cannot_be_held_is_told(served: Served):
+    with served.client() as plain:
+        schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3, "uniqueItems": True}
+        body = {"model": "edgespec", "prompt": "hello", "stream": False, "format": schema}
+        (warning,) = plain.post("/api/generate", json=body).json()["edgespec"]["warnings"]
+    assert "uniqueItems" in warning
 
 
 def test_logprobs(client: ollama.Client):

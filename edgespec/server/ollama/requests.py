@@ -80,11 +80,13 @@ class OllamaReader:
 
     def _text(self, body: GenerateBody) -> PreparedRequest:
         kind = "raw" if body.raw else "suffix"
-        for name in ("system", "context", "think", "format"):
+        for name in ("system", "context", "think"):
             if getattr(body, name):
                 raise Fault(400, f"{kind} mode does not support {name}: leave it out", param=name)
         options = read_options(body.options or {})
         fields: dict[str, Any] = {"model": ALIAS, "prompt": body.prompt}
+        if body.format:
+            fields["response_format"] = _format(body.format)
         if body.suffix:
             fields["suffix"] = body.suffix
         if body.logprobs:

@@ -167,7 +167,12 @@ class _Answerer:
             if not body.raw and not body.suffix:
                 context = Context(prepared.tokens, self._end_of_turn)
         writing = LineWriting(
-            kind, body.model, self._writing(prepared, bool(body.logprobs)), began=began, context=context
+            kind,
+            body.model,
+            self._writing(prepared, bool(body.logprobs)),
+            began=began,
+            context=context,
+            warnings=prepared.warnings,
         )
         run = RunningAnswer(self._worker.run(prepared.tokens, prepared.options, client=client_of(request)))
         if body.stream is not False:

@@ -73,16 +73,19 @@ class LineWriting:
         *,
         began: float,
         context: Context | None = None,
+        warnings: Sequence[str] = (),
     ) -> None:
         """Begin an answer for the model that the request called `model`.
 
         `began`: when the request came, by `time.perf_counter`. `context`: makes the last line's.
+        `warnings`: what of the request is done only in part.
         """
         self._kind = kind
         self._model = model
         self._writing = writing
         self._began = began
         self._context = context
+        self._warnings = warnings
         self._all = Part()
         self._call: _Call | None = None  # the one that is being written
 
@@ -180,7 +183,7 @@ class LineWriting:
             "prompt_eval_duration": _ns(first_s),
             "eval_count": len(result.token_ids),
             "eval_duration": _ns(stats.total_s - first_s),
-            "edgespec": Usage.of(result).edgespec,
+            "edgespec": Usage.of(result, warnings=self._warnings).edgespec,
         }
         if self._context is not None:
             end["context"] = self._context.after(result)

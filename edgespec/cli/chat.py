@@ -157,13 +157,19 @@ def chat_command(
 def _type(chat: Chat, *, cache: bool) -> None:
     """Answer what is typed in a terminal."""
     from edgespec.cli.chat_lines import COMMANDS
-    from edgespec.cli.line_editor import LineEditor, open_history  # takes 0.1 s to import, here only
+    from edgespec.cli.plain_lines import PlainLines, is_dumb
 
-    history = cache_root() / "chat-lines" if cache else None
-    if history and (reason := open_history(history)):
-        message(f"lines are not kept: {reason}")
-        history = None
-    editor = LineEditor({name: command.argument for name, command in COMMANDS.items()}, history)
+    editor: PlainLines | LineEditor
+    if is_dumb():
+        editor = PlainLines()
+    else:
+        from edgespec.cli.line_editor import LineEditor, open_history  # takes 0.1 s to import, here only
+
+        history = cache_root() / "chat-lines" if cache else None
+        if history and (reason := open_history(history)):
+            message(f"lines are not kept: {reason}")
+            history = None
+        editor = LineEditor({name: command.argument for name, command in COMMANDS.items()}, history)
     message(f"{chat.models}; /help lists the commands, Ctrl-D ends")
     line = ""
     while not chat.ended:

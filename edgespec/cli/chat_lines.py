@@ -20,6 +20,9 @@ from edgespec.stream import Stream
 
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
 _SEEDS = 1 << 64
+_LEAVE = ("exit", "quit", "exit()", "quit()", ":q")
+"""What people type to leave other programs; a model has no answer to it."""
+_ALIASES = {"/quit": "/exit", "/bye": "/exit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,10 @@ class Chat:
         text = line.strip()
         try:
             check_unicode(text)
-            if text.startswith("/") and not text.startswith("//"):
+            if text.lower() in _LEAVE:
+                message(f"{text} ends the chat, as /exit does")
+                self.ended = True
+            elif text.startswith("/") and not text.startswith("//"):
                 self._obey(text)
             elif text and not self._ask(text.removeprefix("/") if text.startswith("//") else text):
                 return line
@@ -83,7 +89,7 @@ class Chat:
     def _obey(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
         argument = rest[0] if rest else ""
-        command = COMMANDS.get(name)
+        command = COMMANDS.get(_ALIASES.get(name, name))
         if command is None:
             raise UsageError(f"there is no command {name}: see /help; //TEXT sends text that begins with a /")
         if command.argument == "FILE" and not argument:
@@ -221,7 +227,7 @@ class Chat:
         _line("Ctrl-D", "Leave.")
 
     def exit(self, _argument: str) -> None:
-        """Leave; Ctrl-D does too."""
+        """Leave; exit, quit and Ctrl-D do too."""
         self.ended = True
 
 

@@ -140,6 +140,18 @@ def test_piped_lines_are_answered_as_plain_text(pipe):
     assert "edgespec: no system message" in lines_of(process)
 
 
+@pytest.mark.parametrize("word", ["exit", "quit", "Quit", " exit ", "exit()", ":q", "/quit", "/bye"])
+def test_words_that_leave_are_no_questions(pipe, word):
+    process = pipe([word, "abc"], "-n", 5, "--json")
+    assert (process.returncode, process.stdout) == (0, b"")
+    said = [f"edgespec: {word.strip()} ends the chat, as /exit does"] if not word.startswith("/") else []
+    assert [line for line in lines_of(process) if "ends the chat" in line] == said
+
+
+def test_words_about_leaving_are_questions(pipe):
+    assert len(answers(pipe(["exit the shop", "how do I quit", "//exit"], "-n", 3, "--json"))) == 3
+
+
 def test_a_line_that_cannot_be_done_costs_nothing_but_the_exit_code(pipe, tmp_path):
     file = tmp_path / "chat.json"
     process = pipe(
@@ -260,6 +272,37 @@ def test_a_conversation_in_a_terminal(type_in, tmp_path):
         terminal.expect(">")
         terminal.type("\x04")  # Ctrl-D
         assert terminal.wait() == 0
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_dumb_terminal_gets_no_escape_sequences(type_in, tmp_path, term):
+    file = tmp_path / "chat.json"
+    with type_in("-n", 8, *RANDOM, "--seed", 3, "--show-draft", term=term) as terminal:
+        terminal.expect("/help lists the commands")
+        terminal.expect("> ")
+        terminal.type("abc\n")
+        terminal.expect("cut after 8 tokens")
+        terminal.expect("> ")
+        terminal.type("not sent\x03")  # Ctrl-C clears the line
+        terminal.expect("> ")
+        terminal.type("/help\n")
+        terminal.expect("Leave; exit, quit")
+        terminal.expect("> ")
+        terminal.type(f"/save {file}\n")
+        terminal.expect("saved to ")
+        terminal.expect("> ")
+        terminal.type("quit\n")
+        assert terminal.wait() == 0
+        assert "\x1b" not in terminal.shown
+    assert [exchange.question for exchange in Conversation.load(file).exchanges] == ["abc"]
+
+
+def test_ctrl_d_leaves_a_dumb_terminal(type_in):
+    with type_in(term="dumb") as terminal:
+        terminal.expect("> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+        assert "\x1b" not in terminal.shown
 
 
 def test_lines_are_kept_for_the_next_chat_unless_nothing_is_to_be(type_in, tmp_path, environment):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from llguidance import LLMatcher
 
 from edgespec.errors import UsageError
+from edgespec.grammar.schema_words import escapes, prepare, schemas, target
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -21,15 +21,13 @@ _COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
 
 _PARTS = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "then", "else", "not", "dependentSchemas")
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", *_PARTS)
-_DATA = ("const", "enum", "default", "examples")
 
 
-def from_schema(schema: str | Schema, *, lenient: bool) -> str:
-    """Return llguidance's grammar of the JSON values that `schema` describes, written without white space.
+def read_schema(schema: str | Schema) -> tuple[dict[str, Any], list[str]]:
+    """Return `schema` in words that llguidance takes as meant, and what of it cannot be enforced.
 
     An object has other properties than it names only where the schema says so ("additionalProperties"), or
-    where it is made of several schemas. `lenient` leaves out what cannot be enforced. Raises UsageError,
-    without the name of a file, if the schema is no JSON.
+    where it is made of several schemas. Raises UsageError, without the name of a file, if it is no schema.
     """
     try:
         given = json.loads(schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False))
@@ -37,12 +35,8 @@ def from_schema(schema: str | Schema, *, lenient: bool) -> str:
             given = {}
         if not isinstance(given, dict):
             raise UsageError("a schema must be a JSON object")
-        combined = {id(part) for one in _schemas(given) for part in _combined(one, given)}
-        for one in [*_schemas(given)]:
-            if "properties" in one and id(one) not in combined and not any(key in one for key in _OPEN):
-                one["additionalProperties"] = False
-        overrides: JsonCompileOptions = {"lenient": lenient, "coerce_one_of": lenient}
-        return LLMatcher.grammar_from_json_schema(given, defaults=_COMPACT, overrides=overrides)
+        _close(given)
+        return given, prepare(given)
     except UsageError:
         raise
     except RecursionError:
@@ -51,40 +45,44 @@ def from_schema(schema: str | Schema, *, lenient: bool) -> str:
         raise UsageError(f"no JSON schema: {' '.join(str(error).split())[:160]}") from None
 
 
-def _schemas(value: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Yield `value` and what is in it, wherever a schema may stand."""
-    if isinstance(value, dict):
-        yield value
-        for key, inner in value.items():
-            if key not in _DATA:
-                yield from _schemas(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _schemas(inner)
+def compiled(schema: dict[str, Any], *, lenient: bool) -> str:
+    """Return llguidance's grammar of the JSON values that `schema` describes, written without white space.
+
+    `lenient` leaves out what cannot be enforced. Raises UsageError for a schema nested too deeply.
+    """
+    overrides: JsonCompileOptions = {
+        "lenient": lenient,
+        "coerce_one_of": lenient,
+        "json_allowed_escapes": escapes(schema),
+    }
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT, overrides=overrides)
+    except ValueError as error:
+        raise UsageError(f"no JSON schema: {' '.join(str(error).split())[:160]}") from None
+
+
+def _close(root: dict[str, Any]) -> None:
+    every = [*schemas(root)]
+    combined = {id(part) for one in every for part in _combined(one, root)}
+    for one in every:
+        if "properties" in one and id(one) not in combined and not any(key in one for key in _OPEN):
+            one["additionalProperties"] = False
 
 
 def _combined(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[Any]:
     """Yield the schemas that must hold beside others, so that none of them names all properties."""
     parts = [key for key in _PARTS if key in schema]
     if parts and ("allOf" in schema or "properties" in schema or len(parts) > 1):
-        waiting = [schema[key] for key in parts]
+        waiting = [schema[key] for key in parts if key != "dependentSchemas"]
+        waiting += schema.get("dependentSchemas", {}).values()
         seen: set[int] = set()
         while waiting:
             part = waiting.pop()
             if isinstance(part, str):
-                part = _target(part, root)
+                part = target(part, root)
             if id(part) in seen:
                 continue
             seen.add(id(part))
             yield part
             inner = [part[key] for key in _PARTS if key in part] if isinstance(part, dict) else part
             waiting += inner if isinstance(inner, list) else []
-
-
-def _target(ref: str, root: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return what a reference points to; None where that is not in this schema."""
-    target = root
-    for step in ref.partition("#")[2].split("/")[1:]:
-        key = unquote(step).replace("~1", "/").replace("~0", "~")
-        target = target.get(key) if isinstance(target, dict) else None
-    return target

@@ -10,14 +10,14 @@ import json
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher
 
 from edgespec.errors import UsageError
 from edgespec.grammar.gbnf import to_lark
-from edgespec.grammar.json_schema import Schema, from_schema
+from edgespec.grammar.json_schema import Schema, compiled, read_schema
 
 MOST_GRAMMAR, MOST_SCHEMA = 1 << 18, 1 << 20
 """Longest texts, in characters."""
@@ -74,17 +74,19 @@ class GrammarSource:
     @classmethod
     def json_schema(cls, schema: str | Schema, name: str, *, strict: bool = False) -> GrammarSource:
         """Read a JSON schema; `warnings` name what is not enforced, which with `strict` is an error."""
-        compiled = _named(name, lambda: from_schema(schema, lenient=False))
-        _check_length(compiled, MOST_SCHEMA, name)
+        given, unenforced = _named(name, lambda: read_schema(schema))
+        if strict and unenforced:
+            raise UsageError(f"cannot be enforced: {', '.join(unenforced)}", field=name)
         try:
-            return _checked(compiled, name)
+            found = _checked_schema(given, name, lenient=False)
         except UsageError as refused:
             if strict:
                 raise
             try:
-                return _checked(_named(name, lambda: from_schema(schema, lenient=True)), name)
+                found = _checked_schema(given, name, lenient=True)
             except UsageError:
                 raise refused from None
+        return replace(found, warnings=(*unenforced, *found.warnings))
 
 
 def on_large_stack(function: Callable[[], Found]) -> Found:
@@ -127,17 +129,23 @@ def _check_length(text: str, most: int, name: str) -> None:
         raise UsageError(f"is not valid Unicode at character {error.start}", field=name) from None
 
 
-def _named(name: str, read: Callable[[], str]) -> str:
+def _named(name: str, read: Callable[[], Found]) -> Found:
     try:
         return read()
     except UsageError as error:
         raise UsageError(str(error), field=name) from None
 
 
-def _checked(compiled: str, name: str) -> GrammarSource:
-    """Return the source of `compiled`. Raises UsageError if the library refuses it."""
-    is_error, messages = on_large_stack(lambda: LLMatcher.validate_grammar_with_warnings(compiled))
+def _checked_schema(schema: dict[str, Any], name: str, *, lenient: bool) -> GrammarSource:
+    made = _named(name, lambda: compiled(schema, lenient=lenient))
+    _check_length(made, MOST_SCHEMA, name)
+    return _checked(made, name)
+
+
+def _checked(made: str, name: str) -> GrammarSource:
+    """Return the source of the grammar `made`. Raises UsageError if the library refuses it."""
+    is_error, messages = on_large_stack(lambda: LLMatcher.validate_grammar_with_warnings(made))
     if is_error:
         raise UsageError(reason(messages[0]), field=name)
     told = dict.fromkeys(reason(one) for one in messages if not one.startswith(_LATER))
-    return GrammarSource(compiled, name, tuple(told))
+    return GrammarSource(made, name, tuple(told))

@@ -1,0 +1,210 @@
+"""JSON schemas of many makers: what their grammars allow, told by hand and by two validators."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+import jsonschema
+import jsonschema_rs
+import pytest
+from jsonschema_specifications import REGISTRY as SPECIFICATIONS
+from schema_corpus import Row, Text, rows, written
+
+from edgespec.errors import UsageError
+from edgespec.grammar.grammar import Grammar
+from grammar_walks import allowed_text, walk
+
+ROWS = rows()
+WALKS = 3
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
+
+
+def verdicts(schema, value) -> list[bool]:
+    """Return what the validators say that can read the schema: Python's patterns are not JSON Schema's."""
+    said = []
+    text = json.dumps(schema)
+    if '"pattern' not in text:
+        usual = jsonschema.Draft7Validator if '"additionalItems"' in text else jsonschema.Draft202012Validator
+        kind = jsonschema.validators.validator_for(schema, usual)
+        said.append(kind(schema, format_checker=FORMATS).is_valid(value))
+    if r"\\<" not in text:  # which it takes for the beginning of a word
+        with contextlib.suppress(ValueError, jsonschema_rs.ReferencingError):
+            said.append(jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(value))
+    return said
+
+
+def read(text):
+    """Return what a text of JSON says; numbers beyond the range of doubles as the last of them."""
+    largest = sys.float_info.max
+    return json.loads(
+        text, parse_constant=pytest.fail, parse_float=lambda x: min(max(float(x), -largest), largest)
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_values_that_match_are_allowed_and_no_others(tiny_target, row: Row):
+    grammar = Grammar.from_json_schema(tiny_target, row.schema)
+    assert [text for text in row.texts(row.yes) if not allowed_text(grammar, text)] == []
+    assert [text for text in row.texts(row.no) if allowed_text(grammar, text)] == []
+    assert row.unenforced in " ".join(grammar.warnings)
+    assert bool(row.unenforced) == bool(grammar.warnings), grammar.warnings
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if not row.unenforced and not row.is_openapi], ids=lambda row: row.name
+)
+def test_random_texts_match(tiny_target, row: Row):
+    grammar = Grammar.from_json_schema(tiny_target, row.schema)
+    texts = [text for seed in range(WALKS) if (text := walk(grammar, seed)) is not None]
+    values = [read(text) for text in texts]
+    assert [value for value in values if not all(verdicts(row.schema, value))] == []
+    assert [one for one in row.yes if not isinstance(one, Text) and not all(verdicts(row.schema, one))] == []
+
+
+# ---- each keyword ----
+
+VOCABULARIES = [
+    f"https://json-schema.org/draft/{draft}/meta/{part}"
+    for draft in ("2019-09", "2020-12")
+    for part in ("core", "applicator", "validation", "meta-data", "content")
+]
+METASCHEMAS = [
+    "http://json-schema.org/draft-04/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-07/schema",
+    *VOCABULARIES,
+    "https://json-schema.org/draft/2019-09/meta/format",
+    "https://json-schema.org/draft/2020-12/meta/format-annotation",
+    "https://json-schema.org/draft/2020-12/meta/unevaluated",
+]
+ENFORCED = {  # a schema, and what it forbids
+    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, 1),
+    "additionalItems": ({"type": "array", "items": [{}], "additionalItems": {"type": "null"}}, [1, 1]),
+    "additionalProperties": ({"type": "object", "additionalProperties": {"type": "null"}}, {"a": 1}),
+    "allOf": ({"allOf": [{"type": "null"}]}, 1),
+    "anyOf": ({"anyOf": [{"type": "null"}]}, 1),
+    "const": ({"const": 2}, 1),
+    "dependencies": ({"type": "object", "dependencies": {"a": ["b"]}}, {"a": 1}),
+    "dependentRequired": ({"type": "object", "dependentRequired": {"a": ["b"]}}, {"a": 1}),
+    "dependentSchemas": ({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, {"a": 1}),
+    "enum": ({"enum": [2]}, 1),
+    "exclusiveMaximum": ({"exclusiveMaximum": 1}, 1),
+    "exclusiveMinimum": ({"exclusiveMinimum": 1}, 1),
+    "format": ({"type": "string", "format": "date"}, "a"),
+    "items": ({"type": "array", "items": {"type": "null"}}, [1]),
+    "maximum": ({"maximum": 1}, 2),
+    "maxItems": ({"type": "array", "maxItems": 1}, [1, 1]),
+    "maxLength": ({"type": "string", "maxLength": 1}, "ab"),
+    "maxProperties": ({"type": "object", "maxProperties": 1}, {"a": 1, "b": 1}),
+    "minimum": ({"minimum": 2}, 1),
+    "minItems": ({"type": "array", "minItems": 1}, []),
+    "minLength": ({"type": "string", "minLength": 1}, ""),
+    "minProperties": ({"type": "object", "minProperties": 1}, {}),
+    "multipleOf": ({"multipleOf": 2}, 1),
+    "oneOf": ({"oneOf": [{"type": "null"}, {"type": "string"}]}, 1),
+    "pattern": ({"type": "string", "pattern": "b"}, "a"),
+    "patternProperties": ({"type": "object", "patternProperties": {"^a": {"type": "null"}}}, {"a": 1}),
+    "prefixItems": ({"type": "array", "prefixItems": [{"type": "null"}]}, [1]),
+    "properties": ({"type": "object", "properties": {"a": {"type": "null"}}}, {"a": 1}),
+    "propertyNames": ({"type": "object", "propertyNames": {"pattern": "^b"}}, {"a": 1}),
+    "required": ({"type": "object", "required": ["a"]}, {}),
+    "type": ({"type": "null"}, 1),
+    "unevaluatedItems": ({"type": "array", "unevaluatedItems": {"type": "null"}}, [1]),
+    "unevaluatedProperties": ({"type": "object", "unevaluatedProperties": {"type": "null"}}, {"a": 1}),
+}  # fmt: skip
+PARTLY = {  # where the same words are too much, and what is said of it
+    "minProperties": {"type": "object", "minProperties": 2},
+    "maxProperties": {
+        "type": "object",
+        "properties": {"a": {}},
+        "maxProperties": 1,
+        "additionalProperties": True,
+    },
+    "oneOf": {"oneOf": [{"minimum": 2}, {"maximum": 3}]},
+    r"\bword": {"type": "string", "pattern": r"\bword\b"},
+    "(?=a)": {"type": "object", "patternProperties": {"(?=a)": {}}},
+    "propertyNames": {"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 1}},
+    '"regex"': {"type": "string", "format": "regex"},
+    "unevaluatedProperties": {"allOf": [{"required": ["a"]}], "unevaluatedProperties": False},
+    '"minimum"': {"type": "integer", "minimum": 1e19},
+    "nulable": {"type": "string", "nulable": True},
+}
+NAMED = {
+    "$dynamicRef": {"$dynamicRef": "#a", "$dynamicAnchor": "a"},
+    "$recursiveRef": {"type": "array", "items": {"$recursiveRef": "#"}},
+    "contains": {"type": "array", "contains": {}},
+    "else": {"if": {"type": "null"}, "else": {"type": "string"}},
+    "if": {"if": {"type": "null"}, "then": False},
+    "maxContains": {"type": "array", "contains": {}, "maxContains": 1},
+    "minContains": {"type": "array", "contains": {}, "minContains": 1},
+    "not": {"not": {"type": "null"}},
+    "then": {"if": {"type": "null"}, "then": False},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+}
+SAYING_NOTHING = [
+    "$anchor",
+    "$comment",
+    "$defs",
+    "$dynamicAnchor",
+    "$id",
+    "$recursiveAnchor",
+    "$schema",
+    "$vocabulary",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "examples",
+    "id",
+    "readOnly",
+    "title",
+    "writeOnly",
+]
+
+
+def metaschema_words():
+    return {word for uri in METASCHEMAS for word in SPECIFICATIONS.contents(uri)["properties"]}
+
+
+def test_each_keyword_is_enforced_or_named_or_says_nothing():
+    known = {*ENFORCED, *NAMED, *SAYING_NOTHING}
+    assert metaschema_words() == known
+
+
+@pytest.mark.parametrize("word", sorted(ENFORCED))
+def test_a_keyword_is_enforced(tiny_target, word):
+    schema, forbidden = ENFORCED[word]
+    grammar = Grammar.from_json_schema(tiny_target, schema, strict=True)
+    assert grammar.warnings == ()
+    assert not allowed_text(grammar, written(forbidden))
+    assert allowed_text(Grammar.from_json_schema(tiny_target, without(schema, word)), written(forbidden))
+
+
+@pytest.mark.parametrize("draft", ["", *METASCHEMAS[:3], "https://json-schema.org/draft/2019-09/schema"])
+@pytest.mark.parametrize("schema", [*NAMED.items(), *PARTLY.items()], ids=lambda item: item[0])
+def test_a_keyword_that_is_not_enforced_is_named(tiny_target, schema, draft):
+    """Whether or not it is a word of the draft that the schema names."""
+    word, asked = schema
+    if draft:
+        asked = {"$schema": draft, **asked}
+    grammar = Grammar.from_json_schema(tiny_target, asked)
+    assert word in " ".join(grammar.warnings)
+    with pytest.raises(UsageError):
+        Grammar.from_json_schema(tiny_target, asked, strict=True)
+
+
+def without(schema, word):
+    return {key: value for key, value in schema.items() if key != word}
+
+
+@pytest.mark.parametrize("word", sorted(SAYING_NOTHING))
+def test_an_annotation_is_passed_over(tiny_target, word):
+    value = {} if word in ("$defs", "definitions", "$vocabulary") else "a"
+    grammar = Grammar.from_json_schema(tiny_target, {"type": "integer", word: value}, strict=True)
+    assert allowed_text(grammar, "1")
+    assert not allowed_text(grammar, '"a"')

@@ -16,9 +16,10 @@ from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry, Registry
+from edgespec.models.hub_names import hub_name
 from edgespec.models.made_drafts import made_drafts
 from edgespec.models.mtp_heads import has_mtp_head
-from edgespec.models.pull import Puller, hash_file
+from edgespec.models.pull import Puller, Verification, hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
@@ -136,6 +137,24 @@ def path_command(
         out.print(str(file), markup=False)
 
 
+def _verified(found: Verification) -> dict[str, Any]:
+    facts = {"name": found.name, "path": str(found.path), "ok": found.ok, "sha256": found.sha256 or None}
+    facts |= {"expected": found.expected, "problem": found.problem or None}
+    return facts | {"parts": [_verified(part) for part in found.parts]}
+
+
+def _print_verified(found: Verification) -> None:
+    n = 1 + len(found.parts)
+    unknown = sum(part.expected is None for part in found.parts)
+    if found.ok:
+        note = f" (no hash is recorded of {unknown} of its {n} parts; add it again)" if unknown else ""
+        out.print(f"{found.name}: ok{note}", markup=False)
+    for file in found.bad:
+        number = [found, *found.parts].index(file) + 1
+        part = f" in part {number} of {n}, {file.path}" if n > 1 else ""
+        out.print(f"{found.name}: DIFFERS{part}: {file.why}", markup=False)
+
+
 @models_app.command("verify", epilog="Example: edgespec models verify smollm2-135m-q4_1")
 def verify_command(
     names: Annotated[
@@ -151,27 +170,21 @@ def verify_command(
         entries = [entry for name in names for entry in Puller(registry, store).expand(name)]
         for entry in entries:
             if not store.file(entry).exists():
-                raise EdgespecError(
-                    f"{entry.name} is not on this machine; `edgespec models pull {entry.name}`"
-                )
+                name = hub_name(entry)
+                raise EdgespecError(f"{name} is not on this machine; `edgespec models pull {name}`")
     else:
         entries = [entry for entry in registry.entries.values() if store.file(entry).exists()]
     with PullDisplay() as display:
         puller = Puller(registry, store, display.on_progress, display.on_message)
         results = [puller.verify(entry) for entry in entries]
     if json:
-        rows = [
-            {"name": r.name, "path": str(r.path), "ok": r.ok, "sha256": r.sha256, "expected": r.expected}
-            for r in results
-        ]
-        out.print_json(data={"models": rows})
+        out.print_json(data={"models": [_verified(result) for result in results]})
     else:
         for result in results:
-            state = "ok" if result.ok else f"DIFFERS: {result.sha256}, expected {result.expected}"
-            out.print(f"{result.name}: {state}", markup=False)
+            _print_verified(result)
     bad = {result.name for result in results if not result.ok}
-    packed = {entry.name for entry in entries if entry.is_packed}
-    if again := " ".join(sorted(bad - packed)):
+    named = [hub_name(entry) for entry in entries if entry.name in bad and not entry.is_packed]
+    if again := " ".join(sorted(named)):
         raise EdgespecError(f"damaged: {again}; `edgespec models remove {again}`, then pull or add again")
     if bad:
         raise EdgespecError(f"damaged: {' '.join(sorted(bad))}; install edgespec again")
@@ -188,11 +201,13 @@ def add_command(
     from edgespec.llama.gguf_header import check_model_file
 
     path = expand_user(file).absolute()
-    size = check_model_file(path, or_head=True).path.stat().st_size
+    header = check_model_file(path, or_head=True)
+    size = path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):
         sha256 = hash_file(path)
-    add_local(name, path, size, sha256, mtp=has_mtp_head(path))
+        parts = [hash_file(part) for part in header.other_parts]
+    add_local(name, path, size, sha256, mtp=has_mtp_head(path), parts=parts)
     err.print(f"added to {user_models_file()}", markup=False)
     out.print(name, markup=False)
 

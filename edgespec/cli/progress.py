@@ -47,7 +47,9 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
 
 def pull_named(*names: str | None) -> None:
     """Pull missing models that the registry or a hub knows by `names`; None is skipped."""
-    pull_shown([found for name in names if name and isinstance(found := locate(name), Entry)])
+    puller = Puller()
+    wanted = [name for name in names if name and isinstance(locate(name), Entry)]
+    pull_shown([entry for name in wanted for entry in puller.expand(name)])
 
 
 class WorkDisplay:

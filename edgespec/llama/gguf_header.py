@@ -200,6 +200,11 @@ def check_complete_file(path: str | Path) -> GGUFHeader:
     )
 
 
+def check_complete_part(path: Path) -> None:
+    """Raise EdgespecError for a file of a split model that is no GGUF, or not complete."""
+    _check_complete(read_header(path))
+
+
 def _other_parts(header: GGUFHeader) -> list[Path]:
     """Return the files that complete the first part of a split model; [] for a single file."""
     n = header.split_count

@@ -83,6 +83,8 @@ class Entry:
     """Bytes of the complete file, if known."""
     sha256: str | None = None
     """Lower-case hex; None if unverified: the first pull's hash is then trusted."""
+    parts: tuple[str, ...] = ()
+    """Of a split model, the SHA-256 of the files after the first, in their order."""
     shape: Shape | None = None
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
     sources: tuple[HubSource | WheelsSource, ...] = ()

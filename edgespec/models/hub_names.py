@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from edgespec.errors import UsageError
 from edgespec.models.entries import Entry, HubSource
 from edgespec.models.models_toml import REPO, REVISION
+from edgespec.models.parts import other_parts
 
 _HF_REF = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<revision>.+))?", re.IGNORECASE)
 _URL = re.compile(r"https?://", re.IGNORECASE)
@@ -39,6 +40,26 @@ def hub_entry(ref: str) -> Entry:
     name = "--".join(parts) + ("" if revision == "main" else f"@{revision}")
     name = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--"))
     return Entry(name=name, sources=(HubSource(repo, file, revision),))
+
+
+def hub_name(entry: Entry) -> str:
+    """Return how the entry of a file of the hub is named; the name itself for one of the registry."""
+    source = entry.sources[0] if entry.sources else None
+    if not isinstance(source, HubSource) or not entry.name.startswith("hf--"):
+        return entry.name
+    return f"hf:{source.repo}/{source.file}" + ("" if source.revision == "main" else f"@{source.revision}")
+
+
+def hub_entries(ref: str) -> list[Entry]:
+    """Return the entries of a file of the hub, and for the first part of a split model those of all parts."""
+    first = hub_entry(ref)
+    entries = [first]
+    for source in first.sources:
+        assert isinstance(source, HubSource)  # noqa: S101 - made above, for the type checker
+        entries += [
+            hub_entry(f"hf:{source.repo}/{file}@{source.revision}") for file in other_parts(source.file)
+        ]
+    return entries
 
 
 def _from_url(url: str) -> str:

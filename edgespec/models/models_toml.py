@@ -146,6 +146,14 @@ def _path(table: _TomlTable) -> Path | None:
     return path
 
 
+def _parts(table: _TomlTable) -> tuple[str, ...]:
+    parts = table.take("parts", list, [])
+    for part in parts:
+        if not isinstance(part, str) or not _SHA256.fullmatch(part):
+            raise table.error("parts", f"expected 64 lower-case hexadecimal digits each, got {part!r}")
+    return tuple(parts)
+
+
 def _entry(name: str, value: object, where: str) -> Entry:
     table = _TomlTable(value, where)
     origins = [field for field in ("sources", "derived", "packed", "path") if table.has(field)]
@@ -165,6 +173,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
         sha256=table.text("sha256", _SHA256, "64 lower-case hexadecimal digits")
         if table.has("sha256")
         else None,
+        parts=_parts(table),
         shape=_shape(table.take("shape", dict), f"{where}.shape") if table.has("shape") else None,
         sources=tuple(_source(source, f"{where}.sources[{i}]") for i, source in enumerate(sources)),
         derived=_derivation(table.take("derived", dict), f"{where}.derived")

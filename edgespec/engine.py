@@ -262,6 +262,7 @@ class Engine(Closing):
                 mode=plan.mode,
             ),
             stop=plan.options.stop,
+            until=plan.options.until,
             called=called,
             window=window,
         )

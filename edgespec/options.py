@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict, Unpack
 
 from edgespec.choices import DrafterName, Rule, Signal, check_choice
 from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Grammar
+from edgespec.records import Token
 from edgespec.sampling import SamplingParams
 
 MAX_GAMMA = 32
@@ -88,6 +89,8 @@ class Options:
     "block"."""
     stop: Sequence[str] = ()
     """Strings that end the text and are not part of it, or one such string."""
+    until: Callable[[], Callable[[Token], bool]] | None = None
+    """Makes what is told of each token of one text, and says whether the text ends with it; None: nothing."""
     cascade: Waking | None = None
     lenience: float = 1.0
     """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
@@ -157,6 +160,7 @@ class OptionKeywords(TypedDict, total=False):
     gamma: int | None
     rule: Rule | None
     stop: Sequence[str]
+    until: Callable[[], Callable[[Token], bool]] | None
     cascade: Waking | None
     lenience: float
     grammar: Grammar | None

@@ -38,17 +38,20 @@ class Stream:
         provenance: Provenance,
         *,
         stop: Sequence[str],
+        until: Callable[[], Callable[[Token], bool]] | None = None,
         called: float,
         window: Window | None,
     ) -> None:
         """Read `loop`, which writes tokens of `model`, until the text has one of the `stop` strings.
 
-        `called`: when the text was asked for, by `time.perf_counter`. `window`: what counts its energy.
+        `until`: as in Options. `called`: when the text was asked for, by `time.perf_counter`. `window`: what
+        counts its energy.
         """
         self._loop = loop
         self._model = model
         self._provenance = provenance
         self._text = TextStream(stop)
+        self._is_last = until() if until else _never
         self._n_prompt = len(loop.tokens)
         self._window = window
         self._energy: Measurement | None = None
@@ -166,7 +169,7 @@ class Stream:
             return token
         while self._emitted:
             made = self._write(*self._emitted.popleft())
-            if self._text.stopped:
+            if self._is_last(made) or self._text.stopped:
                 self._stop_reason = "stop"
                 self._finish()
                 return made
@@ -184,7 +187,9 @@ class Stream:
 
     def _write(self, token: int, origin: Origin, said: Logprobs | None) -> Token:
         started = time.perf_counter()
-        text = self._text.feed(self._model.piece(token))
+        piece = self._model.piece(token)
+        # A control token, which shows no text, also ends a stop string that has begun.
+        text = self._text.feed(piece) if piece or not self._text.holds else self._text.finish()
         made = Token(token, text, origin, said.logprob, said.top) if said else Token(token, text, origin)
         self._parts.append(made.text)
         self._ids.append(token)
@@ -223,3 +228,7 @@ class Stream:
             total_s=(self._ended or time.perf_counter()) - self._called,
             peak_rss_bytes=peak_rss_bytes(),
         )
+
+
+def _never(_token: Token) -> bool:
+    return False

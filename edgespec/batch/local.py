@@ -151,7 +151,7 @@ class LocalWriter:
         for i, text in enumerate(prepared.texts):
             written = Written(self._engine.target, keeps_tokens=keeps_tokens)
             writings.append(
-                ChatWriting(head, written, text.functions, i) if is_chat else TextWriting(head, written, i)
+                ChatWriting(head, written, text.answer, i) if is_chat else TextWriting(head, written, i)
             )
         return _Answering(request, prepared.texts, ChoicesWriting(prepared, writings))
 

@@ -88,6 +88,16 @@ class GrammarSource:
                 raise refused from None
         return replace(found, warnings=(*unenforced, *found.warnings))
 
+    def inside(self, lark: str) -> GrammarSource:
+        """Return the grammar of `lark`, in which @answer stands for this one. Raises UsageError."""
+        try:
+            own = json.loads(self.compiled)["grammars"][0]
+        except ValueError:
+            own = {"lark_grammar": self.compiled}
+        both = json.dumps({"grammars": [{"lark_grammar": lark}, own | {"name": "answer"}]})
+        _check_length(both, 2 * MOST_SCHEMA, self.name)
+        return _checked(both, self.name)
+
 
 def on_large_stack(function: Callable[[], Found]) -> Found:
     """Return what `function` returns, called in a thread with a stack of 256 MiB."""

@@ -37,13 +37,11 @@ if _problem := wheel_for_another_board():
     raise EdgespecError(_problem)  # loading the library would end in SIGILL
 
 from llama_cpp import llama_cpp as llama
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 __all__ = [
     "QUANT_TYPES",
     "Interruption",
-    "Jinja2ChatFormatter",
     "LlamaDraftModel",
     "address_of",
     "clear_log",

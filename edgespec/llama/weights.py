@@ -14,6 +14,7 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
+from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_templates, read_chat_template
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Packing, packing
@@ -128,8 +129,7 @@ class Model(Closing):
             llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
         )
         """Whether it keeps a state of a text that every token changes (rollback.py)."""
-        template = llama.llama_model_chat_template(model, None)
-        self.chat_template = None if template is None else template.decode(errors="replace")
+        self._templates = self._read_templates(model)
 
     def _open(self, placement: Placement | None, interrupt: Interrupt | None = None) -> None:
         remote = None if placement is None else Remote(placement, self.header, interrupt)
@@ -235,6 +235,39 @@ class Model(Closing):
                 return buffer.raw[:n]
             size = -n
 
+    def _read_templates(self, model: llama.llama_model_p) -> ChatTemplates | None:
+        texts = {"": llama.llama_model_chat_template(model, None)}
+        for name in named_templates(self.header.gguf.fields):
+            texts[name] = llama.llama_model_chat_template(model, name.encode())
+        found = {name: text.decode(errors="replace") for name, text in texts.items() if text}
+        return self._templates_of(found) if found else None
+
+    def _templates_of(self, texts: Mapping[str, str]) -> ChatTemplates:
+        """Return the templates of these texts; the default one's name is "", or it is the first."""
+        bos, eos = self._text(self.bos), self._text(self.eos)
+        made = {name: ChatTemplate(text, bos=bos, eos=eos) for name, text in texts.items()}
+        return ChatTemplates(made.get("") or next(iter(made.values())), made)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the default chat template; None if the model has none."""
+        return self._templates.default.source if self._templates else None
+
+    def use_chat_template(self, given: str) -> None:
+        """Use another template in place of the model's own, for all that it renders from now on.
+
+        `given`: the name of one of the model's, or as for `read_chat_template`. Raises UsageError.
+        """
+        named = self._templates.named if self._templates else {}
+        text = named[given].source if given and given in named else read_chat_template(given)
+        self._templates = self._templates_of({"": text})
+
+    def template(self, *, tools: bool = False) -> ChatTemplate:
+        """Return the chat template for conversations with tools, or without. Raises EdgespecError."""
+        if self._templates is None:
+            raise EdgespecError(f"{self.name} has no chat template; a raw prompt needs none")
+        return self._templates.choose(tools=tools)
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
@@ -244,17 +277,12 @@ class Model(Closing):
         that the model may call, as in OpenAI's API; templates without tools ignore them. Raises EdgespecError
         if the model has no template or the template fails.
         """
-        if self.chat_template is None:
-            raise EdgespecError(f"{self.name} has no chat template; a raw prompt needs none")
+        template = self.template(tools=bool(tools))
         try:
-            formatter = backend.Jinja2ChatFormatter(
-                self.chat_template, eos_token=self._text(self.eos), bos_token=self._text(self.bos)
-            )
-            return str(formatter(messages=list(messages), tools=tools or None).prompt)  # type: ignore[arg-type]
-        except Exception as error:  # a template is a program: it can fail in any way
-            reason = " ".join(str(error).split()) or type(error).__name__
+            return template.render(messages, tools or None)
+        except EdgespecError as error:
             raise EdgespecError(
-                f"the chat template of {self.name} failed: {reason}; a raw prompt needs none"
+                f"the chat template of {self.name} failed: {error}; a raw prompt needs none"
             ) from error
 
     def tokenize_chat(
@@ -262,6 +290,12 @@ class Model(Closing):
     ) -> list[int]:
         """Return the tokens of `render_chat`, with one BOS even if the template also writes it."""
         return self.tokenize_rendered(self.render_chat(messages, tools))
+
+    def control_token(self, text: str) -> int | None:
+        """Return the control token whose name is `text`; None if there is none."""
+        tokens = self.tokenize(text, add_special=False, parse_special=True)
+        found = tokens[0] if len(tokens) == 1 else None
+        return found if found is not None and self.is_control(found) and self._text(found) == text else None
 
     def tokenize_rendered(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt from `render_chat`, with one BOS as in `tokenize_chat`."""

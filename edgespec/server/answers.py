@@ -145,6 +145,8 @@ class Answer(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = None
+    """The thoughts before it, where the model has any."""
     refusal: None = None
     tool_calls: list[Call] | None = None
 
@@ -196,6 +198,7 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CallDelta] | None = None
 
 

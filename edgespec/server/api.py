@@ -133,7 +133,7 @@ def _add_completions(app: FastAPI, target: Model, reader: RequestReader, answere
         prepared = await run_in_threadpool(reader.chats, body)
         head = answerer.head("chatcmpl")
         writings = [
-            ChatWriting(head, Written(target, keeps_tokens=bool(body.logprobs)), text.functions, i)
+            ChatWriting(head, Written(target, keeps_tokens=bool(body.logprobs)), text.answer, i)
             for i, text in enumerate(prepared.texts)
         ]
         return await answerer.answer(request, body, prepared, ChoicesWriting(prepared, writings))

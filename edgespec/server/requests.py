@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import PurePath
 
 from edgespec.engine import Engine
-from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.llama.weights import Model
 from edgespec.options import Options
+from edgespec.server.call_grammars import CallGrammars
+from edgespec.server.calls.reader import PLAIN, AnswerForm
 from edgespec.server.constraints import Grammars, constraint_of
 from edgespec.server.faults import Fault
+from edgespec.server.prompts import ChatPrompts
 from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
 from edgespec.server.schema import (
     ChatRequest,
@@ -25,7 +24,7 @@ from edgespec.server.schema import (
     NamedTool,
     Tool,
 )
-from edgespec.server.tools import CLOSE, call_schema, for_template, in_tags
+from edgespec.server.writing import first_call
 
 ALIAS = "edgespec"
 """The name by which every server knows its model."""
@@ -75,8 +74,8 @@ class PreparedRequest:
 
     tokens: list[int]
     options: Options
-    functions: frozenset[str] = frozenset()
-    """Functions that the text may call; if empty, the text is not searched for calls."""
+    answer: AnswerForm = PLAIN
+    """What the text may consist of beside plain text."""
     warnings: tuple[str, ...] = ()
     """What of the request is done only in part."""
 
@@ -105,9 +104,12 @@ class RequestReader:
         self._model = model
         self._service = service
         self._grammars = Grammars(model)
-        self._of_schema = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
-        self.takes_tools = re.search(r"\btools\b", model.chat_template or "") is not None
+        self._prompts = ChatPrompts(model, service.name)
+        self._call_grammars = CallGrammars(model)
+        self.takes_tools = self._prompts.takes_tools
         """Whether the model's chat template knows functions."""
+        self.thinks = self._prompts.thinks
+        """Whether it knows thoughts."""
 
     def chat(self, request: ChatRequest) -> PreparedRequest:
         """Prepare a chat completion."""
@@ -118,26 +120,22 @@ class RequestReader:
         if request.top_logprobs is not None and not request.logprobs:
             raise Fault(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         tools = self._tools(request)
-        grammar = self._grammar(request, tools)
-        offered = [tool.model_dump(exclude_none=True) for tool in tools]
-        try:
-            tokens = self._model.tokenize_chat(for_template(request.messages), tools=offered or None)
-        except EdgespecError as error:
-            cause = error.__cause__
-            if cause is None or isinstance(cause, EdgespecError):  # not the template's doing
-                raise
-            reason = " ".join(str(cause).split())
-            line = f"the model's chat template refuses these messages: {reason}"
-            raise Fault(400, line, param="messages") from None
+        constraint = constraint_of(request)
+        wanted = self._grammars.of(constraint) if constraint else None
+        prompt = self._prompts.write(request, tools)
+        grammar = self._call_grammars.of(request, prompt.answer, wanted)
+        tokens = self._model.tokenize_rendered(prompt.text)
         n_predict = _n_predict(asked_tokens(request), len(tokens), self._service, "messages")
         options = options_of(request, self._model, n_predict)
         if grammar:
             options = _constrained(options, grammar, request)
         elif tools and request.parallel_tool_calls is False:
-            options = replace(options, stop=(*options.stop, CLOSE))  # the first call ends the answer
+            options = replace(options, until=first_call(prompt.answer, self._model))
         if request.logprobs:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
-        return PreparedRequest(tokens, options, _names(tools), grammar.warnings if grammar else ())
+        forced = bool(tools) and request.tool_choice not in (None, "auto")
+        answer = replace(prompt.answer, forced=forced)
+        return PreparedRequest(tokens, options, answer, grammar.warnings if grammar else ())
 
     def chats(self, request: ChatRequest) -> PreparedChoices:
         """Prepare all answers that a chat completion asks for."""
@@ -215,29 +213,6 @@ class RequestReader:
             line = f"the chat template of {self._service.name} knows no tools: leave them out"
             raise Fault(400, line, param="tools")
         return tools
-
-    def _grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
-        """Return the grammar for forced calls or for the response format; None if neither is asked for."""
-        constraint = constraint_of(request)
-        choice = request.tool_choice
-        if tools and choice not in (None, "auto"):
-            if isinstance(choice, NamedTool):
-                tools = [tool for tool in tools if tool.function.name == choice.function.name]
-            many = choice == "required" and request.parallel_tool_calls is not False
-            return self._of_schema(json.dumps(call_schema(tools)), "tools", "many" if many else "one")
-        if tools and constraint:
-            line = f"{constraint.field} and tools contradict each other: one rules out the other"
-            raise Fault(400, f'{line}; set tool_choice to "none" or "required"', param=constraint.param)
-        return self._grammars.of(constraint) if constraint else None
-
-    def _compile(self, schema: str, param: str, in_tags_of: str | None = None) -> Grammar:
-        try:
-            if in_tags_of:
-                text = in_tags(json.loads(schema), many=in_tags_of == "many")
-                return Grammar.from_lark(self._model, text, name=param)
-            return Grammar.from_json_schema(self._model, schema, name=param)
-        except UsageError as error:
-            raise Fault(400, str(error), param=param) from None
 
 
 def _names(tools: Sequence[Tool]) -> frozenset[str]:

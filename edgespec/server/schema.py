@@ -84,6 +84,7 @@ class AssistantMessage(NamedMessage):
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = Field(None, description="Its thoughts: handed to the chat template.")
     annotations: Any = Field(None, description="Of an earlier answer; changes nothing.")
     refusal: None = None
     audio: None = None
@@ -234,6 +235,15 @@ class ChatRequest(Sampled):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description='What the chat template reads besides, such as {"enable_thinking": false}.'
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the last message, which is the assistant's."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: do not begin the assistant's message. Default true."
+    )
     modalities: list[Literal["text"]] | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -32,7 +32,8 @@ from edgespec.server.answers import (
     TopLogprob,
     Usage,
 )
-from edgespec.server.tools import Called, CallReader, Said
+from edgespec.server.calls.reader import AnswerForm, AnswerReader
+from edgespec.server.calls.source import Arguments, Begun, Ended, Event, Said, Thought
 
 LEAST = -9999.0
 """What OpenAI's API writes for the logarithm of 0, which JSON has no number for."""
@@ -107,14 +108,17 @@ def finish_reason(result: Result) -> FinishReason:
 class ChatWriting:
     """An answer of a chat completion: `add` tokens as they come, then `finish`; then `choice` has it all."""
 
-    def __init__(self, head: Head, written: Written, functions: Collection[str], index: int = 0) -> None:
-        """Begin the answer number `index`; calls of `functions` are looked for in the text."""
+    def __init__(self, head: Head, written: Written, expected: AnswerForm, index: int = 0) -> None:
+        """Begin the answer number `index`, of the form that is expected."""
         self._head = head
         self._index = index
         self._written = written
-        self._reader = CallReader(functions) if functions else None
+        self._reader = None if expected.is_plain else AnswerReader(expected)
+        self._short_ids = expected.short_ids
         self._said: list[str] = []
+        self._thought: list[str] = []
         self._calls: list[Call] = []
+        self._cut = False  # whether the last call is not complete
         self._logprobs: list[TokenLogprob] = []
 
     def begin(self) -> ChatChunk:
@@ -124,14 +128,16 @@ class ChatWriting:
     def add(self, tokens: Sequence[Token]) -> Iterator[ChatChunk]:
         """Yield the chunks of `tokens`."""
         start = len(self._written.text)
-        if text := self._written.add(tokens):
-            said = Said(start, start + len(text))
-            yield from self._write(self._reader.feed(text) if self._reader else [said])
+        text = self._written.add(tokens)
+        if self._reader:
+            yield from self._write(feed(self._reader, self._written.model, tokens))
+        elif text:
+            yield from self._write([Said(start, start + len(text))])
 
     def finish(self, result: Result) -> Iterator[ChatChunk]:
         """Yield the last chunks, except that of the usage."""
         if self._reader:
-            yield from self._write(self._reader.finish())
+            yield from self._write([*self._reader.finish()])
         yield self._chunk(Delta(), self._finish_reason(result))
 
     def usage(self, usage: Usage) -> ChatChunk:
@@ -146,39 +152,52 @@ class ChatWriting:
         """Return the whole answer."""
         content = "".join(self._said)
         message = Answer(role="assistant", content=content or (None if self._calls else ""), refusal=None)
+        if self._thought:
+            message.reasoning_content = "".join(self._thought)
         if self._calls:
             message.tool_calls = self._calls
         logprobs = ChatLogprobs(content=self._logprobs) if self._written.keeps_tokens else None
         reason = self._finish_reason(result)
         return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=reason)
 
-    def _write(self, parts: Iterable[Said | Called]) -> Iterator[ChatChunk]:
-        for part in parts:
-            if isinstance(part, Said):
-                text = self._written.text[part.start : part.end]
-                self._said.append(text)
-                chunk = self._chunk(Delta(content=text))
-                chunk.edgespec = self._written.origins(part.start, part.end)
-                yield chunk
+    def _write(self, events: Sequence[Event]) -> Iterator[ChatChunk]:
+        for event in _joined(events):
+            if isinstance(event, Said):
+                yield self._write_text(event)
+            elif isinstance(event, Ended):
+                self._cut = not event.complete
             else:
-                yield from self._write_call(part)
+                yield self._chunk(Delta(tool_calls=[self._write_call(event)]))
 
-    def _write_call(self, called: Called) -> Iterator[ChatChunk]:
-        index, name = len(self._calls), called.name
-        call = Call(
-            id=f"call_{secrets.token_hex(12)}",
+    def _write_text(self, part: Said) -> ChatChunk:
+        text = self._written.text[part.start : part.end]
+        if isinstance(part, Thought):
+            self._thought.append(text)
+            chunk = self._chunk(Delta(reasoning_content=text))
+        else:
+            self._said.append(text)
+            chunk = self._chunk(Delta(content=text))
+        chunk.edgespec = self._written.origins(part.start, part.end)
+        return chunk
+
+    def _write_call(self, event: Begun | Arguments) -> CallDelta:
+        if isinstance(event, Arguments):
+            self._calls[-1].function.arguments += event.text
+            return CallDelta(index=len(self._calls) - 1, function=FunctionDelta(arguments=event.text))
+        call_id = secrets.token_hex(16)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
+        function = FunctionCall(name=event.name, arguments="")
+        self._calls.append(Call(id=call_id, type="function", function=function))
+        self._cut = True
+        return CallDelta(
+            index=len(self._calls) - 1,
+            id=call_id,
             type="function",
-            function=FunctionCall(name=name, arguments=called.arguments),
+            function=FunctionDelta(name=event.name, arguments=""),
         )
-        self._calls.append(call)
-        begun = FunctionDelta(name=name, arguments="")
-        first = CallDelta(index=index, id=call.id, type="function", function=begun)
-        rest = CallDelta(index=index, function=FunctionDelta(arguments=called.arguments))
-        for delta in (first, rest):
-            yield self._chunk(Delta(tool_calls=[delta]))
 
     def _finish_reason(self, result: Result) -> FinishReason:
-        return "tool_calls" if self._calls else finish_reason(result)
+        ended = finish_reason(result)
+        return "tool_calls" if self._calls and not (self._cut and ended == "length") else ended
 
     def _chunk(self, delta: Delta, reason: FinishReason | None = None) -> ChatChunk:
         choice = ChatChunkChoice(index=self._index, delta=delta, finish_reason=reason)
@@ -189,6 +208,47 @@ class ChatWriting:
 
     def _begun(self, kind: str) -> dict[str, Any]:
         return vars(self._head) | {"object": kind}
+
+
+def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[Event]:
+    """Return what `reader` finds in `tokens`; names of control tokens, which no text shows, are markers."""
+    events: list[Event] = []
+    for token in tokens:
+        is_marker = model.is_control(token.id)
+        marker = model.piece(token.id, special=True).decode(errors="replace") if is_marker else ""
+        events += reader.feed(token.text, marker)
+    return events
+
+
+def first_call(expected: AnswerForm, model: Model) -> Callable[[], Callable[[Token], bool]]:
+    """Return what ends a text after its first call, for `Options.until`."""
+
+    def begin() -> Callable[[Token], bool]:
+        reader = AnswerReader(expected)
+
+        def is_last(token: Token) -> bool:
+            feed(reader, model, [token])
+            return reader.n_calls > 0
+
+        return is_last
+
+    return begin
+
+
+def _joined(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield `events` with those that continue each other as one."""
+    last: Event | None = None
+    for event in events:
+        if isinstance(event, Said) and type(event) is type(last) and event.start == last.end:
+            last = type(event)(last.start, event.end)
+        elif isinstance(event, Arguments) and isinstance(last, Arguments):
+            last = Arguments(last.text + event.text)
+        else:
+            if last:
+                yield last
+            last = event
+    if last:
+        yield last
 
 
 class TextWriting:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 
 from edgespec import Engine, SamplingParams
 from edgespec.records import Result, Tally, Token, summarise
+from edgespec.server.calls.reader import AnswerForm
 from edgespec.server.limits import Gate, Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.ollama.options import HARMLESS, HONOURED, ONLY
@@ -439,8 +441,9 @@ def test_results_belong_to_their_calls(messages: list[dict[str, Any]], ids: list
 def lines_of(text: str, *, stream: bool, stop_reason: Any = "eog") -> list[dict[str, Any]]:
     """Return the lines of an answer whose tokens are characters."""
     head = Head.new("ollama", "m", "fp")
-    written = Written(None, keeps_tokens=False)  # type: ignore[arg-type] # no token's bytes are asked for
-    writing = LineWriting("chat", "m", ChatWriting(head, written, {"f", "g"}), began=0)
+    plain: Any = SimpleNamespace(is_control=lambda _token: False)  # a model of which no more is asked
+    written = Written(plain, keeps_tokens=False)
+    writing = LineWriting("chat", "m", ChatWriting(head, written, AnswerForm({"f": {}, "g": {}})), began=0)
     tokens = [Token(0, character, "target") for character in text]
     stats = summarise(Tally(), n_prompt=1, n_tokens=len(text), ttft_s=0.1, total_s=0.2, peak_rss_bytes=0)
     result = Result(

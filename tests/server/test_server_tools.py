@@ -13,26 +13,39 @@ from hypothesis import strategies as st
 
 from edgespec.llama.weights import Model
 from edgespec.records import Token
+from edgespec.server.calls.forms import HERMES
+from edgespec.server.calls.reader import AnswerForm, AnswerReader
+from edgespec.server.calls.source import Arguments, Begun, Event, Said
 from edgespec.server.schema import Tool
-from edgespec.server.tools import Called, CallReader, Said, call_schema
 from edgespec.server.writing import ChatWriting, Head, Written
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
-F = Called("f", '{"a": 1}')
+Called = tuple[str, str]
+F: Called = ("f", '{"a": 1}')
 TAGGED = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def reader(*names: str) -> AnswerReader:
+    return AnswerReader(AnswerForm({name: {} for name in names}, HERMES))
 
 
 def read(text: str, cuts: list[int]) -> tuple[str, list[Called]]:
     """Feed `text` in pieces; return what is said and what is called."""
-    reader = CallReader({"f", "g"})
-    parts: list[Said | Called] = []
+    reads = reader("f", "g")
+    parts: list[Event] = []
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
-        parts += reader.feed(text[start:end])
-    parts += reader.finish()
+        parts += reads.feed(text[start:end])
+    parts += reads.finish()
     said = [part for part in parts if isinstance(part, Said)]
     assert all(a.end <= b.start for a, b in itertools.pairwise(said)), "in order, nothing twice"
-    return "".join(text[part.start : part.end] for part in said), [p for p in parts if isinstance(p, Called)]
+    calls: list[Called] = []
+    for part in parts:
+        if isinstance(part, Begun):
+            calls.append((part.name, ""))
+        elif isinstance(part, Arguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return "".join(text[part.start : part.end] for part in said), calls
 
 
 CASES: list[tuple[str, str, list[Called]]] = [
@@ -46,11 +59,11 @@ CASES: list[tuple[str, str, list[Called]]] = [
     ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [F]),  # cut off by the end, or by a stop string
     ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [F]),
     ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', "", [F]),
-    ('<tool_call>{"name": "g"}</tool_call>', "", [Called("g", "{}")]),
+    ('<tool_call>{"name": "g"}</tool_call>', "", [("g", "{}")]),
     (
         '<tool_call>{"name": "g", "arguments": {"x": "a </tool_call> \\" b"}}</tool_call>',
         "",
-        [Called("g", '{"x": "a </tool_call> \\" b"}')],
+        [("g", '{"x": "a </tool_call> \\" b"}')],
     ),
     # As small models write them.
     ('{"name": "f", "arguments": {"a": 1}}', "", [F]),
@@ -65,8 +78,8 @@ CASES: list[tuple[str, str, list[Called]]] = [
     ("a < b <tool", "a < b <tool", []),
     ("<tool_call>nonsense</tool_call>!", "<tool_call>nonsense</tool_call>!", []),
     ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None, []),  # type: ignore[list-item]
-    ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', None, []),  # type: ignore[list-item]
-    ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', None, []),  # type: ignore[list-item]
+    # Once its arguments have begun it is a call, as the model wrote it.
+    ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "", [("f", '{"a": NaN}')]),
     ("<tool_call>" + "[" * 50_000, None, []),  # type: ignore[list-item]
     (f"<tool_call>oops</tool_call> {TAGGED}", "<tool_call>oops</tool_call>", [F]),
 ]
@@ -97,46 +110,35 @@ def test_nothing_is_lost_that_is_no_call(parts: list[str]):
 
 
 def test_text_is_not_held_longer_than_needed():
-    reader = CallReader({"f"})
-    assert list(reader.feed("Hello ")) == [Said(0, 5)]
-    assert list(reader.feed("there <to")) == [Said(5, 11)]
-    assert list(reader.feed("p> x")) == [Said(11, 19)]
+    reads = reader("f")
+    assert list(reads.feed("Hello ")) == [Said(0, 5)]
+    assert list(reads.feed("there <to")) == [Said(5, 11)]
+    assert list(reads.feed("p> x")) == [Said(11, 19)]
 
 
 def test_a_call_in_chunks(tiny_target: Model):
     """The name comes first, then the arguments; the text around keeps its origins."""
-    writing = ChatWriting(Head("id", 0, "m", "fp"), Written(tiny_target, keeps_tokens=False), {"f"})
+    writing = ChatWriting(
+        Head("id", 0, "m", "fp"), Written(tiny_target, keeps_tokens=False), AnswerForm({"f": {}})
+    )
     text = f"So: {TAGGED}"
     tokens = [Token(5, text[i : i + 3], "accepted") for i in range(0, len(text), 3)]
     chunks = [chunk for token in tokens for chunk in writing.add([token])]
     deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
     assert "".join(delta.get("content", "") for delta in deltas) == "So:"
-    first, rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
+    first, *rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
     assert first["id"].startswith("call_")
     assert (first["index"], first["type"], first["function"]) == (
         0,
         "function",
         {"name": "f", "arguments": ""},
     )
-    assert rest == {"index": 0, "function": {"arguments": '{"a": 1}'}}
+    assert all(delta["index"] == 0 and [*delta["function"]] == ["arguments"] for delta in rest)
+    assert "".join(delta["function"]["arguments"] for delta in rest) == '{"a": 1}' and len(rest) > 1
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None) -> Tool:
     return Tool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}})
-
-
-def test_references_in_a_functions_schema_go_on_to_hold():
-    parameters = {
-        "type": "object",
-        "properties": {"u": {"$ref": "#/$defs/U"}, "again": {"$ref": "#"}, "$ref": {"type": "string"}},
-        "$defs": {"U": {"enum": ["#"]}},
-    }
-    schema = call_schema([tool("a"), tool("b", parameters)])
-    moved = schema["$defs"]["tool1"]
-    assert moved["properties"]["u"] == {"$ref": "#/$defs/tool1/$defs/U"}
-    assert moved["properties"]["again"] == {"$ref": "#/$defs/tool1"}
-    assert moved["properties"]["$ref"] == {"type": "string"}, "a property of this name is no reference"
-    assert moved["$defs"]["U"] == {"enum": ["#"]}
 
 
 def test_a_template_takes_tools(tmp_path: Path):

@@ -72,8 +72,9 @@ def add_ollama(
     app: FastAPI, engine: Engine, worker: Worker, service: Service, reader: RequestReader, *, log: Log
 ) -> None:
     """Add Ollama's routes to `app`; they answer from the same queue as OpenAI's, with the same limits."""
-    thinks = False
-    capabilities = ["completion", *(["tools"] if reader.takes_tools else [])]
+    thinks = reader.thinks
+    known = {"completion": True, "tools": reader.takes_tools, "thinking": thinks}
+    capabilities = [name for name, has in known.items() if has]
     facts = Facts(engine, service, capabilities)
     router = APIRouter(
         prefix="/api",
@@ -185,7 +186,7 @@ class _Answerer:
 
     def _writing(self, prepared: PreparedRequest, logprobs: bool) -> ChatWriting:
         head = Head.new("ollama", self._facts.names.full, self._fingerprint)
-        return ChatWriting(head, Written(self._target, keeps_tokens=logprobs), prepared.functions)
+        return ChatWriting(head, Written(self._target, keeps_tokens=logprobs), prepared.answer)
 
     async def _lines(self, run: RunningAnswer, writing: LineWriting) -> AsyncGenerator[str]:
         spoke = time.monotonic()

@@ -1,0 +1,262 @@
+"""Chat templates: programs in Jinja that write a conversation as a prompt, or names of forms of llama.cpp's.
+
+A file may hold several: the default one, and named ones such as "tool_use". Some files hold no program but
+the name of a form ("chatml").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.backend import llama
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+_HELPERS = ("raise_exception", "strftime_now")
+_NAMED = "tokenizer.chat_template."
+_MARK = "\ue000\ue001"  # no template has it
+_MAX_BYTES = 1 << 20  # of a template's file
+
+
+class RefusedByTemplateError(EdgespecError):
+    """The template itself refused the messages; the line is its own."""
+
+
+class BrokenTemplateError(EdgespecError):
+    """The template is no valid program, or fails at what it is given."""
+
+
+class ChatTemplate:
+    """One template, compiled when it is first used. For any number of threads."""
+
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+        """Hold a program in Jinja, or a form's name; `bos` and `eos` are the texts of these tokens."""
+        self.source = source
+        self.bos, self.eos = bos, eos
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a program; else it is a name."""
+        return "{{" in self.source or "{%" in self.source
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """What the program reads beside what every template is given. Raises BrokenTemplateError."""
+        if not self.is_program:
+            return frozenset()
+        read = meta.find_undeclared_variables(self._parsed())
+        return frozenset(read).difference(_GIVEN, _HELPERS, _ENVIRONMENT.globals)
+
+    def render(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt for `messages`; it ends where the answer begins, if `add_generation_prompt`.
+
+        `tools`: functions as in OpenAI's API. `variables`: more that the program may read, such as
+        enable_thinking. Raises RefusedByTemplateError and BrokenTemplateError.
+        """
+        if not self.is_program:
+            return _write_form(self.source.strip(), messages, begins_answer=add_generation_prompt)
+        try:
+            return self._program.render(
+                **(variables or {}),
+                messages=[*messages],
+                tools=[*tools] if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos,
+                eos_token=self.eos,
+                raise_exception=_refuse,
+                strftime_now=_strftime_now,
+            )
+        except RefusedByTemplateError:
+            raise
+        except Exception as error:  # a template is a program: it can fail in any way
+            line = _line_of(error)
+            where = f"line {line}: " if line else ""
+            raise BrokenTemplateError(f"{where}{_reason(error)}") from error
+
+    def render_continued(
+        self, messages: Messages, tools: Tools | None = None, *, variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """Return the prompt that ends within the last message, so that the model goes on with it.
+
+        Raises as `render` does, and BrokenTemplateError if the template does not write that message's text.
+        """
+        *others, last = messages
+        content = last.get("content") or ""
+        if isinstance(content, list):  # of parts
+            marked: Any = [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{_MARK}"}]
+        else:
+            marked = f"{content}{_MARK}"
+        marked = [*others, {**last, "content": marked}]
+        prompt = self.render(marked, tools, add_generation_prompt=False, variables=variables)
+        kept, found, _ = prompt.rpartition(_MARK)
+        if not found:
+            raise BrokenTemplateError("it leaves the last message out, so that it cannot be continued")
+        return kept
+
+    @cached_property
+    def _program(self) -> jinja2.Template:
+        self._parsed()
+        return _ENVIRONMENT.from_string(self.source)
+
+    def _parsed(self) -> nodes.Template:
+        try:
+            return _ENVIRONMENT.parse(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise BrokenTemplateError(f"line {error.lineno}: {_reason(error)}") from error
+        except RecursionError as error:
+            raise BrokenTemplateError("it is too deeply nested") from error
+
+
+class ChatTemplates:
+    """The templates of one model: the default one, and others by name."""
+
+    def __init__(self, default: ChatTemplate, named: Mapping[str, ChatTemplate]) -> None:
+        """Hold a model's templates."""
+        self.default = default
+        self.named = named
+
+    def choose(self, *, tools: bool) -> ChatTemplate:
+        """Return the template for a conversation with tools, or for one without."""
+        return self.named.get("tool_use", self.default) if tools else self.default
+
+
+def named_templates(keys: Iterable[str]) -> list[str]:
+    """Return the names of a file's named templates, from the keys of its metadata."""
+    return [key.removeprefix(_NAMED) for key in keys if key.startswith(_NAMED)]
+
+
+def read_chat_template(given: str) -> str:
+    """Return the template that a user names: a known form, a program in Jinja, or a file that holds one.
+
+    Raises UsageError.
+    """
+    if given in known_forms() or "{{" in given or "{%" in given:
+        return given
+    file = Path(given)
+    try:
+        if not file.is_file():
+            problem = f"neither a file nor one of {', '.join(known_forms())}"
+            raise UsageError(problem, field="chat_template", value=given)
+        if file.stat().st_size > _MAX_BYTES:
+            raise UsageError("the file is too large for a template", field="chat_template", value=given)
+        text = file.read_text("utf-8-sig")
+    except OSError as error:
+        raise UsageError(describe_os_error(error), field="chat_template", value=given) from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"no text: {error}", field="chat_template", value=given) from None
+    if text.strip() not in known_forms():
+        try:
+            _ = ChatTemplate(text).variables
+        except BrokenTemplateError as error:
+            raise UsageError(str(error), field="chat_template", value=given) from None
+        if not ChatTemplate(text).is_program:
+            raise UsageError("the file holds no Jinja template", field="chat_template", value=given)
+    return text
+
+
+def known_forms() -> list[str]:
+    """Return the names of the forms that llama.cpp can write."""
+    n = llama.llama_chat_builtin_templates(None, 0)
+    names = (ctypes.c_char_p * n)()
+    llama.llama_chat_builtin_templates(names, n)
+    return sorted(name.decode() for name in names if name)
+
+
+def _write_form(name: str, messages: Messages, *, begins_answer: bool) -> str:
+    if name not in known_forms():
+        problem = f"it is {name[:40]!r}, which is neither a Jinja template nor the name of one"
+        raise BrokenTemplateError(problem)
+    held = [(str(m["role"]).encode(), str(m.get("content") or "").encode()) for m in messages]
+    chat = (llama.llama_chat_message * len(held))(*(llama.llama_chat_message(*pair) for pair in held))
+    size = 2 * sum(len(content) for _, content in held) + 1024 * (len(held) + 1)
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = llama.llama_chat_apply_template(name.encode(), chat, len(held), begins_answer, buffer, size)
+        if n < 0:
+            raise BrokenTemplateError(f"llama.cpp cannot write these messages in the form {name!r}")
+        if n <= size:
+            return buffer.raw[:n].decode(errors="replace")
+        size = n
+
+
+# ---- what a program may use ----
+
+
+class _Generation(Extension):
+    """The tag {% generation %}, which marks answers for training; here its content alone counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's form
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what the tag encloses."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: object = "") -> str:
+    raise RefusedByTemplateError(" ".join(str(message).split()) or "no reason given")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _tojson(
+    value: Any,  # noqa: ANN401 - JSON
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _tojson  # jinja2's own escapes for HTML
+    return made
+
+
+_ENVIRONMENT = _environment()
+
+
+def _line_of(error: BaseException) -> int | None:
+    """Return the template's line where `error` came from."""
+    found = getattr(error, "lineno", None)
+    step = error.__traceback__
+    while step:
+        if step.tb_frame.f_code.co_filename == "<template>":
+            found = step.tb_lineno
+        step = step.tb_next
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,69 @@
+"""Grammars of answers that may or must be calls, and of answers that follow a thought."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.grammar.grammar import Grammar
+from edgespec.grammar.source import GrammarSource
+from edgespec.llama.weights import Model
+from edgespec.server.calls.forcing import Forced, after_thought, forced_calls
+from edgespec.server.calls.forms import HERMES, Form
+from edgespec.server.calls.reader import AnswerForm
+from edgespec.server.faults import Fault
+from edgespec.server.schema import ChatRequest, NamedTool
+
+_KEPT = 16
+
+
+class CallGrammars:
+    """Makes grammars for one model. They are kept, since conversations send their tools again."""
+
+    def __init__(self, model: Model) -> None:
+        """Make grammars for `model`."""
+        self._model = model
+        self._kept = lru_cache(maxsize=_KEPT)(self._made)
+
+    def of(self, request: ChatRequest, expected: AnswerForm, answer: Grammar | None) -> Grammar | None:
+        """Return the grammar that the answer to `request` is held to; None if it is free. Raises Fault.
+
+        `expected`: what the answer may consist of; `answer`: what it must match where it is no call.
+        """
+        thought_end = expected.thinking[1] if expected.thinking and expected.thinks_at_once else None
+        choice, functions = request.tool_choice, expected.functions
+        many = request.parallel_tool_calls is not False
+        if not functions and not (answer and thought_end):
+            return answer
+        if functions and choice not in (None, "auto"):
+            if isinstance(choice, NamedTool):
+                name = choice.function.name
+                functions, many = {name: functions[name]}, False
+            answer = None
+        elif answer is None:
+            return None
+        form = expected.form or HERMES
+        wanted = json.dumps(functions) if functions else ""
+        source = answer.source if answer else None
+        try:
+            return self._kept(form, wanted, many, thought_end, source)
+        except UsageError as error:
+            name = "tools" if functions else str(error.field)
+            raise Fault(400, str(error), param=name) from None
+
+    def _made(
+        self, form: Form, wanted: str, many: bool, thought_end: str | None, answer: GrammarSource | None
+    ) -> Grammar:
+        find = self._model.control_token
+        if wanted:
+            functions: Mapping[str, Mapping[str, Any]] = json.loads(wanted)
+            forced = Forced(form, functions, many, otherwise=answer is not None, thought_end=thought_end)
+            lark = forced_calls(forced, find)
+        else:
+            lark = after_thought(thought_end or "", find)
+        if answer is None:
+            return Grammar.from_lark(self._model, lark, name="tools")
+        return Grammar(self._model, answer.inside(lark))

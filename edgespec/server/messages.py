@@ -1,0 +1,71 @@
+"""Messages of a request as chat templates take them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.llama.template_traits import TemplateTraits
+from edgespec.server.calls.values import read_json
+from edgespec.server.schema import AssistantMessage, Content, Message, ToolCall, ToolMessage
+
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+class MessageWriter:
+    """Writes messages for one template: plain text, "system", and calls as that template takes them."""
+
+    def __init__(self, traits: TemplateTraits) -> None:
+        """Write for the template with these traits."""
+        self._traits = traits
+
+    def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return `messages` in the template's terms."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        made: dict[str, Any] = {"role": message.role, "content": self._content(message.content)}
+        if message.role == "developer":
+            made["role"] = "system"  # templates do not know OpenAI's newer name
+        if name := getattr(message, "name", None):
+            made["name"] = name
+        if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+            made["tool_call_id"] = self._id(message.tool_call_id)
+        if isinstance(message, AssistantMessage):
+            if message.reasoning_content is not None:
+                made["reasoning_content"] = message.reasoning_content
+            if message.tool_calls:
+                made["content"] = made["content"] or self._traits.style.content
+                made["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        return made
+
+    def _content(self, content: Content | None) -> Any:  # noqa: ANN401 - text, or a list of parts
+        if content is None or isinstance(content, str):
+            text = content or ""
+        else:
+            text = "\n".join(part.text for part in content)
+        return [{"type": "text", "text": text}] if self._traits.typed_content else text
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        function = {"name": call.function.name, "arguments": self._arguments(call.function.arguments)}
+        made: dict[str, Any] = {"type": "function", "function": function}
+        if call.id is not None:
+            made["id"] = self._id(call.id)
+        return made
+
+    def _arguments(self, text: str) -> Any:  # noqa: ANN401 - JSON
+        """Return the object that most templates write as JSON; text that is not JSON is returned as it is."""
+        if self._traits.style.arguments_are_text:
+            return text
+        try:
+            return read_json(text)
+        except ValueError:
+            return text
+
+    def _id(self, call_id: str) -> str:
+        """Return `call_id`, or one made of it where the template takes only nine letters and digits."""
+        if not self._traits.short_ids or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -1,0 +1,203 @@
+"""Forced calls: a grammar in the model's own form, whose texts are calls that fit the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import llguidance
+import llguidance.numpy
+import pytest
+
+from chat_templates import FAMILIES
+from edgespec.errors import UsageError
+from edgespec.grammar.source import GrammarSource
+from edgespec.llama.chat_template import ChatTemplate
+from edgespec.llama.template_traits import TemplateTraits
+from edgespec.server.calls.forcing import Forced, after_thought, closed, forced_calls
+from edgespec.server.calls.forms import HERMES, Form, choose_form
+from edgespec.server.calls.reader import AnswerForm, AnswerReader
+from edgespec.server.calls.source import Arguments, Begun, Ended, Said, Thought
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 9},
+        "days": {"type": "integer", "minimum": 1, "maximum": 5},
+        "unit": {"enum": ["c", "f"]},
+        "sure": {"type": "boolean"},
+        "where": {"$ref": "#/$defs/Place"},
+    },
+    "required": ["city", "unit"],
+    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+}
+FUNCTIONS: dict[str, Any] = {"get_weather": WEATHER, "now": {}, "today": {"type": "object", "properties": {}}}
+TOKENIZER = llguidance.LLTokenizer("byte")
+
+
+def no_token(_text: str) -> None:
+    return None
+
+
+def form_of(family: str) -> Form:
+    form = choose_form(TemplateTraits(ChatTemplate(FAMILIES[family], bos="<s>", eos="</s>")))
+    assert form
+    return form
+
+
+def walk(compiled: str, seed: int, most: int = 1500) -> str:
+    """Return a random text of a grammar, which prefers what ends it."""
+    matcher = llguidance.LLMatcher(TOKENIZER, compiled)
+    assert not matcher.is_error(), matcher.get_error()
+    rng = random.Random(seed)
+    mask = llguidance.numpy.allocate_token_bitmask(1, TOKENIZER.vocab_size)
+    text = bytearray()
+    while not matcher.is_stopped() and len(text) < most:
+        llguidance.numpy.fill_next_token_bitmask(matcher, mask, 0)
+        allowed = [i for i in range(128) if mask[0][i // 32] >> (i % 32) & 1]
+        if matcher.is_accepting() and (not allowed or rng.random() < 0.5):
+            break
+        allowed = (
+            [i for i in allowed if 32 <= i < 127 or i == 10]
+            or allowed
+            or [i for i in range(128, 256) if mask[0][i // 32] >> (i % 32) & 1]
+        )
+        closers = [i for i in allowed if chr(i) in '"<}]'] or allowed
+        text.append(rng.choice(closers if rng.random() < 0.4 else allowed))
+        assert matcher.consume_token(text[-1]), matcher.get_error()
+    assert matcher.is_accepting(), bytes(text)
+    return text.decode()
+
+
+def read(text: str, form: Form, **fields: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """Return what is said and what is called, with the arguments as objects."""
+    reader = AnswerReader(AnswerForm(FUNCTIONS, form, **fields))
+    said, calls = "", []
+    for event in [*reader.feed(text), *reader.finish()]:
+        if isinstance(event, Begun):
+            calls.append((event.name, ""))
+        elif isinstance(event, Arguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+        elif isinstance(event, Said) and not isinstance(event, Thought):
+            said += text[event.start : event.end]
+        else:
+            assert not isinstance(event, Ended) or event.complete
+    return said, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def check(name: str, arguments: dict[str, Any]) -> None:
+    if name != "get_weather":
+        assert arguments == {}
+        return
+    assert {"city", "unit"} <= {*arguments} <= {*WEATHER["properties"]}
+    assert isinstance(arguments["city"], str) and len(arguments["city"]) <= 9
+    assert arguments["unit"] in ("c", "f")
+    assert arguments.get("days", 1) in range(1, 6)
+    assert arguments.get("sure", True) in (True, False)
+    assert isinstance(arguments.get("where", {"x": 1})["x"], int)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forced_calls_are_in_the_familys_form_and_fit_the_schema(family: str):
+    form, names = form_of(family), set()
+    lark = forced_calls(Forced(form, FUNCTIONS), no_token)
+    several = forced_calls(Forced(form, FUNCTIONS, many=True), no_token)
+    for seed in range(12):
+        said, calls = read(walk(GrammarSource.lark(lark, "tools").compiled, seed), form, forced=True)
+        assert said == "" and len(calls) == 1
+        _, more = read(walk(GrammarSource.lark(several, "tools").compiled, seed), form, forced=True)
+        for name, arguments in [*calls, *more]:
+            check(name, arguments)
+            names.add(name)
+    assert names == {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_call_is_what_the_template_writes(family: str):
+    """The grammar takes the template's own text of a call, so that the model writes what it has learnt."""
+    traits = TemplateTraits(ChatTemplate(FAMILIES[family], bos="<s>", eos="</s>"))
+    assert traits.samples
+    properties = {key: {"type": "string"} for key in ("key_one", "key_two")}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    functions = {"probe_alpha": schema, "probe_beta": schema, "bare": {}}
+    lark = forced_calls(Forced(form_of(family), functions, many=True), no_token)
+    texts = [traits.samples.one, (traits.samples.bare or "").replace("probe_alpha", "bare")]
+    if traits.samples.two:
+        texts.append(traits.samples.two)
+    assert (traits.samples.two is None) is (family == "llama")
+    for text in texts:
+        matcher = llguidance.LLMatcher(TOKENIZER, lark)
+        assert matcher.try_consume_tokens([*text.encode()]) == len(text.encode()), text
+        assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_or_an_answer_in_a_format(family: str):
+    form = form_of(family)
+    schema = {"type": "object", "properties": {"name": {"enum": ["x"]}}, "required": ["name"]}
+    answer = GrammarSource.json_schema(schema, "response_format")
+    source = answer.inside(forced_calls(Forced(form, FUNCTIONS, otherwise=True), no_token))
+    outcomes = set()
+    for seed in range(16):
+        said, calls = read(walk(source.compiled, seed), form)
+        assert bool(said) is not bool(calls)
+        assert not said or json.loads(said) == {"name": "x"}
+        for name, arguments in calls:
+            check(name, arguments)
+        outcomes.add(bool(calls))
+    if family != "functools":
+        assert outcomes == {True, False}
+
+
+def test_a_thought_that_the_prompt_has_begun_comes_first():
+    thinking = ("<think>", "</think>")
+    lark = forced_calls(Forced(HERMES, FUNCTIONS, thought_end="</think>"), no_token)
+    for seed in range(4):
+        text = "Hm, <tool_call>!" + "</think>\n\n"
+        matcher = llguidance.LLMatcher(TOKENIZER, lark)
+        assert matcher.try_consume_tokens([*text.encode()]) == len(text)
+        whole = text + walk(forced_calls(Forced(HERMES, FUNCTIONS), no_token), seed)
+        assert read(whole, HERMES, thinking=thinking, thinks_at_once=True)[0] == ""
+        assert llguidance.LLMatcher(TOKENIZER, lark).try_consume_tokens([*whole.encode()]) == len(
+            whole.encode()
+        )
+    answer = GrammarSource.json_schema({"type": "object", "properties": {}}, "response_format")
+    after = answer.inside(after_thought("</think>", no_token)).compiled
+    for text, accepts in (("Hm.</think>\n\n{}", True), ("{}", False), ("</think>{}", True)):
+        matcher = llguidance.LLMatcher(TOKENIZER, after)
+        assert matcher.try_consume_tokens([*text.encode()]) == len(text)
+        assert matcher.is_accepting() is accepts
+
+
+def test_markers_that_are_control_tokens_are_tokens_of_the_grammar():
+    lark = forced_calls(
+        Forced(form_of("lfm"), {"now": {}}), {"<|tool_call_start|>": 300, "<|tool_call_end|>": 301}.get
+    )
+    assert lark.splitlines()[0] == 'start: <[300]> "[" call  ")]" <[301]>'
+    assert "<[7]>" in after_thought("</think>", {"</think>": 7}.get)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "made"),
+    [
+        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({"type": "object"}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({"type": "object", "additionalProperties": True}, {"type": "object", "additionalProperties": True}),
+        (
+            {"$ref": "#/$defs/A", "$defs": {"A": {}}},
+            {"type": "object", "$ref": "#/$defs/A", "$defs": {"A": {}}},
+        ),
+    ],
+)
+def test_a_function_without_parameters_takes_none(parameters: dict[str, Any] | None, made: dict[str, Any]):
+    assert closed(parameters) == made
+
+
+def test_a_schema_that_no_grammar_can_hold_is_named():
+    with pytest.raises(UsageError) as caught:
+        forced_calls(
+            Forced(HERMES, {"f": {"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}}), no_token
+        )
+    assert caught.value.field == "tools"

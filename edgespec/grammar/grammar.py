@@ -16,7 +16,7 @@ from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.llama.weights import Model
 from edgespec.sampling import SamplingParams
 
-_LIMITS = LLParserLimits(verbose_errors=False)
+_LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # thousands of optional properties
 
 
 class Grammar:

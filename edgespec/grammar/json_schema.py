@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -63,26 +63,25 @@ def compiled(schema: dict[str, Any], *, lenient: bool) -> str:
 
 def _close(root: dict[str, Any]) -> None:
     every = [*schemas(root)]
-    combined = {id(part) for one in every for part in _combined(one, root)}
+    combined: set[int] = set()
+    for one in every:
+        _combine(one, root, combined)
     for one in every:
         if "properties" in one and id(one) not in combined and not any(key in one for key in _OPEN):
             one["additionalProperties"] = False
 
 
-def _combined(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[Any]:
-    """Yield the schemas that must hold beside others, so that none of them names all properties."""
+def _combine(schema: dict[str, Any], root: dict[str, Any], combined: set[int]) -> None:
+    """Add the schemas that must hold beside others to `combined`: none of them names all properties."""
     parts = [key for key in _PARTS if key in schema]
     if parts and ("allOf" in schema or "properties" in schema or len(parts) > 1):
         waiting = [schema[key] for key in parts if key != "dependentSchemas"]
         waiting += schema.get("dependentSchemas", {}).values()
-        seen: set[int] = set()
         while waiting:
             part = waiting.pop()
             if isinstance(part, str):
                 part = target(part, root)
-            if id(part) in seen:
-                continue
-            seen.add(id(part))
-            yield part
-            inner = [part[key] for key in _PARTS if key in part] if isinstance(part, dict) else part
-            waiting += inner if isinstance(inner, list) else []
+            if id(part) not in combined:
+                combined.add(id(part))
+                inner = [part[key] for key in _PARTS if key in part] if isinstance(part, dict) else part
+                waiting += inner if isinstance(inner, list) else []

@@ -51,6 +51,7 @@ _SHAPES: tuple[tuple[frozenset[str], type | tuple[type, ...], str], ...] = (
 
 _FAR, _NEAR = 10**18 - 1024, 1e-15
 """The library's bounds end before 10^18, and grow long near zero."""
+_MOST_CHOICES = 6
 _FORMATS = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
 _DAY = (
     "^[0-9]{4}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|"
@@ -242,6 +243,8 @@ def _objects(schema: Schema) -> Iterator[str]:
         except UsageError as error:
             yield str(error)
     for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if len(schema.get(key, {})) > _MOST_CHOICES:  # each makes the grammar twice as large
+            continue
         for name, needed in schema.pop(key, {}).items():
             then = {"required": needed} if isinstance(needed, list) else needed
             _also(schema, [{"anyOf": [{"properties": {name: False}}, then]}])

@@ -79,13 +79,10 @@ class GrammarSource:
             raise UsageError(f"cannot be enforced: {', '.join(unenforced)}", field=name)
         try:
             found = _checked_schema(given, name, lenient=False)
-        except UsageError as refused:
+        except UsageError:
             if strict:
                 raise
-            try:
-                found = _checked_schema(given, name, lenient=True)
-            except UsageError:
-                raise refused from None
+            found = _checked_schema(given, name, lenient=True)
         return replace(found, warnings=(*unenforced, *found.warnings))
 
     def inside(self, lark: str) -> GrammarSource:

@@ -12,6 +12,7 @@ import pytest
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 from schema_corpus import Row, Text, rows, written
 
+from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Grammar
 from grammar_walks import allowed_text, walk
@@ -61,6 +62,35 @@ def test_random_texts_match(tiny_target, row: Row):
     values = [read(text) for text in texts]
     assert [value for value in values if not all(verdicts(row.schema, value))] == []
     assert [one for one in row.yes if not isinstance(one, Text) and not all(verdicts(row.schema, one))] == []
+
+
+# ---- the real models ----
+
+
+@pytest.fixture(scope="module")
+def engine(pair):
+    with Engine(*pair) as engine:
+        yield engine
+
+
+SAMPLE = [row for row in ROWS if not row.unenforced and not row.is_openapi and "object" in str(row.schema)][1::6]
+
+
+@pytest.mark.pair
+@pytest.mark.slow
+@pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row.name)
+def test_what_a_model_writes_matches(engine, row: Row):
+    grammar = Grammar.from_json_schema(engine.target, row.schema)
+    prompt = f"Write an example of this JSON schema:\n{json.dumps(row.schema)}"
+    result = engine.generate(
+        prompt, params=SamplingParams(temperature=1.0), seed=len(prompt), n_predict=80, grammar=grammar
+    )
+    if result.stop_reason == "eog":
+        assert all(verdicts(row.schema, read(result.text))), result.text
+    else:
+        with grammar.begin() as constraint:
+            assert constraint.fitting((), result.token_ids) == len(result.token_ids) == 80
+    assert result.stats.n_accepted > 0 or len(result.token_ids) < 20
 
 
 # ---- each keyword ----

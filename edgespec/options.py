@@ -99,6 +99,9 @@ class Options:
     n_logprobs: int | None = None
     """Give each token the logarithm of its unfiltered probability under the target, and those of so many
     likeliest tokens; None: no logarithms."""
+    prompt_logprobs: bool = False
+    """Give the prompt's tokens such logarithms too, `n_logprobs` of them; nothing is drafted then, and
+    `n_predict` may be 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -112,9 +115,15 @@ class Options:
         return replace(self, **keywords)  # type: ignore[arg-type] # no None is left
 
     def _check_ranges(self) -> None:
+        least = 0 if self.prompt_logprobs else 1
         for name, value, good, wanted in (
             ("gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"0 to {MAX_GAMMA}"),
-            ("n_predict", self.n_predict, self.n_predict is None or self.n_predict >= 1, "1 or more"),
+            (
+                "n_predict",
+                self.n_predict,
+                self.n_predict is None or self.n_predict >= least,
+                f"{least} or more",
+            ),
             ("seed", self.seed, self.seed is None or 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
             (
                 "n_logprobs",
@@ -138,8 +147,12 @@ class Options:
     def _check_modes(self) -> None:
         if self.lenience < 1.0 and self.rule not in (None, "chain"):
             raise UsageError("contradicts a lenience below 1; leave it out", field="rule", value=self.rule)
+        if self.prompt_logprobs and self.n_logprobs is None:
+            raise UsageError("needs n_logprobs", field="prompt_logprobs")
         if not self.cascade:
             return
+        if self.prompt_logprobs:
+            raise UsageError("contradicts a cascade: choose one", field="prompt_logprobs")
         if self.lenience < 1.0:
             problem = "contradicts a cascade: choose one"
             raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
@@ -165,3 +178,4 @@ class OptionKeywords(TypedDict, total=False):
     lenience: float
     grammar: Grammar | None
     n_logprobs: int | None
+    prompt_logprobs: bool

@@ -83,7 +83,7 @@ def _resolved(pair: Pair, cascade: Waking) -> Waking:
 def _policy(pair: Pair, options: Options) -> Policy | None:
     """Return what may be drafted; None to decode plainly."""
     name = options.drafter or pair.options.drafter
-    if name == "none" or options.gamma == 0 or not pair.target.can_rewind:
+    if name == "none" or options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
         return None
     if name == "mtp" and not pair.uses_mtp:
         problem = "no head in the target's own file was loaded: its file has none, or another draft was given"

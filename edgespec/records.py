@@ -245,6 +245,10 @@ class Result:
     mode: Mode = "exact"
     n_cached: int = 0
     """Tokens of the prompt that were known of an earlier timeline and not read again."""
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    """What the target says of each token of the prompt but the first, where that was asked for."""
+    end_token: Token | None = None
+    """The end-of-generation token that ended the text, where logprobs were asked for."""
     target_share: float = 1.0
     """Of the emitted tokens, the share that the target wrote or judged; 1 where there are none."""
 

@@ -69,6 +69,7 @@ class Stream:
         self._plain_rate: float | None = None
         self._emitted: deque[tuple[int, Origin, Logprobs | None]] = deque()  # no text yet
         self._waiting: Token | None = None  # the last token, while text is held back with it
+        self._end_token: Token | None = None
         self._loop_ended = False
         self._error: BaseException | None = None
         self.advance: Callable[[], None] = self.close
@@ -139,6 +140,8 @@ class Stream:
             energy=self._energy,
             mode=made_with.mode,
             n_cached=self._loop.n_known,
+            prompt_logprobs=tuple(self._loop.prompt_logprobs),
+            end_token=self._end_token,
             target_share=1.0 - self._n_alone / len(self._ids) if self._ids else 1.0,
         )
 
@@ -153,6 +156,8 @@ class Stream:
         for token, origin, said in zip(event.tokens, event.origins, logprobs, strict=True):
             if not self._model.is_eog(token):
                 self._emitted.append((token, origin, said))
+            elif said:
+                self._end_token = Token(token, "", origin, said.logprob, said.top)
 
     def end(self, error: BaseException | None = None) -> None:
         """Take note that the loop ended, by itself or because of `error`."""

@@ -162,7 +162,9 @@ class Texts:
             if plan.policy:
                 drafter = self._drafter(running, plan.policy, small, on_step)
             return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
-        target = running.session = timelines.begin(tokens)
+        # A prompt's logits are not kept: where they are asked for, all of it is read.
+        known = tokens[:1] if plan.options.prompt_logprobs else tokens
+        target = running.session = timelines.begin(known)
         n_known = target.n_past
         if plan.policy:
             if plan.uses_model:

@@ -151,7 +151,9 @@ class LocalWriter:
         for i, text in enumerate(prepared.texts):
             written = Written(self._engine.target, keeps_tokens=keeps_tokens)
             writings.append(
-                ChatWriting(head, written, text.answer, i) if is_chat else TextWriting(head, written, i)
+                ChatWriting(head, written, text.answer, i)
+                if is_chat
+                else TextWriting(head, written, i, echo=text.echo, prompt=text.tokens)
             )
         return _Answering(request, prepared.texts, ChoicesWriting(prepared, writings))
 

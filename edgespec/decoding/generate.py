@@ -28,6 +28,7 @@ from edgespec.llama.session import Session
 from edgespec.records import Logprobs, Step, StopReason
 
 _WORTH_A_MARK_S = 1e-3
+_SCORED = 32  # tokens of a prompt whose logits one pass gives; the batcher takes them as a draft
 
 Made: TypeAlias = Prefill | DraftPrefill | Step
 """The events of a generation."""
@@ -56,9 +57,10 @@ class Generation:
         `n_ctx` is where the context counts as full, by default the end of `target`'s. The first `n_known`
         tokens of the prompt, not all, stand in `target`'s cache already. `features` takes the target's hidden
         states, for a drafter that reads them. Of the task's options those are read that concern single
-        tokens: params, n_predict, lenience and n_logprobs.
+        tokens: params, n_predict, lenience, n_logprobs and prompt_logprobs.
         """
         self.stop_reason: StopReason = "interrupted"
+        self.prompt_logprobs: list[Logprobs] = []
         self.mark: Callable[[Phase], None] = unmarked
         self.n_known = n_known
         self._target = target
@@ -154,7 +156,13 @@ class Generation:
         self.mark("rest")
         started = time.perf_counter()
         self.n_known = self._target.rewind(self.n_known)
-        rows = yield from self._read_prompt()
+        if self._task.options.prompt_logprobs:
+            rows = yield from self._score_prompt()
+        else:
+            rows = yield from self._read_prompt()
+        if self._finished():  # no token is asked for
+            self.mark("prefill")
+            return Prefill(None, time.perf_counter() - started)
         _, token, _ = self._verifier.verify(NO_NODES, rows)
         logprobs = self._logprobs([rows[0]], [token])
         self._n_cached = len(self.tokens)
@@ -186,6 +194,25 @@ class Generation:
                 self.keep_features(n_prompt - n_wanted - len(evaluated.features), evaluated.features)
             if not n_wanted:
                 return evaluated.rows
+
+    def _score_prompt(self) -> Generator[Ask, Any, Rows]:
+        """Read the prompt, keep what the target says of each of its tokens, and return the logits after it.
+
+        A pass takes as many tokens as it can give rows for: like a long draft, all of which is accepted.
+        """
+        most = min(_SCORED, self._target.most_drafted + 1)
+        n = self._task.options.n_logprobs or 0
+        start, prompt = self.n_known, self.tokens
+        while True:
+            part = prompt[start : start + most]
+            evaluated: Evaluated = yield TargetPass(self._target, part, len(part))
+            following = prompt[start + 1 : start + 1 + len(part)]
+            self.prompt_logprobs += [
+                logprobs_of(row, token, n) for row, token in zip(evaluated.rows, following, strict=False)
+            ]
+            start += len(part)
+            if start == len(prompt):
+                return evaluated.rows[len(part) - 1 :]
 
     def keep_features(self, at: int, features: Features) -> None:
         """Keep the target's hidden states of the timeline's tokens from index `at` on."""

@@ -5,7 +5,7 @@ There are two: `Generation` (generate.py) is exact, `Cascade` (lossy/cascade.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,21 +49,24 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The target read the prompt, or in a cascade what it had not read, and sampled a token."""
+    """The target read the prompt, or in a cascade what it had not read, and sampled a token.
 
-    token: int
+    `token` is None where none was asked for.
+    """
+
+    token: int | None
     seconds: float
     logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The token."""
-        return (self.token,)
+        return () if self.token is None else (self.token,)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
         """The target."""
-        return ("target",)
+        return () if self.token is None else ("target",)
 
     def add_to(self, tally: Tally) -> None:
         """Add the time of reading."""
@@ -115,6 +118,10 @@ class Loop(Protocol):
     @property
     def n_read(self) -> int:
         """Tokens that the target read in its prefills."""
+
+    @property
+    def prompt_logprobs(self) -> Sequence[Logprobs]:
+        """What the target says of each token of the prompt but the first, where that was asked for."""
 
     def events(self) -> Generator[Event]:
         """Write. After the last event, and when closed early, the caches hold a beginning of `tokens`."""

@@ -15,6 +15,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_templates, read_chat_template
+from edgespec.llama.fim import FimTokens, fim_tokens
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Packing, packing
@@ -188,6 +189,12 @@ class Model(Closing):
         """Return whether `token` ends a generation (EOS, end of turn, ...)."""
         self._require(self._words)
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    @cached_property
+    def fim(self) -> FimTokens | None:
+        """The tokens with which it fills in the middle of a text; None if it was not trained to."""
+        self._require(self._words)
+        return fim_tokens(self._vocab)
 
     @cached_property
     def eog_tokens(self) -> tuple[int, ...]:

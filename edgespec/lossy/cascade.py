@@ -135,6 +135,7 @@ class Cascade:
         waking, params = task.options.cascade, task.options.params
         assert waking is not None  # noqa: S101 - for the type checker
         self.stop_reason: StopReason = "interrupted"
+        self.prompt_logprobs: tuple[Logprobs, ...] = ()  # not with a cascade
         self.mark: Callable[[Phase], None] = unmarked
         self.n_woken = 0
         """Times that the target was woken."""

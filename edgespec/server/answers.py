@@ -229,11 +229,11 @@ class ChatChunk(Completion):
 
 
 class TextLogprobs(BaseModel):
-    """As ChatLogprobs, in the form of the older API."""
+    """As ChatLogprobs, in the form of the older API; null for a prompt's first token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -31,6 +31,7 @@ from edgespec.server.choices import ChoicesWriting
 from edgespec.server.description import described, streamed
 from edgespec.server.faults import Fault, from_engine
 from edgespec.server.jobs import Waiting
+from edgespec.server.llama_routes import add_llama_routes
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.ollama.routes import add_ollama
 from edgespec.server.page import add_page
@@ -42,14 +43,12 @@ from edgespec.server.running import (
     RunningTexts,
     StreamedAnswer,
     client_of,
+    warned,
 )
 from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
 from edgespec.server.strict import add_fault_handlers, route_class
 from edgespec.server.worker import Worker
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
-
-WARNING = "X-Edgespec-Warning"
-"""Header that says what of a request is done only in part; once for each part."""
 
 Log = Callable[[str], None]
 
@@ -87,6 +86,7 @@ def create_app(
     _add_models(app, service, answerer)
     _add_completions(app, engine.target, reader, answerer)
     add_ollama(app, engine, worker, service, reader, log=log)
+    add_llama_routes(app, engine.target, worker, service, reader, log=log)
     add_page(app)
     app.openapi_schema = described(app.openapi())
     return app
@@ -144,8 +144,14 @@ def _add_completions(app: FastAPI, target: Model, reader: RequestReader, answere
         prepared = await run_in_threadpool(reader.texts, body)
         head = answerer.head("cmpl")
         writings = [
-            TextWriting(head, Written(target, keeps_tokens=body.logprobs is not None), i)
-            for i, _ in enumerate(prepared.texts)
+            TextWriting(
+                head,
+                Written(target, keeps_tokens=body.logprobs is not None),
+                i,
+                echo=text.echo,
+                prompt=text.tokens,
+            )
+            for i, text in enumerate(prepared.texts)
         ]
         return await answerer.answer(request, body, prepared, ChoicesWriting(prepared, writings))
 
@@ -208,10 +214,7 @@ class _Answerer:
             for i, result in enumerate(results):
                 _exhaust(writing.finish(i, result))
             answer = _json(writing.whole())
-        for warning in prepared.warnings:
-            line = " ".join(warning.split())
-            answer.headers.append(WARNING, line.encode("ascii", "replace").decode())
-        return answer
+        return warned(answer, prepared.warnings)
 
     async def _events(
         self, run: RunningTexts, writing: ChoicesWriting, *, usage: bool

@@ -19,6 +19,7 @@ from edgespec.server.schema import (
     CompletionRequest,
     JsonFormat,
     ResponseFormat,
+    Sampled,
     SchemaFormat,
 )
 
@@ -45,9 +46,10 @@ class AnswerConstraint:
         return self.field.partition(".")[0]
 
 
-def constraint_of(request: ChatRequest | CompletionRequest) -> AnswerConstraint | None:
+def constraint_of(request: Sampled) -> AnswerConstraint | None:
     """Return the constraint of a request, if it has one. Raises Fault for two: one would be dropped."""
-    found = [*_of_format(request.response_format), *_of_fields(request)]
+    form = request.response_format if isinstance(request, ChatRequest | CompletionRequest) else None
+    found = [*_of_format(form), *_of_fields(request)]
     if len(found) > 1:
         first, second = found[0].field, found[1].field
         line = f"{second} and {first} contradict each other: an answer matches one of them; leave one out"
@@ -66,7 +68,7 @@ def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
         yield AnswerConstraint(name, "schema", _ANY_OBJECT)
 
 
-def _of_fields(request: ChatRequest | CompletionRequest) -> Iterator[AnswerConstraint]:
+def _of_fields(request: Sampled) -> Iterator[AnswerConstraint]:
     if request.json_schema is not None:
         yield AnswerConstraint("json_schema", "schema", json.dumps(request.json_schema))
     if request.grammar:  # llama-server's clients send "" for none

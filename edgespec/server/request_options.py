@@ -10,7 +10,7 @@ from edgespec.llama.weights import Model
 from edgespec.options import Options
 from edgespec.sampling import SamplingParams
 from edgespec.server.faults import Fault
-from edgespec.server.schema import ChatRequest, CompletionRequest
+from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
 
 DEFAULT_MAX_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
@@ -20,7 +20,7 @@ _LEAST_TEMPERATURE = 1e-3  # the engine's least; some clients send 1e-8 and mean
 _LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in OpenAI's API
 
 
-def options_of(request: ChatRequest | CompletionRequest, model: Model, n_predict: int | None) -> Options:
+def options_of(request: Sampled, model: Model, n_predict: int | None) -> Options:
     """Return the options of a request's first text, which may have `n_predict` tokens. Raises Fault."""
     return Options(
         params=SamplingParams(**_sampling(request, model)),
@@ -32,7 +32,7 @@ def options_of(request: ChatRequest | CompletionRequest, model: Model, n_predict
     )
 
 
-def _sampling(request: ChatRequest | CompletionRequest, model: Model) -> dict[str, Any]:
+def _sampling(request: Sampled, model: Model) -> dict[str, Any]:
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.temperature is not None:
         given["temperature"] = request.temperature if request.temperature >= _LEAST_TEMPERATURE else 0.0
@@ -53,7 +53,7 @@ def _sampling(request: ChatRequest | CompletionRequest, model: Model) -> dict[st
     return given
 
 
-def asked_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+def asked_tokens(request: Sampled) -> int | None:
     """Return how many tokens a request asks for; None: as many as the context holds. Raises Fault."""
     given = {"max_tokens": request.max_tokens, "n_predict": request.n_predict}
     if isinstance(request, ChatRequest):
@@ -64,7 +64,11 @@ def asked_tokens(request: ChatRequest | CompletionRequest) -> int | None:
     if not named:
         return DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else None
     name, asked = next(iter(named.items()))
-    if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
+    if (
+        asked == 0
+        and isinstance(request, ChatRequest | CompletionRequest)
+        and not getattr(request, "echo", None)
+    ):
         line = f"{name}: must be at least 1; 0 is for a text completion with echo, its prompt alone"
         raise Fault(400, line, param=name)
     return None if asked < 0 else asked

@@ -16,12 +16,15 @@ from edgespec.server.call_grammars import CallGrammars
 from edgespec.server.calls.reader import PLAIN, AnswerForm
 from edgespec.server.constraints import Grammars, constraint_of
 from edgespec.server.faults import Fault
+from edgespec.server.filling import Gap, filled_prompt, fim_of
+from edgespec.server.infill import InfillRequest
 from edgespec.server.prompts import ChatPrompts
 from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
 from edgespec.server.schema import (
     ChatRequest,
     CompletionRequest,
     NamedTool,
+    Sampled,
     Tool,
 )
 from edgespec.server.writing import first_call
@@ -30,6 +33,7 @@ ALIAS = "edgespec"
 """The name by which every server knows its model."""
 
 _KEPT_GRAMMARS = 16
+_LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,10 @@ class PreparedRequest:
     """What the text may consist of beside plain text."""
     warnings: tuple[str, ...] = ()
     """What of the request is done only in part."""
+    is_cut: bool = False
+    """Whether a part of the text around a gap was left out of the prompt."""
+    echo: str | None = None
+    """The prompt's text, with which the answer begins; None: it is not sent back."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +156,6 @@ class RequestReader:
     def texts(self, request: CompletionRequest) -> PreparedChoices:
         """Prepare all texts that a text completion asks for."""
         self._service.check_name(request.model)
-        for name in ("echo", "suffix"):
-            if getattr(request, name):
-                raise Fault(400, f"{name} is not supported here", param=name)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:
             raise Fault(400, f"best_of: must be at least n, {n}", param="best_of")
@@ -172,14 +177,60 @@ class RequestReader:
         self, request: CompletionRequest, prompt: object, grammar: Grammar | None
     ) -> PreparedRequest:
         """Prepare a text that continues one prompt."""
-        tokens = self._prompt_tokens(prompt)
-        n_predict = _n_predict(asked_tokens(request), len(tokens), self._service, "prompt")
-        options = options_of(request, self._model, n_predict)
+        asked = asked_tokens(request)
+        tokens = self._around(request, prompt, asked) if request.suffix else self._prompt_tokens(prompt)
+        n_predict = _n_predict(asked, len(tokens), self._service, "prompt")
+        options = options_of(request, self._model, n_predict or None)
         if grammar:
             options = _constrained(options, grammar, request)
         if request.logprobs is not None:
             options = replace(options, n_logprobs=request.logprobs)
-        return PreparedRequest(tokens, options, warnings=grammar.warnings if grammar else ())
+        echo = None
+        if request.echo:
+            echo = prompt if isinstance(prompt, str) else self._text_of(tokens)
+            if request.logprobs is not None or n_predict == 0:
+                if request.stream and request.logprobs is not None:
+                    raise Fault(400, "echo with logprobs cannot be streamed: leave one out", param="echo")
+                options = replace(options, n_logprobs=request.logprobs or 0, prompt_logprobs=True)
+        options = replace(options, n_predict=n_predict)
+        return PreparedRequest(tokens, options, warnings=grammar.warnings if grammar else (), echo=echo)
+
+    def _around(self, request: CompletionRequest, prompt: object, asked: int | None) -> list[int]:
+        """Return the prompt for a text between `prompt` and the suffix of `request`."""
+        fim = fim_of(self._model, "suffix")
+        if request.echo:
+            raise Fault(400, "echo and suffix contradict each other: leave one out", param="echo")
+        if not isinstance(prompt, str):
+            raise Fault(400, "prompt: must be text where there is a suffix", param="prompt")
+        room = self._service.n_ctx - (asked or 0) - 1
+        filled = filled_prompt(self._model, fim, Gap(prompt, request.suffix or ""), max(room, 0))
+        if filled.is_cut:
+            line = "prompt and suffix do not fit in the context: shorten them"
+            raise Fault(400, line, param="prompt", code="context_length_exceeded")
+        return filled.tokens
+
+    def infill(self, request: InfillRequest) -> PreparedRequest:
+        """Prepare what fills the gap between two texts."""
+        self._service.check_name(request.model)
+        fim = fim_of(self._model, "input_suffix")
+        constraint = constraint_of(request)
+        asked = asked_tokens(request)
+        gap = Gap(
+            request.input_prefix + (request.prompt or ""),
+            request.input_suffix,
+            [(file.filename, file.text) for file in request.input_extra or ()],
+        )
+        n_ctx = min(self._service.n_ctx, (self._service.max_prompt or self._service.n_ctx) + 1)
+        n_written = min(asked or _LEAST_GAP, n_ctx // 2)
+        filled = filled_prompt(self._model, fim, gap, n_ctx - n_written)
+        n_predict = _n_predict(asked, len(filled.tokens), self._service, "input_prefix")
+        options = options_of(request, self._model, 1 if n_predict == 0 else n_predict)
+        if constraint:
+            options = _constrained(options, self._grammars.of(constraint), request)
+        return PreparedRequest(filled.tokens, options, warnings=request.warnings, is_cut=filled.is_cut)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return b"".join(self._model.piece(token, special=True) for token in tokens).decode(errors="replace")
 
     def _prompt_tokens(self, prompt: object) -> list[int]:
         if isinstance(prompt, str):
@@ -238,7 +289,7 @@ def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -
     return None if asked is None else min(asked, service.n_ctx - n_prompt)
 
 
-def _constrained(options: Options, grammar: Grammar, request: ChatRequest | CompletionRequest) -> Options:
+def _constrained(options: Options, grammar: Grammar, request: Sampled) -> Options:
     if request.ignore_eos:
         line = f"ignore_eos and {grammar.name} contradict each other: a text that matches must end"
         raise Fault(400, line, param="ignore_eos")

@@ -19,6 +19,9 @@ from edgespec.server.jobs import Waiting
 ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""
 
+WARNING = "X-Edgespec-Warning"
+"""Header that says what of a request is done only in part; once for each part."""
+
 CLIENT_GONE = 499
 """Status of an answer that nobody reads, as in nginx."""
 
@@ -174,6 +177,14 @@ class StreamedAnswer(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._run.close()
+
+
+def warned(answer: Response, warnings: Sequence[str]) -> Response:
+    """Return `answer` with a header for each of `warnings`."""
+    for warning in warnings:
+        line = " ".join(warning.split())
+        answer.headers.append(WARNING, line.encode("ascii", "replace").decode())
+    return answer
 
 
 def client_of(request: Request, user: str | None = None) -> str:

@@ -254,16 +254,27 @@ def _joined(events: Iterable[Event]) -> Iterator[Event]:
 class TextWriting:
     """One text of a text completion, as ChatWriting."""
 
-    def __init__(self, head: Head, written: Written, index: int = 0) -> None:
-        """Begin the text number `index`."""
+    def __init__(
+        self,
+        head: Head,
+        written: Written,
+        index: int = 0,
+        *,
+        echo: str | None = None,
+        prompt: Sequence[int] = (),
+    ) -> None:
+        """Begin the text number `index`, with `echo`, the text of the tokens `prompt`, if it is not None."""
+        self._echo = echo
+        self._prompt = prompt
         self._head = head
         self._index = index
         self._written = written
-        self._logprobs = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        self._logprobs = _no_logprobs()
         self._offset = 0  # of the next token's text
 
-    def begin(self) -> None:
-        """Return nothing: there is no role to tell."""
+    def begin(self) -> TextCompletion | None:
+        """Return the first chunk: the prompt, if it is sent back."""
+        return self._chunk(self._echo) if self._echo else None
 
     def add(self, tokens: Sequence[Token]) -> Iterator[TextCompletion]:
         """Yield the chunks of `tokens`."""
@@ -287,9 +298,11 @@ class TextWriting:
 
     def choice(self, result: Result) -> TextChoice:
         """Return the whole text."""
-        logprobs = self._logprobs if self._written.keeps_tokens else None
+        logprobs = None
+        if self._written.keeps_tokens:
+            logprobs = self._with_prompt(result) if self._echo is not None else self._logprobs
         reason = finish_reason(result)
-        text = self._written.text
+        text = (self._echo or "") + self._written.text
         return TextChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=reason)
 
     def _chunk(self, text: str, reason: FinishReason | None = None) -> TextCompletion:
@@ -300,7 +313,7 @@ class TextWriting:
 
     def _older_form(self, tokens: Sequence[Token]) -> TextLogprobs:
         model, everything = self._written.model, self._logprobs
-        made = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        made = _no_logprobs()
         for token in tokens:
             text = _name(model.piece(token.id, special=True))
             made.tokens.append(text)
@@ -316,11 +329,37 @@ class TextWriting:
         everything.text_offset += made.text_offset
         return made
 
+    def _with_prompt(self, result: Result) -> TextLogprobs:
+        """Return the logprobs of prompt and text, and of the token that ended it, which has no text.
+
+        Programs that score texts leave out the last token of an answer of one.
+        """
+        if result.end_token and result.stop_reason == "eog":
+            self._older_form([result.end_token])
+        written, self._logprobs, self._offset = self._logprobs, _no_logprobs(), 0
+        prompt = [
+            Token(token, "", "target", said.logprob if said else None, said.top if said else ())
+            for token, said in zip(self._prompt, (None, *result.prompt_logprobs), strict=True)
+        ]
+        found = self._older_form(prompt)
+        found.token_logprobs[0] = found.top_logprobs[0] = None
+        n = self._offset
+        return TextLogprobs(
+            tokens=found.tokens + written.tokens,
+            token_logprobs=found.token_logprobs + written.token_logprobs,
+            top_logprobs=found.top_logprobs + written.top_logprobs,
+            text_offset=found.text_offset + [n + offset for offset in written.text_offset],
+        )
+
     def _made(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         made = TextCompletion(**vars(self._head), object="text_completion", choices=choices)
         if usage:
             made.usage = usage
         return made
+
+
+def _no_logprobs() -> TextLogprobs:
+    return TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
 def _logprob(model: Model, token: Token) -> TokenLogprob:

@@ -18,6 +18,7 @@ from edgespec.grammar.grammar import Grammar
 from grammar_walks import allowed_text, walk
 
 ROWS = rows()
+PLAIN = [row for row in ROWS if not row.unenforced and not row.is_openapi]
 WALKS = 3
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
@@ -53,9 +54,7 @@ def test_values_that_match_are_allowed_and_no_others(tiny_target, row: Row):
     assert bool(row.unenforced) == bool(grammar.warnings), grammar.warnings
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in ROWS if not row.unenforced and not row.is_openapi], ids=lambda row: row.name
-)
+@pytest.mark.parametrize("row", PLAIN, ids=lambda row: row.name)
 def test_random_texts_match(tiny_target, row: Row):
     grammar = Grammar.from_json_schema(tiny_target, row.schema)
     texts = [text for seed in range(WALKS) if (text := walk(grammar, seed)) is not None]
@@ -73,7 +72,7 @@ def engine(pair):
         yield engine
 
 
-SAMPLE = [row for row in ROWS if not row.unenforced and not row.is_openapi and "object" in str(row.schema)][1::6]
+SAMPLE = [row for row in PLAIN if "object" in str(row.schema)][1::6]
 
 
 @pytest.mark.pair
@@ -238,3 +237,48 @@ def test_an_annotation_is_passed_over(tiny_target, word):
     grammar = Grammar.from_json_schema(tiny_target, {"type": "integer", word: value}, strict=True)
     assert allowed_text(grammar, "1")
     assert not allowed_text(grammar, '"a"')
+
+
+# ---- schemas that ask for too much ----
+
+REFUSED = [
+    ({"const": -(2**63) + 1}, "too large to be enforced exactly"),  # the library would end the process
+    ({"enum": [{"a": [1e300]}]}, "too large to be enforced exactly"),
+    ({"enum": {}}, '"enum" must be a list'),
+    ({"required": True}, '"required" must be a list'),
+    ({"type": ["integer", 3]}, '"type" and "required" hold strings'),
+    ({"properties": {"a": {"$ref": 3}}}, '"$ref" must be a string'),
+    ({"dependentRequired": []}, '"dependentRequired" must be an object'),
+    ({"multipleOf": 0}, "invalid multiple of"),
+    ({"not": {}, "enum": []}, "Unsatisfiable"),
+]
+
+
+@pytest.mark.parametrize(("schema", "reason"), REFUSED, ids=str)
+def test_a_schema_is_refused_in_one_line(tiny_target, schema, reason):
+    with pytest.raises(UsageError) as error:
+        Grammar.from_json_schema(tiny_target, schema)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+LARGE = [
+    {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
+    {"oneOf": [{"const": n} for n in range(400)]},
+    {"oneOf": [{"type": "object", "properties": {"k": {"const": n}}, "required": ["k"]} for n in range(200)]},
+    {"type": "array", "prefixItems": [{}] * 2000},
+    {"type": "string", "minLength": 100_000},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+    {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    {
+        "$ref": "#/$defs/d0",
+        "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(1500)} | {"d1500": {}},
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", LARGE, ids=lambda schema: str(schema)[:40])
+def test_a_large_schema_is_enforced(tiny_target, schema):
+    grammar = Grammar.from_json_schema(tiny_target, schema, strict=True)
+    assert grammar.warnings == ()
+    walk(grammar, 1, longest=20)

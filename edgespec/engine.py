@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from threading import RLock
 from typing import Unpack
 
 from edgespec.batcher import Passed
@@ -33,8 +35,8 @@ class Engine(Closing):
     """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
     Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. Models not given come from the registry's
-    pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Two threads
-    must not use it at once.
+    pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Threads take
+    turns: with `parallel` 1 a `generate` waits for another to end, with more they share passes.
 
         with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
             print(engine.generate("Write a quicksort").text)
@@ -103,6 +105,7 @@ class Engine(Closing):
         """Measures the joules of each generation, from the next one on; None for no measurement."""
         self._on_message = on_message
         self._signals = signals
+        self._lock = RLock()  # held for a pass, or for as long as a text has the engine for itself
         self._pair = Pair(target, draft, options)
         header = self._pair.target_header
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
@@ -180,11 +183,12 @@ class Engine(Closing):
 
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
-        self._texts.forget()
-        self._earlier_texts.ready().forget()
-        self._pair.forget()
-        if tables:
-            self._knowledge.forget()
+        with self._lock:
+            self._texts.forget()
+            self._earlier_texts.ready().forget()
+            self._pair.forget()
+            if tables:
+                self._knowledge.forget()
 
     def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template if it has one.
@@ -206,7 +210,8 @@ class Engine(Closing):
 
     def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
         """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
-        return self._texts.has_room(n_prompt, n_predict)
+        with self._lock:
+            return self._texts.has_room(n_prompt, n_predict)
 
     def stream(
         self,
@@ -222,16 +227,29 @@ class Engine(Closing):
 
         `keywords` are fields of `Options` and override those of `options`. `system` and `chat`: as for
         `prompt_tokens`. `on_step` is called after every step of a drafter. With `parallel` 1 an earlier
-        stream of this engine is closed; else it runs beside the others, whichever is read. Raises UsageError
-        for bad values or if as many texts are under way as there may be, EdgespecError if the prompt is
-        longer than the context.
+        stream of this engine is ended, and raises EdgespecError if it is read on; else it runs beside the
+        others, whichever is read. Raises UsageError for bad values or if as many texts are under way as there
+        may be, EdgespecError if the prompt is longer than the context.
         """
+        with self._lock:
+            return self._begin(prompt, (options or Options()).changed(**keywords), system, chat, on_step)
+
+    def _begin(
+        self,
+        prompt: str | Sequence[int],
+        options: Options,
+        system: str | None,
+        chat: bool | None,
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> Stream:
         called = time.perf_counter()
         if self._closed:
             raise UsageError("the engine is closed")
-        plan = make_plan(self._pair, (options or Options()).changed(**keywords))
+        plan = make_plan(self._pair, options)
         if self.parallel == 1:
-            self._texts.end_all()
+            self._texts.end_all(
+                "the engine writes one at a time and began another; read it first, or choose parallel"
+            )
         self._texts.keep()
         if self._signals and not self._texts.n_running:
             self._signals.drain()  # before the target is loaded again, which they would end too
@@ -266,6 +284,7 @@ class Engine(Closing):
             called=called,
             window=window,
         )
+        stream.lock = self._lock
         self._texts.start(stream, running)
         return stream
 
@@ -274,7 +293,8 @@ class Engine(Closing):
 
         Raises KeyboardInterrupt if `signals` interrupts it; streams that failed raise when they are read.
         """
-        self._texts.step()
+        with self._lock:
+            self._texts.step()
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
@@ -290,17 +310,22 @@ class Engine(Closing):
         on_step: Callable[[DraftStep], None] | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> Result:
-        """Continue `prompt` to the end and return the Result; arguments as for `stream`."""
-        stream = self.stream(prompt, options, system=system, chat=chat, on_step=on_step, **keywords)
-        for _ in stream:
-            pass
+        """Continue `prompt` to the end and return the Result; arguments as for `stream`.
+
+        Where texts are written one at a time, another thread's call waits until this one is done.
+        """
+        with self._lock if self.parallel == 1 else nullcontext():
+            stream = self.stream(prompt, options, system=system, chat=chat, on_step=on_step, **keywords)
+            for _ in stream:
+                pass
         return stream.result
 
     def close(self) -> None:
         """Store what was learnt and free models and sessions; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._texts.end_all()
-            self._texts.keep()
-            self._knowledge.store(self._on_message)
-            self._pair.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._texts.end_all("the engine was closed")
+                self._texts.keep()
+                self._knowledge.store(self._on_message)
+                self._pair.close()

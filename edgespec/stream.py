@@ -6,10 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from threading import RLock
 
 from edgespec.decoding.loop import Event, Loop
 from edgespec.decoding.text import TextStream
 from edgespec.energy import Measurement, Window
+from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.records import (
@@ -28,7 +30,8 @@ from edgespec.records import (
 class Stream:
     """An iterator over the tokens of one generation. `result` holds what has come so far.
 
-    What the loop does is told to it (`take`, `end`); a token becomes text when the reader takes it.
+    What the loop does is told to it (`take`, `end`); a token becomes text when the reader takes it. Threads
+    may read streams of one engine, each its own: the engine's lock lets one at a time go on.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Stream:
         self._error: BaseException | None = None
         self.advance: Callable[[], None] = self.close
         """Lets the loop go on; set by whoever runs it."""
+        self.lock = RLock()
+        """Held by whoever lets texts of the engine go on; set by whoever runs it."""
         self.on_closed: Callable[[Stream], None] = lambda _stream: None
         """Called once, when nothing more will come; set by whoever runs it."""
 
@@ -82,16 +87,17 @@ class Stream:
 
     def __next__(self) -> Token:
         while True:
-            if token := self._take_token():
-                return token
-            self._raise()
-            if self.finished:
-                raise StopIteration
-            try:
-                self.advance()
-            except BaseException:
-                self.close()
-                raise
+            with self.lock:  # for a pass at most: other threads have their turn between two
+                if token := self._take_token():
+                    return token
+                self._raise()
+                if self.finished:
+                    raise StopIteration
+                try:
+                    self.advance()
+                except BaseException:
+                    self.close()
+                    raise
 
     def made(self) -> list[Token]:
         """Return the tokens made since the last call, and compute nothing.
@@ -99,10 +105,11 @@ class Stream:
         Raises what ended the generation, if it failed, once no tokens are left.
         """
         tokens = []
-        while token := self._take_token():
-            tokens.append(token)
-        if not tokens:
-            self._raise()
+        with self.lock:
+            while token := self._take_token():
+                tokens.append(token)
+            if not tokens:
+                self._raise()
         return tokens
 
     @property
@@ -112,8 +119,15 @@ class Stream:
 
     def close(self) -> None:
         """End the generation here; `result` stays."""
+        with self.lock:
+            if not self.finished:
+                self._finish()
+
+    def cut(self, error: EdgespecError) -> None:
+        """End the generation, which its reader did not ask for: whoever reads on gets `error`."""
         if not self.finished:
             self._finish()
+            self._loop_ended, self._error = True, error
 
     @property
     def timeline(self) -> list[int]:
@@ -123,6 +137,10 @@ class Stream:
     @property
     def result(self) -> Result:
         """The Result of the tokens so far; its stop_reason is "interrupted" until the end is known."""
+        with self.lock:
+            return self._result()
+
+    def _result(self) -> Result:
         made_with = self._provenance
         return Result(
             text="".join(self._parts),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,7 +19,7 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from edgespec.lossy.cascade import Cascade
 from edgespec.pair import Pair
@@ -54,14 +55,6 @@ class Running:
         return _SOON if n_left is None else min(_SOON, n_left)
 
 
-def _advance(stream: Stream, events: Generator[Event]) -> None:
-    """Let a loop that runs by itself go on, and tell its stream."""
-    try:
-        stream.take(next(events))
-    except StopIteration:
-        stream.end()
-
-
 class Texts:
     """The streams under way."""
 
@@ -74,6 +67,7 @@ class Texts:
         self._unkept: list[list[int]] = []
         self.batcher: Batcher | None = None
         """What runs them; None before the first."""
+        self._is_advancing = False
 
     @property
     def n_running(self) -> int:
@@ -109,6 +103,7 @@ class Texts:
 
         Raises UsageError if as many are under way as there may be, EdgespecError if it does not fit.
         """
+        self._refuse_inside_step()
         if self.n_running >= self._pair.parallel:
             problem = "as many texts are being written: end one, or allow more"
             raise UsageError(problem, field="parallel", value=self._pair.parallel)
@@ -134,12 +129,29 @@ class Texts:
             stream.advance = self.step
         else:
             running.events = loop.events()
-            stream.advance = partial(_advance, stream, running.events)
+            stream.advance = partial(self._advance, stream, running.events)
+
+    def _advance(self, stream: Stream, events: Generator[Event]) -> None:
+        """Let a loop that runs by itself go on, and tell its stream."""
+        with self._advancing():
+            try:
+                stream.take(next(events))
+            except StopIteration:
+                stream.end()
+
+    @contextmanager
+    def _advancing(self) -> Iterator[None]:
+        self._is_advancing = True
+        try:
+            yield
+        finally:
+            self._is_advancing = False
 
     def step(self) -> None:
         """Make one pass of the target for all streams: `Engine.step`."""
         if self.batcher:
-            self.batcher.step()
+            with self._advancing():
+                self.batcher.step()
             n_running = max(1, len(self._running))
             for running in self._running.values():
                 running.n_steps += 1
@@ -198,10 +210,18 @@ class Texts:
             constraint=plan.constraint,
         )
 
-    def end_all(self) -> None:
-        """End the streams under way."""
+    def end_all(self, why: str) -> None:
+        """End the streams under way; `why` is told to those who read on, lest the text seem complete.
+
+        Raises UsageError inside a step, whose texts cannot be ended.
+        """
+        self._refuse_inside_step()
         for stream in list(self._running):
-            stream.close()
+            stream.cut(EdgespecError(f"this text was ended before it was complete: {why}"))
+
+    def _refuse_inside_step(self) -> None:
+        if self._is_advancing:
+            raise UsageError("on_step was called in the middle of a text: begin and end others after it")
 
     def keep(self) -> None:
         """Remember the texts that ended for drafting; until then they can be forgotten."""
@@ -210,7 +230,7 @@ class Texts:
 
     def forget(self) -> None:
         """End the streams under way, and forget the texts that were not kept yet."""
-        self.end_all()
+        self.end_all("the engine was told to forget")
         self._unkept.clear()
 
     def _ended(self, stream: Stream) -> None:

@@ -62,6 +62,7 @@ class Engine(Closing):
         parallel: int | None = 1,
         n_cells: int | None = None,
         cache_type: CacheType = "f16",
+        chat_template: str | None = None,
         nodes: tuple[NodeAddress, ...] = (),
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -79,8 +80,9 @@ class Engine(Closing):
         most texts at once, whose passes are shared; None: as many as pay and fit in memory. `n_cells`: tokens
         that the cache holds, of all texts together; by default as many as one text needs, or for several what
         capacity.py says. `cache_type`: how the target's cache holds keys and values, "f16" or "q8_0", which
-        takes half the memory and changes the logits a little. `nodes`: machines that hold layers of the
-        target (`read_addresses`).
+        takes half the memory and changes the logits a little. `chat_template`: in place of the target's
+        own, the name of another in its file or of a form of llama.cpp's ("chatml"), a file, or a program in
+        Jinja. `nodes`: machines that hold layers of the target (`read_addresses`).
         `on_message` takes lines that the user should know.
         Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
         """
@@ -99,6 +101,7 @@ class Engine(Closing):
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
+            chat_template=chat_template,
             nodes=nodes,
         )
         self.meter = meter

@@ -25,6 +25,7 @@ from edgespec.drafting.head import check_head
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
+from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
@@ -91,6 +92,8 @@ class Pair(Closing):
         self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
         self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
         check_target(self.target_header)
+        if options.chat_template is not None:
+            check_chat_template(options.chat_template, self.target_header.gguf.fields)
         if self.draft_name:
             path = resolve(self.draft_name)
             published = check_published_head(read_header(path), self.target_header)
@@ -182,6 +185,8 @@ class Pair(Closing):
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         self.target = self._models[0]
+        if self.options.chat_template is not None:
+            self.target.use_chat_template(self.options.chat_template)
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
         if self._remote and self._remote.placement:

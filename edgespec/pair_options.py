@@ -40,6 +40,8 @@ class PairOptions:
     """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
     as capacity.py says for several."""
 
+    chat_template: str | None = None
+    """A template in place of the target's own (`Model.use_chat_template`); None: its own."""
     nodes: tuple[NodeAddress, ...] = ()
     """Machines that hold layers of the target; () for none."""
 

@@ -37,6 +37,7 @@ class NodeSettings:
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
     cache_type: CacheType = "f16"
+    chat_template: str | None = None
     defaults: Defaults = field(default_factory=Defaults)
 
 
@@ -94,6 +95,7 @@ class NodeWorker:
             n_threads=settings.n_threads,
             kernels=settings.kernels,
             cache_type=settings.cache_type,
+            chat_template=settings.chat_template,
             prefix_cache=0,
             on_message=self._messages.append,
         )

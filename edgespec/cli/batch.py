@@ -152,11 +152,12 @@ def batch_command(
 
 def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults) -> dict[str, Any]:
     """Return what must be the same when a batch goes on: what decides the answers."""
+    from edgespec.llama.chat_template import template_text
     from edgespec.llama.fingerprints import file_fingerprint
     from edgespec.llama.gguf_header import check_model_file
     from edgespec.models.resolve import resolve
 
-    return {
+    decides = {
         "input_sha256": found.sha256,
         "target_sha256": file_fingerprint(check_model_file(resolve(target))),
         "n_ctx": loading.ctx,
@@ -167,6 +168,9 @@ def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults)
         "temperature": defaults.temp,
         "seed": defaults.seed,
     }
+    if loading.chat_template is not None:
+        decides["chat_template"] = template_text(loading.chat_template)
+    return decides
 
 
 def _results(
@@ -240,6 +244,7 @@ class _Run:
                 signals=signals,
                 prefix_cache=0,
                 parallel=loading.parallel,
+                chat_template=loading.chat_template,
             ) as engine,
         ):
             service = Service.of(engine, n_ctx=loading.ctx)
@@ -256,17 +261,7 @@ class _Run:
         self, address: str, names: tuple[str, str | None], loading: Loading, defaults: Defaults
     ) -> None:
         """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
-        with closing(
-            open_cluster(
-                address,
-                names,
-                drafter=loading.drafter,
-                ctx=loading.ctx,
-                parallel=loading.parallel,
-                compute=loading.compute,
-                defaults=defaults,
-            )
-        ) as writer:
+        with closing(open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
 
     def _write(self, writer: Writer) -> None:

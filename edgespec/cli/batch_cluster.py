@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.choices import DrafterName
 from edgespec.cli.console import message
-from edgespec.cli.options import Compute
+from edgespec.cli.options import SharedModels
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -36,27 +35,25 @@ def check_cluster() -> None:
 def open_cluster(
     address: str,
     names: tuple[str, str | None],
-    *,
-    drafter: DrafterName,
-    ctx: int | None,
-    parallel: int | None,
-    compute: Compute,
+    loading: SharedModels,
     defaults: Defaults,
 ) -> RayWriter:
     """Return what answers on the cluster at `address`. Raises EdgespecError."""
     from edgespec.batch.ray_cluster import RayWriter
     from edgespec.batch.ray_node import NodeSettings
+    from edgespec.llama.chat_template import template_text
 
-    target, draft = names
+    (target, draft), template = names, loading.chat_template
     settings = NodeSettings(
         target=_for_nodes(target),
         draft=_for_nodes(draft) if draft else None,
-        drafter=drafter,
-        n_ctx=ctx,
-        parallel=parallel,
-        n_threads=compute.threads,
-        kernels=compute.kernels,
-        cache_type=compute.cache_type,
+        drafter=loading.drafter,
+        n_ctx=loading.ctx,
+        parallel=loading.parallel,
+        n_threads=loading.compute.threads,
+        kernels=loading.compute.kernels,
+        cache_type=loading.compute.cache_type,
+        chat_template=template and template_text(template),
         defaults=defaults,
     )
     return RayWriter(address, settings, on_message=message)

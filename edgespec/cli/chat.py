@@ -16,6 +16,7 @@ from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
     CacheOption,
+    ChatTemplateOption,
     ComputeOnNodes,
     DrafterOption,
     GammaOption,
@@ -63,6 +64,7 @@ class Beginning:
     """What a conversation begins with."""
 
     system: SystemOption = None
+    chat_template: ChatTemplateOption = None
     load: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Go on with a saved conversation.", rich_help_panel=PROMPT),
@@ -135,6 +137,7 @@ def chat_command(
             history=drafting.cache,
             signals=signals,
             prefix_cache=0,
+            chat_template=beginning.chat_template,
         ) as engine,
     ):
         if engine.target.chat_template is None:

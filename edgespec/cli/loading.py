@@ -23,6 +23,7 @@ class EngineKeywords(TypedDict, total=False):
     signals: Cancellation
     prefix_cache: int
     parallel: int | None
+    chat_template: str | None
 
 
 def load_engine(

@@ -69,6 +69,16 @@ CacheOption = Annotated[
     ),
 ]
 SystemOption = Annotated[str | None, typer.Option(help="System message.", rich_help_panel=PROMPT)]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="NAME|FILE",
+        help="Chat template: one of llama.cpp's by name (chatml), of the model's file, or in a Jinja file.",
+        show_default="the model's own",
+        rich_help_panel=PROMPT,
+    ),
+]
 ShowDraftOption = Annotated[
     bool,
     typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),
@@ -222,6 +232,7 @@ class SharedModels:
             show_default="as many as pay and fit in memory, at most 16",
         ),
     ] = None
+    chat_template: ChatTemplateOption = None
     compute: Compute
 
 

@@ -20,6 +20,7 @@ from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
     CacheOption,
+    ChatTemplateOption,
     ComputeOnNodes,
     DrafterOption,
     Explanation,
@@ -64,6 +65,7 @@ class Prompt:
         ),
     ] = None
     system: SystemOption = None
+    chat_template: ChatTemplateOption = None
     chat: Annotated[
         bool, typer.Option("--chat", help="Insist on the model's chat template.", rich_help_panel=PROMPT)
     ] = False
@@ -272,6 +274,7 @@ def run_command(
             history=drafting.cache,
             meter=meter,
             signals=signals,
+            chat_template=prompt.chat_template,
         ) as engine,
     ):
         if source:
@@ -319,6 +322,7 @@ def _refuse_contradictions(
             "a PROMPT and --file": prompt.prompt is not None and prompt.file is not None,
             "--chat and --raw": prompt.chat and prompt.raw,
             "--system and --raw": prompt.system is not None and prompt.raw,
+            "--chat-template and --raw": prompt.chat_template is not None and prompt.raw,
             **models.contradictions(drafter),
             "--no-stats and --stats full": output.no_stats and output.stats == "full",
             "--json and --show-draft": output.json and output.show_draft,

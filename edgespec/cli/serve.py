@@ -158,6 +158,7 @@ def serve_command(
                 signals=cancellation,
                 prefix_cache=loading.prefix_cache * MIB,
                 parallel=loading.parallel,
+                chat_template=loading.chat_template,
             ) as engine,
         ):
             worker = Worker(engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds)

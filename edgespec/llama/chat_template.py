@@ -148,6 +148,17 @@ def named_templates(keys: Iterable[str]) -> list[str]:
     return [key.removeprefix(_NAMED) for key in keys if key.startswith(_NAMED)]
 
 
+def check_chat_template(given: str, keys: Iterable[str]) -> None:
+    """Raise UsageError if `given` is neither a named template of a file with these keys, nor can be read."""
+    if given not in named_templates(keys):
+        read_chat_template(given)
+
+
+def template_text(given: str) -> str:
+    """Return the text of a user's template, where it is a file, and else its name. Raises UsageError."""
+    return read_chat_template(given) if Path(given).is_file() else given
+
+
 def read_chat_template(given: str) -> str:
     """Return the template that a user names: a known form, a program in Jinja, or a file that holds one.
 

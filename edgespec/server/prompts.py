@@ -63,6 +63,16 @@ class ChatPrompts:
             self._model.chat_template is not None and self._template(tools=False).traits.thinking is not None
         )
 
+    @property
+    def thinking_switches(self) -> frozenset[str]:
+        """The variables that tell the template whether to think, or how much, of those that it reads."""
+        if not self.thinks:
+            return frozenset()
+        try:
+            return self._template(tools=False).traits.template.variables & {*_THINKING_SWITCHES}
+        except BrokenTemplateError:
+            return frozenset()
+
     def write(self, request: ChatRequest, tools: Sequence[Tool]) -> ChatPrompt:
         """Return the prompt of `request`, in which `tools` are offered. Raises Fault."""
         used = self._template(tools=bool(tools))

@@ -118,6 +118,8 @@ class RequestReader:
         """Whether the model's chat template knows functions."""
         self.thinks = self._prompts.thinks
         """Whether it knows thoughts."""
+        self.thinking_switches = self._prompts.thinking_switches
+        """The variables by which it is told whether to think, and how much."""
 
     def chat(self, request: ChatRequest) -> PreparedRequest:
         """Prepare a chat completion."""

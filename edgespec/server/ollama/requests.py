@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edgespec.errors import UsageError
+from edgespec.llama.weights import Model
 from edgespec.server.faults import Fault, invalid
 from edgespec.server.ollama.options import ReadOptions, read_options
 from edgespec.server.ollama.schema import Call, ChatBody, GenerateBody, Generation, Message
@@ -21,19 +22,22 @@ _Request = TypeVar("_Request", bound=BaseModel)
 
 _NAMES = {
     "response_format": "format",
+    "chat_template_kwargs": "think",
 }
 """What Ollama's API calls a field of OpenAI's."""
+
+_EFFORT = "reasoning_effort"
+_SWITCHES = r"\.enable_thinking|\.reasoning_effort"
 
 
 class OllamaReader:
     """Reads Ollama's requests to one model. Its methods are for any thread, and raise Fault."""
 
-    def __init__(self, reader: RequestReader, service: Service, n_vocab: int, *, thinks: bool) -> None:
-        """Let `reader` prepare requests; `thinks`: the model's template knows thinking."""
+    def __init__(self, reader: RequestReader, service: Service, model: Model) -> None:
+        """Let `reader` prepare requests to `model`."""
         self._reader = reader
         self._service = service
-        self._n_vocab = n_vocab
-        self._thinks = thinks
+        self._model = model
 
     def chat(self, body: ChatBody) -> PreparedRequest:
         """Prepare a request to /api/chat, which has messages."""
@@ -41,13 +45,13 @@ class OllamaReader:
         fields: dict[str, Any] = {"messages": messages}
         if body.tools:
             fields["tools"] = [_tool(tool) for tool in body.tools]
-        if messages[-1]["role"] == "assistant":  # Ollama goes on with what an answer begins with
-            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+            fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
         return self._chat(body, fields, "messages")
 
     def generate(self, body: GenerateBody) -> PreparedRequest:
         """Prepare a request to /api/generate, which has a prompt."""
-        if body.raw or body.suffix:
+        if body.raw or body.suffix or self._model.chat_template is None:
             return self._text(body)
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
@@ -55,21 +59,16 @@ class OllamaReader:
         if not body.context:
             return prepared
         for token in body.context:
-            if not 0 <= token < self._n_vocab:
-                raise Fault(400, f"context: token {token}: the model's are 0 to {self._n_vocab - 1}")
+            if not 0 <= token < self._model.n_vocab:
+                raise Fault(400, f"context: token {token}: the model's are 0 to {self._model.n_vocab - 1}")
         longer = replace(prepared, tokens=[*body.context, *prepared.tokens])
         return self._fitted(longer, read_options(body.options or {}), "prompt")
 
     def _chat(self, body: Generation, fields: dict[str, Any], param: str) -> PreparedRequest:
         options = read_options(body.options or {})
         fields["model"] = ALIAS
-        if body.think and not self._thinks:
-            raise Fault(400, f'"{body.model}" does not support thinking', param="think")
-        if body.think not in (None, "") and self._thinks:
-            kwargs: dict[str, Any] = {"enable_thinking": bool(body.think)}
-            if isinstance(body.think, str):
-                kwargs["reasoning_effort"] = "high" if body.think == "max" else body.think
-            fields["chat_template_kwargs"] = kwargs
+        if body.think not in (None, ""):
+            fields["chat_template_kwargs"] = self._thinking(body)
         if body.logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
         if body.format:
@@ -78,11 +77,29 @@ class OllamaReader:
             prepared = self._reader.chat(_read(ChatRequest, fields))
         return self._fitted(prepared, options, param)
 
+    def _thinking(self, body: Generation) -> dict[str, Any]:
+        """Return what the chat template is told of thinking. Raises Fault."""
+        reader = self._reader
+        if not reader.thinks:
+            if body.think:
+                raise Fault(400, f'"{body.model}" does not support thinking', param="think")
+            return {}
+        told: dict[str, Any] = {}
+        switches = reader.thinking_switches
+        if isinstance(body.think, str):
+            if _EFFORT not in switches:
+                line = f'think: "{body.model}" thinks or does not: send true or false, not "{body.think}"'
+                raise Fault(400, line, param="think")
+            told[_EFFORT] = "high" if body.think == "max" else body.think
+        # Where the template has no switch, it is told nevertheless: it refuses what it cannot do.
+        names = switches - {_EFFORT} or {"enable_thinking"}
+        return told | dict.fromkeys(names, bool(body.think))
+
     def _text(self, body: GenerateBody) -> PreparedRequest:
-        kind = "raw" if body.raw else "suffix"
+        kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
         for name in ("system", "context", "think"):
             if getattr(body, name):
-                raise Fault(400, f"{kind} mode does not support {name}: leave it out", param=name)
+                raise Fault(400, f"{kind} does not support {name}: leave it out", param=name)
         options = read_options(body.options or {})
         fields: dict[str, Any] = {"model": ALIAS, "prompt": body.prompt}
         if body.format:
@@ -140,7 +157,7 @@ def renamed(fault: Fault, prompt: str = "messages") -> Fault:
     new = prompt if old in ("messages", "prompt") else _NAMES.get(old, old)
     if not old or new == old:
         return fault
-    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, str(fault))
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}({_SWITCHES})?(?!\w)", new, str(fault))
     return Fault(fault.status, line, param=new, code=fault.code, headers=fault.headers)
 
 

@@ -72,8 +72,7 @@ def add_ollama(
     app: FastAPI, engine: Engine, worker: Worker, service: Service, reader: RequestReader, *, log: Log
 ) -> None:
     """Add Ollama's routes to `app`; they answer from the same queue as OpenAI's, with the same limits."""
-    thinks = reader.thinks
-    known = {"completion": True, "tools": reader.takes_tools, "thinking": thinks}
+    known = {"completion": True, "tools": reader.takes_tools, "thinking": reader.thinks}
     capabilities = [name for name, has in known.items() if has]
     facts = Facts(engine, service, capabilities)
     router = APIRouter(
@@ -81,7 +80,7 @@ def add_ollama(
         route_class=route_class(log, any_type=True),
         responses={code: {"model": OllamaError} for code in _REFUSALS},
     )
-    own = OllamaReader(reader, service, engine.target.n_vocab, thinks=thinks)
+    own = OllamaReader(reader, service, engine.target)
     answerer = _Answerer(engine, worker, service, own, facts, log)
     _add_facts(router, facts)
     _add_generations(router, answerer)
@@ -165,7 +164,7 @@ class _Answerer:
             if not body.prompt:
                 return _nothing_asked(body, kind)
             prepared = await run_in_threadpool(self._reader.generate, body)
-            if not body.raw and not body.suffix:
+            if not (body.raw or body.suffix or self._target.chat_template is None):
                 context = Context(prepared.tokens, self._end_of_turn)
         writing = LineWriting(
             kind,

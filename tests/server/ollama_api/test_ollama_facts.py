@@ -1,0 +1,86 @@
+"""What Ollama's API tells of the served model, the names it has, and what is not here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ollama
+import pytest
+
+from ollama_requests import HELLO, refused
+from server_app import Served
+from tiny_gguf import TOOLS_TEMPLATE
+
+
+def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: Path):
+    (listed,) = client.list().models
+    assert (listed.model, listed.size) == ("llama-1b:latest", target.stat().st_size)
+    assert re.fullmatch("[0-9a-f]{64}", listed.digest or "")
+    assert listed.details and (listed.details.family, listed.details.format) == ("llama", "gguf")
+    (loaded,) = client.ps().models
+    assert (loaded.name, loaded.digest, loaded.size_vram) == (listed.model, listed.digest, 0)
+    assert loaded.expires_at and loaded.expires_at.year > 2300
+    shown = client.show("edgespec")
+    assert shown.capabilities == ["completion", "tools"]
+    assert (shown.template, shown.license) == (TOOLS_TEMPLATE, "apache-2.0")
+    info = dict(shown.modelinfo or {})
+    assert (info["general.architecture"], info["llama.context_length"]) == ("llama", 4096)
+    assert info["general.parameter_count"] == served.engine.target.n_params
+    assert info["tokenizer.ggml.tokens"] == []
+    assert "tokenizer.chat_template" not in info
+    with served.client() as plain:
+        verbose = plain.post("/api/show", json={"name": "llama-1b", "verbose": True}).json()
+        assert len(verbose["model_info"]["tokenizer.ggml.tokens"]) == served.engine.target.n_vocab
+        assert verbose["tensors"][0]["name"] == "token_embd.weight"
+        assert re.fullmatch(r"\d+\.\d+\.\d+", plain.get("/api/version").json()["version"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-1b",
+        "llama-1b:latest",
+        "LLAMA-1B",
+        "llama:1b",
+        "llama-1b:f32",
+        "edgespec",
+        "edgespec:latest",
+        "tiny 1",
+    ],
+)
+def test_names(client: ollama.Client, name: str):
+    answer = client.generate(name, "hello", options={"num_predict": 1})
+    assert answer.model == name
+
+
+def test_the_name_that_is_listed_is_known_to_the_other_api(client: ollama.Client, served: Served):
+    """Editors list the models here and chat there."""
+    (listed,) = client.list().models
+    with served.client() as plain:
+        body = {"model": listed.model, "messages": HELLO, "max_tokens": 1}
+        assert plain.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3.2", "llama-1b:7b", "llama", "edgespec:", ":latest", "llama-1b:latest:latest"]
+)
+def test_other_names_are_not_found_in_ollamas_words(client: ollama.Client, name: str):
+    refused(client, 404, f"^model '{re.escape(name)}' not found", model=name)
+    with pytest.raises(ollama.ResponseError, match="not found"):
+        client.show(name)
+
+
+def test_what_ollama_has_and_this_server_has_not_is_one_line(client: ollama.Client):
+    for ask in (
+        lambda: client.pull("llama3.2"),
+        lambda: client.push("llama3.2"),
+        lambda: client.create("mine", from_="llama3.2"),
+        lambda: client.copy("edgespec", "mine"),
+        lambda: client.embed("edgespec", "hello"),
+        lambda: client.embeddings("edgespec", "hello"),
+        lambda: client.delete("edgespec"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=r"this server (has one model|writes text)") as caught:
+            ask()
+        assert caught.value.status_code == 501

@@ -1,0 +1,139 @@
+"""Options and fields of Ollama's API: each is honoured, changes nothing, or is refused by its name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import ollama
+import pytest
+
+from edgespec import Engine, SamplingParams
+from ollama_requests import GREEDY, HELLO, refused
+from server_app import Served
+
+SAMPLING = [  # of one option alone: the sampling that it means
+    ({"temperature": 0}, {"temperature": 0}),
+    ({"temperature": 1e-8}, {"temperature": 0}),
+    ({"top_k": 1, "seed": 1}, {"temperature": 0}),
+    ({"top_p": 0, "seed": 1}, {"temperature": 0}),
+    ({"min_p": 1, "seed": 1}, {"temperature": 0}),
+    ({"temperature": 0, "repeat_penalty": 1.8}, {"temperature": 0, "repeat_penalty": 1.8}),
+    (
+        {"temperature": 0, "presence_penalty": 2, "repeat_last_n": -1},
+        {"temperature": 0, "presence_penalty": 2, "penalty_last_n": -1},
+    ),
+    ({"temperature": 0, "repeat_penalty": 1.8, "repeat_last_n": 0}, {"temperature": 0}),
+    ({"temperature": 0, "frequency_penalty": 1.5}, {"temperature": 0, "frequency_penalty": 1.5}),
+    ({"temperature": 1.5, "seed": 7.0}, {"temperature": 1.5, "top_p": 0.9, "min_p": 0}),
+    ({"temperature": 1.5, "typical_p": 0.3, "top_p": 1, "top_k": 0, "seed": 7},
+     {"temperature": 1.5, "typical_p": 0.3, "top_p": 1, "top_k": 0, "min_p": 0}),
+    ({"seed": 7}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0}),
+]  # fmt: skip
+
+
+def test_options_are_honoured(client: ollama.Client, target: Path):
+    with Engine(target, drafter="none", profile=False) as engine:
+        for options, params in SAMPLING:
+            seed = int(options["seed"]) if "seed" in options else None
+            wanted = engine.generate("hello", params=SamplingParams(**params), n_predict=16, seed=seed)
+            answer = client.generate("edgespec", "hello", options=options | {"num_predict": 16})
+            assert answer.response == wanted.text, options
+
+
+def test_lengths_and_stops(client: ollama.Client, expected: str):
+    stopped = client.chat("edgespec", HELLO, options=GREEDY | {"stop": [expected[3:5], "never said"]})
+    assert (stopped.message.content, stopped.done_reason) == (
+        expected[: expected.index(expected[3:5])],
+        "stop",
+    )
+    n_prompt = stopped.prompt_eval_count or 0
+    for options, n in (
+        ({"num_predict": 3}, 3),
+        ({"num_ctx": n_prompt + 5}, 5),
+        ({"num_ctx": n_prompt + 5, "num_predict": -2}, 5),
+        ({"num_ctx": 1 << 20, "num_predict": 4}, 4),
+    ):
+        answer = client.chat("edgespec", HELLO, options=options | {"temperature": 0})
+        assert (answer.eval_count, answer.done_reason) == (n, "length"), options
+    endless = client.chat("edgespec", HELLO, options={"temperature": 0, "num_predict": -1, "num_ctx": 64})
+    assert endless.eval_count == 64 - n_prompt
+    refused(client, 400, "messages: .* tokens, and options.num_ctx is 4", options={"num_ctx": 4})
+    refused(client, 400, "context length is 4096", messages=[{"role": "user", "content": "x" * 5000}])
+
+
+def test_draft_num_predict_is_how_much_is_drafted(served: Served):
+    with served.client() as plain:
+        body = {
+            "model": "edgespec",
+            "prompt": "hello",
+            "stream": False,
+            "options": GREEDY | {"draft_num_predict": 0},
+        }
+        assert plain.post("/api/generate", json=body).json()["edgespec"]["drafted"] == 0
+
+
+def test_options_that_change_no_text_may_have_any_value(client: ollama.Client, expected: str):
+    options = {
+        "num_thread": 3, "num_gpu": 99, "num_batch": 64, "main_gpu": 0, "use_mmap": False, "num_keep": 24,
+        "low_vram": True, "numa": True, "mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0,
+        "penalize_newline": True, "seed": None,
+    }  # fmt: skip
+    assert client.generate("edgespec", "hello", options=GREEDY | options).response == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"options": {"mirostat": 2}}, "^options.mirostat: mirostat is not here: leave it out, or send 0"),
+        ({"options": {"tfs_z": 0.5}}, "^options.tfs_z: "),
+        ({"options": {"penalize_newline": False}}, "^options.penalize_newline: .*send true"),
+        ({"options": {"num_prediction": 5}}, "^options.num_prediction: there is no such option"),
+        ({"options": {"num_predict": 0}}, "^options.num_predict: "),
+        ({"options": {"num_predict": "5"}}, "^options.num_predict: must be an integer"),
+        ({"options": {"seed": 1.5}}, "^options.seed: must be an integer"),
+        ({"options": {"top_k": True}}, "^options.top_k: must be an integer"),
+        ({"options": {"temperature": "hot"}}, "^options.temperature: must be a number"),
+        ({"options": {"temperature": -1}}, "^options.temperature -1: must be"),
+        ({"options": {"repeat_last_n": -2}}, "^options.repeat_last_n -2: must be"),
+        ({"options": {"stop": [1]}}, "^options.stop: must be a list of strings"),
+        ({"options": {"stop": [""]}}, "^options.stop: an empty"),
+        ({"options": {"draft_num_predict": 99}}, "^options.draft_num_predict 99: must be 0 to 32"),
+        ({"think": True}, "does not support thinking"),
+        ({"think": "enormous"}, "^think"),
+        ({"format": "yaml"}, "^format"),
+        ({"top_logprobs": 21, "logprobs": True}, "^top_logprobs"),
+        ({"messages": [{"role": "user", "images": ["aGVsbG8="]}]}, "images are not supported"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "^messages.0"),
+        ({"tools": [{"function": {"name": "two words"}}]}, "^tools.0.function.name"),
+        ({"model": ""}, "^model is required$"),
+        ({"colour": "red"}, "^colour"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_by_name(served: Served, fields: dict[str, Any], words: str):
+    with served.client() as plain:
+        body = {"model": "edgespec", "messages": HELLO, "options": {"num_predict": 2}} | fields
+        answer = plain.post("/api/chat", json=body)
+    assert (answer.status_code, set(answer.json())) == (400, {"error"}), answer.text
+    assert re.search(words, answer.json()["error"]), answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"template": "{{ .Prompt }}"}, "^template: the model's own template"),
+        ({"images": ["aGVsbG8="]}, "^images: images are not supported"),
+        ({"raw": True, "system": "be brief"}, "^raw mode does not support system"),
+        ({"raw": True, "context": [1]}, "^raw mode does not support context"),
+        ({"context": [-1]}, "^context: token -1"),
+        ({"width": 512}, "^width"),
+        ({"prompt": "x" * 5000}, "your prompt resulted in"),
+    ],
+)
+def test_what_generate_cannot_honour(served: Served, fields: dict[str, Any], words: str):
+    with served.client() as plain:
+        body = {"model": "edgespec", "prompt": "hello", "options": {"num_predict": 2}} | fields
+        answer = plain.post("/api/generate", json=body)
+    assert (answer.status_code, set(answer.json())) == (400, {"error"}), answer.text
+    assert re.search(words, answer.json()["error"]), answer.text

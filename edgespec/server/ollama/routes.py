@@ -72,7 +72,12 @@ def add_ollama(
     app: FastAPI, engine: Engine, worker: Worker, service: Service, reader: RequestReader, *, log: Log
 ) -> None:
     """Add Ollama's routes to `app`; they answer from the same queue as OpenAI's, with the same limits."""
-    known = {"completion": True, "tools": reader.takes_tools, "thinking": reader.thinks}
+    known = {
+        "completion": True,
+        "tools": reader.takes_tools,
+        "insert": engine.target.fim is not None,
+        "thinking": reader.thinks,
+    }
     capabilities = [name for name, has in known.items() if has]
     facts = Facts(engine, service, capabilities)
     router = APIRouter(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import ollama
 import pytest
 from pydantic import BaseModel
 
 from ollama_requests import DURATIONS, GREEDY, HELLO, refused
-from server_app import Served
+from server_app import Served, serving
+from tiny_gguf import write_tiny_gguf
 
 
 class Friend(BaseModel):
@@ -130,3 +132,25 @@ def test_requests_without_a_text_load_and_unload(client: ollama.Client):
     assert client.chat("edgespec", []).done_reason == "load"
     assert client.ps().models, "it stays nevertheless"
     refused(client, 400, "keep_alive: a duration is", keep_alive="soon")
+
+
+def test_a_suffix_is_what_follows_the_gap(tmp_path: Path, client: ollama.Client):
+    before, after = "def f(a):\n    return ", "\n\nprint(f(1))"
+    kinds = {"pre": 260, "suf": 261, "mid": 262}
+    path = write_tiny_gguf(
+        tmp_path / "fim.gguf",
+        seed=1,
+        texts={token: f"<|{kind}|>" for kind, token in kinds.items()},
+        kinds=dict.fromkeys(kinds.values(), 3),  # control tokens
+        extra={f"tokenizer.ggml.fim_{kind}_token_id": token for kind, token in kinds.items()},
+    )
+    with serving(path) as served, ollama.Client(served.url) as filling:
+        assert filling.show("edgespec").capabilities == ["completion", "insert"]
+        filled = filling.generate("edgespec", before, suffix=after, options=GREEDY)
+        raw = filling.generate("edgespec", f"<|pre|>{before}<|suf|>{after}<|mid|>", raw=True, options=GREEDY)
+        assert (filled.response, filled.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
+        assert filled.context is None
+        with pytest.raises(ollama.ResponseError, match="suffix does not support system"):
+            filling.generate("edgespec", before, suffix=after, system="be brief")
+    with pytest.raises(ollama.ResponseError, match=r"^suffix: tiny 1 cannot fill in the middle"):
+        client.generate("edgespec", before, suffix=after)

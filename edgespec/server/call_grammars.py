@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Grammar
 from edgespec.grammar.source import GrammarSource
 from edgespec.llama.weights import Model
-from edgespec.server.calls.forcing import Forced, after_thought, forced_calls
+from edgespec.server.calls.forcing import Forced, after_thought, forced_calls, of_function, unenforced
 from edgespec.server.calls.forms import HERMES, Form
 from edgespec.server.calls.reader import AnswerForm
 from edgespec.server.faults import Fault
@@ -49,21 +50,28 @@ class CallGrammars:
         wanted = json.dumps(functions) if functions else ""
         source = answer.source if answer else None
         try:
-            return self._kept(form, wanted, many, thought_end, source)
+            grammar = self._kept(form, wanted, many, thought_end, source)
         except UsageError as error:
             name = "tools" if functions else str(error.field)
             raise Fault(400, str(error), param=name) from None
+        strict = tuple(
+            of_function(tool.function.name) for tool in request.tools or () if tool.function.strict
+        )
+        refused = [line for line in grammar.warnings if line.endswith(strict)] if functions else []
+        if refused:
+            raise Fault(400, f"tools: cannot be enforced: {', '.join(refused)}", param="tools")
+        return grammar
 
     def _made(
         self, form: Form, wanted: str, many: bool, thought_end: str | None, answer: GrammarSource | None
     ) -> Grammar:
         find = self._model.control_token
+        warnings = answer.warnings if answer else ()
         if wanted:
             functions: Mapping[str, Mapping[str, Any]] = json.loads(wanted)
             forced = Forced(form, functions, many, otherwise=answer is not None, thought_end=thought_end)
-            lark = forced_calls(forced, find)
+            lark, warnings = forced_calls(forced, find), (*warnings, *unenforced(forced))
         else:
             lark = after_thought(thought_end or "", find)
-        if answer is None:
-            return Grammar.from_lark(self._model, lark, name="tools")
-        return Grammar(self._model, answer.inside(lark))
+        source = answer.inside(lark) if answer else GrammarSource.lark(lark, "tools")
+        return Grammar(self._model, replace(source, warnings=warnings))

@@ -15,7 +15,7 @@ from edgespec.errors import UsageError
 from edgespec.grammar.source import GrammarSource
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
-from edgespec.server.calls.forcing import Forced, after_thought, closed, forced_calls
+from edgespec.server.calls.forcing import Forced, after_thought, closed, forced_calls, unenforced
 from edgespec.server.calls.forms import HERMES, Form, choose_form
 from edgespec.server.calls.reader import AnswerForm, AnswerReader
 from edgespec.server.calls.source import Arguments, Begun, Ended, Said, Thought
@@ -201,3 +201,45 @@ def test_a_schema_that_no_grammar_can_hold_is_named():
             Forced(HERMES, {"f": {"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}}), no_token
         )
     assert caught.value.field == "tools"
+
+
+LOOSE = {
+    "type": "object",
+    "properties": {
+        "when": {"type": "string", "format": "date", "pattern": "^2"},
+        "how": {"type": "string", "enum": ["a"], "pattern": "a"},
+        "n": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        "path": {"type": "string", "format": "path"},
+    },
+    "anyOf": [{"required": ["when"]}, {"required": ["n"]}],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_call_is_not_held_to_is_named(family: str):
+    form = form_of(family)
+    told = unenforced(Forced(form, {"f": LOOSE, **FUNCTIONS}))
+    wanted = ["uniqueItems", 'format "path"']
+    if form.keyed:
+        wanted += ['"anyOf" beside properties']
+        if not form.keyed.quoted:
+            wanted += ['"format" of when', '"pattern" of when', '"format" of path']
+    assert [word for word in wanted if not any(word in line for line in told)] == []
+    assert len(told) == len(wanted)
+    assert all(line.endswith("(arguments of f)") for line in told)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_schema_by_reference_is_that_of_the_arguments(family: str):
+    form = form_of(family)
+    functions = {
+        "get_weather": {"$ref": "#/$defs/Weather", "$defs": {**WEATHER["$defs"], "Weather": WEATHER}}
+    }
+    assert unenforced(Forced(form, functions)) == ()
+    for seed in range(4):
+        text = walk(
+            GrammarSource.lark(forced_calls(Forced(form, functions), no_token), "tools").compiled, seed
+        )
+        (_, [(name, arguments)]) = read(text, form, forced=True)
+        check(name, arguments)

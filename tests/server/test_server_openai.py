@@ -178,6 +178,25 @@ def test_forced_calls_are_valid(client: openai.OpenAI, choice: Any):
     assert names <= {"get_weather", "now"} and (choice == "required" or names == {"get_weather"})
 
 
+def test_what_a_forced_call_is_not_held_to_is_told_or_refused(client: openai.OpenAI):
+    unique = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True}
+    arguments = {"type": "object", "properties": {"a": unique}, "required": ["a"]}
+    function: dict[str, Any] = {"name": "f", "parameters": arguments}
+    fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": 24}
+    for strict in ({}, {"strict": False}):
+        raw = client.chat.completions.with_raw_response.create(
+            model="edgespec",
+            messages=HELLO,
+            tools=[{"type": "function", "function": {**function, **strict}}],
+            **fields,
+        )
+        warning = raw.headers["X-Edgespec-Warning"]
+        assert "uniqueItems" in warning and warning.endswith("(arguments of f)")
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as error:
+        ask(client, tools=[{"type": "function", "function": {**function, "strict": True}}], **fields)
+    assert error.value.param == "tools"
+
+
 def test_several_forced_calls(client: openai.OpenAI):
     answer = ask(client, tools=TOOLS[1:], tool_choice="required", seed=1, max_tokens=300)
     calls = answer.choices[0].message.tool_calls or []

@@ -25,6 +25,20 @@ _ANYTHING = "(?s:.*)"
 _ID = "[a-zA-Z0-9]{9}"
 _MARKER = re.compile(r"(<[^<>\n]+>|\[/?[A-Z_]{3,}\])")
 _COMBINING = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "additionalProperties", "not", "if")
+_TOGETHER = {
+    *_COMBINING,
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "maxProperties",
+    "minProperties",
+}
+"""Words on several arguments at once."""
+_NOT_IN_TEXTS = _TOGETHER | {
+    *("format", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("items", "prefixItems", "minItems", "maxItems", "properties", "required"),
+}
+_MOST_REFERENCES = 8
 _OBJECT = re.compile(r'\{\s*"(\w+)":\s*"",\s*"(\w+)":\s*')
 _LIKE_PYTHON = {"item_separator": ", ", "key_separator": ": "}
 
@@ -61,9 +75,51 @@ def closed(parameters: Schema | None) -> dict[str, Any]:
     So it is unless the schema says itself what other properties there may be.
     """
     schema = {"type": "object", **(parameters or {})}
+    target = pointed(schema.get("$ref"), schema)
+    if target and "$ref" not in target and "properties" not in schema:  # as Go's generators write it
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
     if not any(key in schema for key in _COMBINING):
         schema = schema | {"properties": schema.get("properties", {}), "additionalProperties": False}
     return schema
+
+
+def unenforced(forced: Forced) -> tuple[str, ...]:
+    """Return what of the functions' schemas the grammar of calls does not hold the arguments to."""
+    told: dict[str, None] = {}
+    for name, parameters in forced.functions.items():
+        schema = closed(parameters)
+        lines = [*GrammarSource.json_schema(schema, "tools").warnings]
+        if forced.form.keyed:
+            together = [word for word in sorted(schema.keys() & _TOGETHER) if schema[word] is not False]
+            lines += [f'"{word}" beside properties' for word in together]
+            if not forced.form.keyed.quoted:
+                lines += _loose_texts(schema)
+        told |= dict.fromkeys(line + of_function(name) for line in lines)
+    return (*told,)
+
+
+def of_function(name: str) -> str:
+    """Return how a line of `unenforced` on the function `name` ends."""
+    return f" (arguments of {name})"
+
+
+def _loose_texts(schema: Schema) -> Iterator[str]:
+    """Yield the words that a text without quotes is not held to."""
+    for key, part in schema.get("properties", {}).items():
+        words = _followed(part, schema).keys()
+        if not words & {"enum", "const"} and kinds(part, schema) <= {"string"}:
+            yield from (f'"{word}" of {key}' for word in sorted(words & _NOT_IN_TEXTS))
+
+
+def _followed(schema: Any, whole: Schema) -> Schema:  # noqa: ANN401 - JSON
+    """Return a part of `whole` together with what it refers to."""
+    found: Schema = schema if isinstance(schema, Mapping) else {}
+    for _ in range(_MOST_REFERENCES):
+        target = pointed(found.get("$ref"), whole)
+        if not isinstance(target, Mapping):
+            break
+        found = {**target, **{key: value for key, value in found.items() if key != "$ref"}}
+    return found
 
 
 class _Writer:
@@ -153,7 +209,7 @@ class _Writer:
 
     def _value(self, rule: str, schema: Any, whole: Schema, keyed: Keyed) -> Iterator[str]:  # noqa: ANN401 - JSON
         """Yield the rule for a value and what closes it."""
-        schema = schema if isinstance(schema, Mapping) else {}
+        schema = _followed(schema, whole)
         closing = self._text(keyed.closing)
         if keyed.quoted:
             yield f"{rule}: ({_python(schema, whole)}) {closing}"

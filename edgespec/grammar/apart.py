@@ -9,6 +9,7 @@ from typing import Any
 Follow = Callable[[Any], Any]
 """Returns what a reference points to."""
 
+MOST_PARTS = 64
 _MOST = 100_000  # comparisons, half a second; 300 objects that a constant tells apart take as many
 
 
@@ -57,7 +58,7 @@ def are_apart(schemas: Sequence[Any], follow: Follow) -> bool:
 
 def _known(schema: Any, follow: Follow) -> _Known:  # noqa: ANN401 - JSON
     known = _Known()
-    for part in _parts(schema, follow):
+    for part in parts_of(schema, follow):
         types = part.get("type")
         if types is not None:
             each = {types} if isinstance(types, str) else {*types}
@@ -74,10 +75,10 @@ def _known(schema: Any, follow: Follow) -> _Known:  # noqa: ANN401 - JSON
     return known
 
 
-def _parts(schema: Any, follow: Follow) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Yield the schemas that each value of `schema` matches."""
+def parts_of(schema: Any, follow: Follow) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - JSON
+    """Yield schemas that each value of `schema` matches, MOST_PARTS of them at most."""
     waiting, seen = [schema], set[int]()
-    while waiting:
+    while waiting and len(seen) < MOST_PARTS:
         part = waiting.pop()
         if isinstance(part, dict) and id(part) not in seen:
             seen.add(id(part))

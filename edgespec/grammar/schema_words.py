@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from typing import Any
 from urllib.parse import quote, unquote
 
 from edgespec.errors import UsageError
-from edgespec.grammar.apart import are_apart
+from edgespec.grammar.apart import MOST_PARTS, are_apart, parts_of
 from edgespec.grammar.pattern import rust_regex
 
 Schema = dict[str, Any]
@@ -52,6 +53,10 @@ _SHAPES: tuple[tuple[frozenset[str], type | tuple[type, ...], str], ...] = (
 _FAR, _NEAR = 10**18 - 1024, 1e-15
 """The library's bounds end before 10^18, and grow long near zero."""
 _MOST_CHOICES = 6
+_OPENING = _words(
+    "additionalProperties anyOf dependentSchemas if oneOf patternProperties unevaluatedProperties"
+)
+"""May allow more properties than a schema names."""
 _FORMATS = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
 _DAY = (
     "^[0-9]{4}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|"
@@ -105,8 +110,7 @@ def prepare(root: Schema) -> list[str]:
     places = {str(one.get("$ref", "")).partition("#/")[2].split("/")[0] for one in every}
     warnings: list[str] = []
     for schema in every:
-        if "oneOf" in schema:
-            _one_of(schema, root)
+        warnings += _parts_together(schema, lambda ref: target(ref, root))
     for schema in every:
         for key in schema.keys() - _ENFORCED - _ANNOTATIONS:
             if not key.startswith("x-") and not (schema is root and key in places):
@@ -147,15 +151,23 @@ def _also(schema: Schema, more: Iterable[Any]) -> None:
         schema["allOf"] = added
 
 
-def _one_of(schema: Schema, root: Schema) -> None:
-    """Put "anyOf" for a "oneOf" of which no two can both match."""
-    branches = schema["oneOf"]
-    if are_apart(branches, lambda ref: target(ref, root)):
+def _parts_together(schema: Schema, follow: Callable[[Any], Any]) -> Iterator[str]:
+    """Put what depends on several parts of a schema so that it does not."""
+    if "oneOf" in schema and are_apart(schema["oneOf"], follow):
         if "anyOf" in schema:
-            del schema["oneOf"]
-            _also(schema, [{"anyOf": branches}])
+            _also(schema, [{"anyOf": schema.pop("oneOf")}])
         else:
             _replace(schema, {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()})
+    parts = [*parts_of(schema, follow)] if schema.keys() & {"$ref", "allOf"} else []
+    steps = [Fraction(str(part["multipleOf"])) for part in parts if part.get("multipleOf")]
+    scale = math.lcm(*(step.denominator for step in steps))
+    if len(steps) > 1 and math.prod(sorted(int(abs(step) * scale) for step in steps)[-2:]) >= 2**32:
+        yield '"multipleOf" of several schemas'
+    others = {word for part in parts for word in part.keys() & _OPENING if part[word] is not False}
+    if schema.get("unevaluatedProperties") is False and 0 < len(parts) < MOST_PARTS and not others:
+        del schema["unevaluatedProperties"]
+        names = {name: True for part in parts for name in part.get("properties", {})}
+        _also(schema, [{"properties": names, "additionalProperties": False}])
 
 
 def _replace(schema: Schema, words: Schema) -> None:

@@ -156,7 +156,7 @@ PARTLY = {  # where the same words are too much, and what is said of it
     "(?=a)": {"type": "object", "patternProperties": {"(?=a)": {}}},
     "propertyNames": {"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 1}},
     '"regex"': {"type": "string", "format": "regex"},
-    "unevaluatedProperties": {"allOf": [{"required": ["a"]}], "unevaluatedProperties": False},
+    "unevaluatedProperties": {"anyOf": [{"required": ["a"]}], "unevaluatedProperties": False},
     '"minimum"': {"type": "integer", "minimum": 1e19},
     "nulable": {"type": "string", "nulable": True},
 }

@@ -9,8 +9,12 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from edgespec.errors import UsageError
 
+MOST_RULES = 3_000
+"""Two seconds of the converter, which looks at all rules for each that it finds to be one of characters."""
+
 _PART = re.compile(
-    r'(?P<string>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|(?P<comment>#[^\n]*)|(?P<name>[a-zA-Z0-9_-]+)|\.',
+    r'(?P<string>"(?:\\.?|[^"\\])*+(?:"|\Z))|(?P<set>\[(?:\\.?|[^\]\\])*+(?:\]|\Z))'
+    r"|(?P<comment>#[^\n]*)|(?P<name>[a-zA-Z0-9_-]+)|\.",
     re.DOTALL,
 )
 _CODE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
@@ -25,7 +29,10 @@ def to_lark(text: str) -> str:
     Raises UsageError, without the name of a file, for what is no GBNF.
     """
     plain = _PART.sub(lambda part: "" if part["comment"] else '""' if part["string"] else part[0], text)
-    twice = [name for name, n in Counter(_RULE.findall(plain)).items() if n > 1]
+    rules = Counter(_RULE.findall(plain))
+    if len(rules) > MOST_RULES:
+        raise UsageError(f"has {len(rules):,} rules; at most {MOST_RULES:,} are taken")
+    twice = [name for name, n in rules.items() if n > 1]
     if twice:
         raise UsageError(f"the rule {twice[0]} is defined twice")
     try:

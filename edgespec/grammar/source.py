@@ -26,7 +26,7 @@ _STACK = 256 << 20  # bytes, of which those are used that are needed: the longes
 _SHOWN = 160  # characters of the library's messages
 _LATER = "no tokenizer"  # begins its remark on tokens named by number, which a model is needed to check
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
 _stack_size = threading.Lock()
 Found = TypeVar("Found")
 

@@ -39,9 +39,9 @@ PERSON = {
 DOUBLING = "start: A0\n" + "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(30)) + 'A30: "x"'
 
 
-def deep(n):
+def deep(n, means):
     """Rules that refer to each other one after the other."""
-    return "".join(f'r{i} ::= "x" r{i + 1}\n' for i in range(n)) + f'r{n} ::= "y"\nroot ::= r0'
+    return "".join(f'r{i}{means}"x" r{i + 1}\n' for i in range(n)) + f'r{n}{means}"y"\n'
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,9 @@ def deep(n):
         ('root ::= "a', "Unexpected end of input"),
         ("root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000, "nested too deeply"),
         ('a ::= "x"\nroot ::= a\na ::= "y"', "the rule a is defined twice"),
+        (deep(12_000, " ::= ") + "root ::= r0", "has 12,002 rules; at most 3,000"),
+        ("root ::= " + "[" * 200_000, "Unexpected end of input"),  # which takes no time
+        ("root ::= " + '"\\' * 100_000, "index out of range"),
         ("root ::= <[1]>", "Expected name"),
         ("root ::= 'a'", "Expected name"),
         (r'root ::= "\ud800"', "is no character"),
@@ -96,7 +99,7 @@ def test_what_is_no_grammar_is_refused(read, text, reason):
 
 def test_rules_that_refer_to_rules_without_end_end_no_process(tiny_target):
     """The library descends into each: 8 MB of stack are too few for what a text of 256 KiB can hold."""
-    constraint = Grammar(tiny_target, deep(12_000)).begin()
+    constraint = Grammar.from_lark(tiny_target, "start: r0\n" + deep(12_000, ": ")).begin()
     assert constraint.fitting((), tokens_of(tiny_target, "xxxx")) == 4
     chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(12_000)} | {"d12000": {"type": "string"}}
     Grammar.from_json_schema(tiny_target, {"$ref": "#/$defs/d0", "$defs": chain}).begin().mask(

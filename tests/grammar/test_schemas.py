@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 
-import jsonschema
-import jsonschema_rs
 import pytest
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 from schema_corpus import Row, Text, rows, written
@@ -15,41 +11,18 @@ from schema_corpus import Row, Text, rows, written
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Grammar
-from grammar_walks import allowed_text, walk
+from matching import accepts, read, verdicts, walk
 
 ROWS = rows()
 PLAIN = [row for row in ROWS if not row.unenforced and not row.is_openapi]
 WALKS = 3
-FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
-
-
-def verdicts(schema, value) -> list[bool]:
-    """Return what the validators say that can read the schema: Python's patterns are not JSON Schema's."""
-    said = []
-    text = json.dumps(schema)
-    if '"pattern' not in text:
-        usual = jsonschema.Draft7Validator if '"additionalItems"' in text else jsonschema.Draft202012Validator
-        kind = jsonschema.validators.validator_for(schema, usual)
-        said.append(kind(schema, format_checker=FORMATS).is_valid(value))
-    if r"\\<" not in text:  # which it takes for the beginning of a word
-        with contextlib.suppress(ValueError, jsonschema_rs.ReferencingError):
-            said.append(jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(value))
-    return said
-
-
-def read(text):
-    """Return what a text of JSON says; numbers beyond the range of doubles as the last of them."""
-    largest = sys.float_info.max
-    return json.loads(
-        text, parse_constant=pytest.fail, parse_float=lambda x: min(max(float(x), -largest), largest)
-    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_values_that_match_are_allowed_and_no_others(tiny_target, row: Row):
     grammar = Grammar.from_json_schema(tiny_target, row.schema)
-    assert [text for text in row.texts(row.yes) if not allowed_text(grammar, text)] == []
-    assert [text for text in row.texts(row.no) if allowed_text(grammar, text)] == []
+    assert [text for text in row.texts(row.yes) if not accepts(grammar, text)] == []
+    assert [text for text in row.texts(row.no) if accepts(grammar, text)] == []
     assert row.unenforced in " ".join(grammar.warnings)
     assert bool(row.unenforced) == bool(grammar.warnings), grammar.warnings
 
@@ -210,8 +183,8 @@ def test_a_keyword_is_enforced(tiny_target, word):
     schema, forbidden = ENFORCED[word]
     grammar = Grammar.from_json_schema(tiny_target, schema, strict=True)
     assert grammar.warnings == ()
-    assert not allowed_text(grammar, written(forbidden))
-    assert allowed_text(Grammar.from_json_schema(tiny_target, without(schema, word)), written(forbidden))
+    assert not accepts(grammar, written(forbidden))
+    assert accepts(Grammar.from_json_schema(tiny_target, without(schema, word)), written(forbidden))
 
 
 @pytest.mark.parametrize("draft", ["", *METASCHEMAS[:3], "https://json-schema.org/draft/2019-09/schema"])
@@ -235,8 +208,8 @@ def without(schema, word):
 def test_an_annotation_is_passed_over(tiny_target, word):
     value = {} if word in ("$defs", "definitions", "$vocabulary") else "a"
     grammar = Grammar.from_json_schema(tiny_target, {"type": "integer", word: value}, strict=True)
-    assert allowed_text(grammar, "1")
-    assert not allowed_text(grammar, '"a"')
+    assert accepts(grammar, "1")
+    assert not accepts(grammar, '"a"')
 
 
 # ---- schemas that ask for too much ----

@@ -52,7 +52,7 @@ class Facts:
             context_length=service.n_ctx,
             embedding_length=self._header.n_embd,
         )
-        self.names = Names(service, (self._details.parameter_size, self._details.quantization_level))
+        self.names = Names(service, self._details.quantization_level, self._details.parameter_size)
 
     def listed(self) -> ListedModel:
         """Return what /api/tags says."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from edgespec.server.faults import Fault
 from edgespec.server.requests import ALIAS, Service
 
@@ -14,12 +12,13 @@ LATEST = "latest"
 class Names:
     """The served model's name, its aliases, and what may stand after a colon."""
 
-    def __init__(self, service: Service, tags: Collection[str]) -> None:
-        """Know `service`'s model, also with one of `tags`: its size, its quantization."""
+    def __init__(self, service: Service, quantization: str, size: str) -> None:
+        """Know `service`'s model, also without its `quantization`, or with that or its `size` as a tag."""
         self.full = service.name if ":" in service.name else f"{service.name}:{LATEST}"
         """The name that lists show."""
-        self._names = {name.lower() for name in (service.name, *service.aliases)}
-        self._tags = {LATEST, *(tag.lower() for tag in tags)}
+        names = {name.lower() for name in (service.name, *service.aliases)}
+        self._names = names | {name.removesuffix(f"-{quantization.lower()}") for name in names}
+        self._tags = {LATEST, quantization.lower(), size.lower()}
 
     def check(self, asked: str) -> None:
         """Raise a Fault if no model of this name is served, in Ollama's words."""
@@ -31,5 +30,5 @@ class Names:
 
     def _is_served(self, asked: str) -> bool:
         name, _, tag = asked.rpartition(":")
-        # Ollama writes qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b here.
+        # Ollama writes qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b-q4_k_m here.
         return bool({asked, f"{name}-{tag}"} & self._names) or (name in self._names and tag in self._tags)

@@ -15,7 +15,7 @@ from tiny_gguf import TOOLS_TEMPLATE, write_tiny_gguf
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ollama") / "llama-1b.gguf"
+    path = tmp_path_factory.mktemp("ollama") / "llama-1b-f32.gguf"
     return write_tiny_gguf(
         path, seed=1, n_ctx=4096, chat_template=TOOLS_TEMPLATE, extra={"general.license": "apache-2.0"}
     )

@@ -15,7 +15,7 @@ from tiny_gguf import TOOLS_TEMPLATE
 
 def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: Path):
     (listed,) = client.list().models
-    assert (listed.model, listed.size) == ("llama-1b:latest", target.stat().st_size)
+    assert (listed.model, listed.size) == ("llama-1b-f32:latest", target.stat().st_size)
     assert re.fullmatch("[0-9a-f]{64}", listed.digest or "")
     assert listed.details and (listed.details.family, listed.details.format) == ("llama", "gguf")
     (loaded,) = client.ps().models
@@ -30,7 +30,7 @@ def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: 
     assert info["tokenizer.ggml.tokens"] == []
     assert "tokenizer.chat_template" not in info
     with served.client() as plain:
-        verbose = plain.post("/api/show", json={"name": "llama-1b", "verbose": True}).json()
+        verbose = plain.post("/api/show", json={"name": "llama-1b-f32", "verbose": True}).json()
         assert len(verbose["model_info"]["tokenizer.ggml.tokens"]) == served.engine.target.n_vocab
         assert verbose["tensors"][0]["name"] == "token_embd.weight"
         assert re.fullmatch(r"\d+\.\d+\.\d+", plain.get("/api/version").json()["version"])
@@ -43,6 +43,8 @@ def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: 
         "llama-1b:latest",
         "LLAMA-1B",
         "llama:1b",
+        "llama:1b-f32",
+        "llama-1b-F32:latest",
         "llama-1b:f32",
         "edgespec",
         "edgespec:latest",
@@ -63,7 +65,8 @@ def test_the_name_that_is_listed_is_known_to_the_other_api(client: ollama.Client
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3.2", "llama-1b:7b", "llama", "edgespec:", ":latest", "llama-1b:latest:latest"]
+    "name",
+    ["llama3.2", "llama-1b:7b", "llama:1b-q4_0", "llama", "edgespec:", ":latest", "llama-1b:latest:latest"],
 )
 def test_other_names_are_not_found_in_ollamas_words(client: ollama.Client, name: str):
     refused(client, 404, f"^model '{re.escape(name)}' not found", model=name)

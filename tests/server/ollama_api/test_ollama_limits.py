@@ -103,7 +103,7 @@ def test_these_routes_are_counted_as_the_others(served: Served):
     metrics = Metrics()
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(metrics.counting(served.app))
+        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, Limits())))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/api/version")
             await client.post("/api/show", content=b'{"model": "edgespec"}')

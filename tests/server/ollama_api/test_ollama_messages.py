@@ -121,6 +121,17 @@ def test_thoughts_are_apart(stream: bool, at_once: bool):
     assert [call["function"]["name"] for one in said for call in one.get("tool_calls", ())] == ["f"]
 
 
+def test_tools_and_a_format_are_a_call_or_an_answer_in_it(client: ollama.Client):
+    f = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    for seed in range(4):
+        options = {"seed": seed, "num_predict": 200}
+        answer = client.chat("edgespec", HELLO, tools=[f], format={"enum": ["a", "b"]}, options=options)
+        if calls := answer.message.tool_calls:
+            assert {call.function.name for call in calls} == {"f"}
+        else:
+            assert json.loads(answer.message.content or "") in ("a", "b")
+
+
 # ---- thinking, by the template ----
 
 BODY = (

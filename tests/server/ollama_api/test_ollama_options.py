@@ -137,3 +137,17 @@ def test_what_generate_cannot_honour(served: Served, fields: dict[str, Any], wor
         answer = plain.post("/api/generate", json=body)
     assert (answer.status_code, set(answer.json())) == (400, {"error"}), answer.text
     assert re.search(words, answer.json()["error"]), answer.text
+
+
+@pytest.mark.parametrize("keep_alive", [5, -1, 0.5, "5m", "-1", "-1s", "1h30m", "300ms", "1.5h", "0", None])
+def test_any_duration_keeps_the_model(client: ollama.Client, keep_alive: Any):
+    answer = client.generate("edgespec", "hello", keep_alive=keep_alive, options={"num_predict": 1})
+    assert answer.done_reason == "length"
+
+
+@pytest.mark.parametrize("keep_alive", ["soon", "", "5 m", "5mm", "m", True, [5]])
+def test_what_is_no_duration_is_refused(served: Served, keep_alive: Any):
+    with served.client() as plain:
+        body = {"model": "edgespec", "prompt": "hello", "keep_alive": keep_alive}
+        answer = plain.post("/api/generate", json=body)
+    assert answer.status_code == 400 and answer.json()["error"].startswith("keep_alive"), answer.text

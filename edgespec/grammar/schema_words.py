@@ -62,8 +62,14 @@ _DAY = (
     "^[0-9]{4}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|"
     "^(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 )
-_STRICTER = {"date": (_DAY,), "date-time": (_DAY, "^.{17}[0-5]"), "time": ("^.{6}[0-5]",)}
-"""What the library's formats let pass: the 29th of any February, a leap second at any time."""
+_STRICTER = {
+    "date": (_DAY,),
+    "date-time": (_DAY, "^.{17}[0-5]"),
+    "email": (r"^[^@]{1,64}@(?:[^.]{1,63}\.)*[^.]{1,63}$",),
+    "hostname": ("^.{1,253}$",),
+    "time": ("^.{6}[0-5]",),
+}
+"""What the library's formats let pass: the 29th of any February, leap seconds at any time, long names."""
 
 
 def schemas(root: Any) -> Iterator[Schema]:  # noqa: ANN401 - JSON

@@ -6,12 +6,12 @@ import json
 
 import pytest
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS
-from schema_corpus import Row, Text, rows, written
 
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.grammar.grammar import Grammar
 from matching import accepts, read, verdicts, walk
+from schema_corpus import Row, Text, rows, written
 
 ROWS = rows()
 PLAIN = [row for row in ROWS if not row.unenforced and not row.is_openapi]

@@ -74,7 +74,7 @@ def closed(parameters: Schema | None) -> dict[str, Any]:
 
     So it is unless the schema says itself what other properties there may be.
     """
-    schema = {"type": "object", **(parameters or {})}
+    schema = {**(parameters or {}), "type": "object"}
     target = pointed(schema.get("$ref"), schema)
     if target and "$ref" not in target and "properties" not in schema:  # as Go's generators write it
         schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}

@@ -9,7 +9,7 @@ from edgespec.server.calls.source import Steps
 from edgespec.server.calls.values import literal_json, write_json
 
 _NAME = re.compile(r"[\w.\-]+")
-_KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
+_KEY = re.compile(r"\s*([A-Za-z_$@][\w$@.\-]*)\s*=(?!=)")  # also names that Python does not have
 
 
 class PythonBody(Body):

@@ -283,6 +283,7 @@ class Engine(Closing):
                 mode=plan.mode,
             ),
             stop=plan.options.stop,
+            is_end=plan.options.ends(self.target.is_eog),
             until=plan.options.until,
             called=called,
             window=window,

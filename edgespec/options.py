@@ -89,6 +89,8 @@ class Options:
     "block"."""
     stop: Sequence[str] = ()
     """Strings that end the text and are not part of it, or one such string."""
+    stop_tokens: Sequence[int] = ()
+    """Tokens that end the text, and are not part of it, as those that end a generation do."""
     until: Callable[[], Callable[[Token], bool]] | None = None
     """Makes what is told of each token of one text, and says whether the text ends with it; None: nothing."""
     cascade: Waking | None = None
@@ -105,8 +107,14 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
         self._check_ranges()
         self._check_modes()
+
+    def ends(self, is_eog: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Return what says of a token whether the text ends with it; `is_eog`: what does for the model."""
+        stops = frozenset(self.stop_tokens)
+        return (lambda token: token in stops or is_eog(token)) if stops else is_eog
 
     def changed(self, **keywords: Unpack[OptionKeywords]) -> Options:
         """Return a copy with other values; `params=None` means the default params."""
@@ -151,8 +159,9 @@ class Options:
             raise UsageError("needs n_logprobs", field="prompt_logprobs")
         if not self.cascade:
             return
-        if self.prompt_logprobs:
-            raise UsageError("contradicts a cascade: choose one", field="prompt_logprobs")
+        for name in ("prompt_logprobs", "stop_tokens"):
+            if getattr(self, name):
+                raise UsageError("contradicts a cascade: choose one", field=name)
         if self.lenience < 1.0:
             problem = "contradicts a cascade: choose one"
             raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
@@ -173,6 +182,7 @@ class OptionKeywords(TypedDict, total=False):
     gamma: int | None
     rule: Rule | None
     stop: Sequence[str]
+    stop_tokens: Sequence[int]
     until: Callable[[], Callable[[Token], bool]] | None
     cascade: Waking | None
     lenience: float

@@ -34,26 +34,28 @@ class Stream:
     may read streams of one engine, each its own: the engine's lock lets one at a time go on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that one generation is read with
         self,
         loop: Loop,
         model: Model,
         provenance: Provenance,
         *,
         stop: Sequence[str],
+        is_end: Callable[[int], bool],
         until: Callable[[], Callable[[Token], bool]] | None = None,
         called: float,
         window: Window | None,
     ) -> None:
         """Read `loop`, which writes tokens of `model`, until the text has one of the `stop` strings.
 
-        `until`: as in Options. `called`: when the text was asked for, by `time.perf_counter`. `window`: what
-        counts its energy.
+        `is_end`: says which tokens end a text and are no part of it. `until`: as in Options. `called`: when
+        the text was asked for, by `time.perf_counter`. `window`: what counts its energy.
         """
         self._loop = loop
         self._model = model
         self._provenance = provenance
         self._text = TextStream(stop)
+        self._is_end = is_end
         self._is_last = until() if until else _never
         self._n_prompt = len(loop.tokens)
         self._window = window
@@ -172,7 +174,7 @@ class Stream:
             self._ttft_s = time.perf_counter() - self._called
         logprobs = event.logprobs or (None,) * len(event.tokens)
         for token, origin, said in zip(event.tokens, event.origins, logprobs, strict=True):
-            if not self._model.is_eog(token):
+            if not self._is_end(token):
                 self._emitted.append((token, origin, said))
             elif said:
                 self._end_token = Token(token, "", origin, said.logprob, said.top)

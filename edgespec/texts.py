@@ -204,7 +204,7 @@ class Texts:
             running.scheduler,
             suffix=self._earlier_texts.ready(),
             model=model,
-            is_eog=self._pair.target.is_eog,
+            is_eog=plan.options.ends(self._pair.target.is_eog),
             clocks=self._knowledge.clocks,
             on_step=on_step,
             constraint=plan.constraint,

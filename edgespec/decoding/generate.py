@@ -57,21 +57,19 @@ class Generation:
         `n_ctx` is where the context counts as full, by default the end of `target`'s. The first `n_known`
         tokens of the prompt, not all, stand in `target`'s cache already. `features` takes the target's hidden
         states, for a drafter that reads them. Of the task's options those are read that concern single
-        tokens: params, n_predict, lenience, n_logprobs and prompt_logprobs.
+        tokens: params, n_predict, stop_tokens, lenience, n_logprobs and prompt_logprobs.
         """
         self.stop_reason: StopReason = "interrupted"
         self.prompt_logprobs: list[Logprobs] = []
         self.mark: Callable[[Phase], None] = unmarked
         self.n_known = n_known
         self._target = target
-        self._is_eog = target.model.is_eog
+        self._is_eog = task.options.ends(target.model.is_eog)
         self._drafter = drafter
         self._features = features
         self._task = task
         self._constraint = task.constraint
-        self._timeline = Timeline(
-            prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
-        )
+        self._timeline = Timeline(prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=self._is_eog)
         self.tokens = self._timeline.tokens
         params = task.options.params
         sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
@@ -80,7 +78,7 @@ class Generation:
             task.rule,
             self._position,
             params,
-            is_eog=target.model.is_eog,
+            is_eog=self._is_eog,
             lenience=task.options.lenience,
             constraint=task.constraint,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -14,10 +15,8 @@ from edgespec.server.schema import Sampled
 from edgespec.server.writing import Written
 
 StopType = Literal["none", "eos", "limit", "word"]
-_STOP_TYPES: Mapping[StopReason, StopType] = {"eog": "eos", "stop": "word"}
 IN_PART = {
     "samplers": "samplers are applied in llama.cpp's default order",
-    "t_max_predict_ms": "t_max_predict_ms is not kept: n_predict limits the answer",
 }
 """Fields that editors always send, and what is done of them."""
 
@@ -43,7 +42,9 @@ class InfillRequest(Sampled):
     )
     n: Literal[1] | None = None
     samplers: list[str] | None = Field(None, description="In part: their order is llama.cpp's default.")
-    t_max_predict_ms: int | None = Field(None, ge=0, description="Not kept: n_predict limits the answer.")
+    t_max_predict_ms: int | None = Field(
+        None, ge=0, description="Time after the first token in which new lines may be begun; 0: no limit."
+    )
     response_fields: list[str] | None = Field(
         None, description="The fields of the answer to send, such as timings/prompt_n."
     )
@@ -133,7 +134,7 @@ class InfillWriting:
             tokens_cached=result.prompt_tokens + n,
             has_new_line="\n" in self._written.text,
             truncated=self._is_cut,
-            stop_type=_STOP_TYPES.get(result.stop_reason, "limit"),
+            stop_type=_stop_type(result.stop_reason, has_stops=bool(stops)),
             stopping_word=word if result.stop_reason == "stop" else "",
             timings=Timings(
                 cache_n=result.n_cached,
@@ -151,6 +152,31 @@ class InfillWriting:
             del whole["edgespec"]["warnings"]
         wanted = self._request.response_fields
         return _picked(whole, wanted) if wanted else whole
+
+
+def time_limit(milliseconds: int) -> Callable[[], Callable[[Token], bool]]:
+    """Return what ends a text so long after its first token, once it has a line break (`Options.until`)."""
+
+    def begin() -> Callable[[Token], bool]:
+        deadline = 0.0
+        has_line = False
+
+        def is_last(token: Token) -> bool:
+            nonlocal deadline, has_line
+            now = time.monotonic()
+            deadline = deadline or now + milliseconds / 1e3
+            has_line = has_line or "\n" in token.text
+            return has_line and now > deadline
+
+        return is_last
+
+    return begin
+
+
+def _stop_type(reason: StopReason, *, has_stops: bool) -> StopType:
+    if reason == "eog":
+        return "eos"
+    return "word" if reason == "stop" and has_stops else "limit"
 
 
 def _picked(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

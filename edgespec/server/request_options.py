@@ -26,6 +26,7 @@ def options_of(request: Sampled, model: Model, n_predict: int | None) -> Options
         params=SamplingParams(**_sampling(request, model)),
         n_predict=n_predict,
         stop=request.stop or (),
+        stop_tokens=request.stop_token_ids or (),
         seed=None if request.seed is None else request.seed % (1 << 64),  # OpenAI's may be negative
         drafter=request.speculative.drafter if request.speculative else None,
         gamma=request.speculative.gamma if request.speculative else None,

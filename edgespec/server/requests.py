@@ -17,7 +17,7 @@ from edgespec.server.calls.reader import PLAIN, AnswerForm
 from edgespec.server.constraints import Grammars, constraint_of
 from edgespec.server.faults import Fault
 from edgespec.server.filling import Gap, filled_prompt, fim_of
-from edgespec.server.infill import InfillRequest
+from edgespec.server.infill import InfillRequest, time_limit
 from edgespec.server.prompts import ChatPrompts
 from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
 from edgespec.server.schema import (
@@ -229,6 +229,8 @@ class RequestReader:
         options = options_of(request, self._model, 1 if n_predict == 0 else n_predict)
         if constraint:
             options = _constrained(options, self._grammars.of(constraint), request)
+        if request.t_max_predict_ms:
+            options = replace(options, until=time_limit(request.t_max_predict_ms))
         return PreparedRequest(filled.tokens, options, warnings=request.warnings, is_cut=filled.is_cut)
 
     def _text_of(self, tokens: Sequence[int]) -> str:

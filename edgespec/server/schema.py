@@ -203,6 +203,9 @@ class Sampled(ConstraintFields, OtherFields):
     repeat_last_n: int | None = Field(
         None, ge=-1, lt=1 << 31, description="Tokens that the penalties look back on; -1: all; default 64."
     )
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(
+        None, description="vLLM's: tokens that end the text and are no part of it."
+    )
     ignore_eos: bool | None = Field(None, description="The model may not end the text: max_tokens does.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

@@ -13,6 +13,7 @@ import jsonschema
 import openai
 import pytest
 
+from edgespec import Engine, SamplingParams
 from edgespec.server.fields import HARMLESS, OFF
 from edgespec.server.schema import ChatRequest, CompletionRequest
 from server_app import Served, serving
@@ -301,6 +302,23 @@ def test_a_sampler_of_other_servers_reaches_the_engine(client: httpx.Client):
     wide = {"temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0}
     texts = {typical: said(answered(client, TEXT, **wide, typical_p=typical, seed=3)) for typical in (1, 0.1)}
     assert texts[1] != texts[0.1]
+
+
+def test_tokens_that_end_a_text(client: httpx.Client, served: Served):
+    model = served.engine.target
+    prompt = model.tokenize("hello", add_special=True, parse_special=True)
+    sampled = {"params": SamplingParams(temperature=0), "n_predict": 24}
+    with Engine(model.path, drafter="none", profile=False) as alone:
+        ids = alone.generate(prompt, **sampled).token_ids
+        at = next(i for i in range(3, len(ids)) if ids[i] not in ids[:i])
+        expected = alone.generate(prompt, **sampled, stop_tokens=[ids[at]])
+    assert (expected.token_ids, expected.stop_reason) == (ids[:at], "eog")
+    for drafter in ("none", "suffix"):
+        fields = {"max_tokens": 24, "stop_token_ids": [ids[at]], "speculative": {"drafter": drafter}}
+        body = answered(client, TEXT, **fields)
+        (choice,) = body["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (expected.text, "stop")
+        assert body["usage"]["completion_tokens"] == at
 
 
 # ---- several answers ----

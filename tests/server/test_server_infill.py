@@ -153,7 +153,17 @@ def test_what_editors_send_is_taken(client: httpx.Client):
     assert answer.status_code == 200, answer.text
     assert set(answer.json()) == {"content", "timings/prompt_n", "timings/predicted_n", "tokens_cached"}
     warnings = answer.headers.get_list("X-Edgespec-Warning")
-    assert [line.split()[0] for line in warnings] == ["samplers", "t_max_predict_ms"]
+    assert [line.split()[0] for line in warnings] == ["samplers"]
+
+
+def test_a_text_ends_with_its_time_once_it_has_a_line(client: httpx.Client, served: Served):
+    newline = plain(served.engine.target, "\n")[-1]
+    fields: dict[str, Any] = {"n_predict": 200, "t_max_predict_ms": 1, "logit_bias": {str(newline): 100}}
+    body = fill(client, **fields)
+    assert 1 <= body["tokens_predicted"] < 200 and body["stop_type"] == "limit"
+    del fields["logit_bias"]
+    without = fill(client, logit_bias={str(newline): -100}, **fields)
+    assert "\n" not in without["content"] and without["tokens_predicted"] > body["tokens_predicted"]
 
 
 def test_a_prompt_is_read_before_it_is_needed(client: httpx.Client):

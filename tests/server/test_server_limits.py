@@ -281,3 +281,22 @@ def test_an_address_that_cannot_be_had_is_one_line():
     for host in ("no.such.host.invalid", "192.0.2.1", "a" * 300):
         with pytest.raises(EdgespecError, match=f"host {host}"):
             serving.bind(host, 0)
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_beginning():
+    seen = []
+
+    async def accept():
+        async def look(_reader, writer):
+            connection = writer.get_extra_info("socket")
+            seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        bound = serving.bind("127.0.0.1", 0)
+        async with await asyncio.start_server(look, sock=bound):
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            await reader.read()
+            writer.close()
+
+    asyncio.run(accept())
+    assert seen == [1]

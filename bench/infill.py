@@ -1,0 +1,158 @@
+"""Measures code completion: functions of Python's standard library whose middle is written anew, greedily.
+
+Each task is a file with the middle of one function's body taken out; the model sees up to 60 lines before the
+gap and 40 after it, as an editor sends them. Every round fills each gap once each way, in an order that shifts.
+The store of texts seen before is emptied before each, so that it knows the file alone.
+
+    plain    --drafter none
+    suffix   drafts from the file alone
+    auto     the draft model too: what pays
+
+Printed: tokens a second after the first token, the ratio to plain decoding of the same gap in the same round
+with its interval (docs/measuring.md), the share of the emitted tokens that each source drafted, and how many
+gaps were filled with the very text that was there.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from edgespec import Engine, SamplingParams
+from edgespec.benchmark.bench import run_of
+from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
+from edgespec.benchmark.summary import summarise_cell
+from edgespec.choices import DrafterName
+from edgespec.server.filling import Gap, filled_prompt, fim_of
+from edgespec.suites import Prompt
+from ratios import shown_interval
+from script import Measuring, parser, start
+
+MODULES = (
+    "argparse", "ast", "calendar", "configparser", "csv", "difflib", "fractions", "gettext", "gzip", "heapq",
+    "imaplib", "ipaddress", "mailbox", "optparse", "plistlib", "shlex", "statistics", "tarfile", "textwrap", "zipfile",
+)  # fmt: skip
+WAYS: dict[str, DrafterName] = {PLAIN: "none", "suffix": "suffix", "auto": "auto"}
+BEFORE, AFTER = 60, 40  # lines
+LEAST_LINES, MOST_LINES = 9, 40  # of a function
+
+
+@dataclass(frozen=True)
+class Task:
+    """A gap in a file, and what was there."""
+
+    name: str
+    gap: Gap
+    middle: str
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A gap that was filled."""
+
+    run: Run
+    sources: dict[str, tuple[int, int]]
+    text: str
+
+
+def tasks(modules: Sequence[str], each: int) -> Iterator[Task]:
+    """Yield the first functions of each module that are long enough, without the middle third of each."""
+    for name in modules:
+        source = inspect.getsource(import_module(name))
+        lines = source.splitlines(keepends=True)
+        functions = [
+            node
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef)
+            and LEAST_LINES <= (node.end_lineno or 0) - node.body[0].lineno <= MOST_LINES
+        ]
+        functions.sort(key=lambda node: node.lineno)
+        for function in functions[len(functions) // 2 :][
+            :each
+        ]:  # not the file's beginning: there is text before
+            first, last = function.body[0].lineno - 1, function.end_lineno or 0
+            third = (last - first) // 3
+            begin, end = first + third, last - third
+            before = "".join(lines[max(0, begin - BEFORE) : begin])
+            after = "".join(lines[end : end + AFTER])
+            yield Task(f"{name}.{function.name}", Gap(before, after), "".join(lines[begin:end]))
+
+
+def fill(engine: Engine, task: Task, way: str, n_predict: int, turn: int) -> Filled:
+    """Fill a gap once."""
+    engine.forget()
+    target = engine.target
+    prompt = filled_prompt(target, fim_of(target, "target"), task.gap, 1 << 15).tokens
+    result = engine.generate(
+        prompt,
+        params=SamplingParams(temperature=0),
+        drafter=WAYS[way],
+        n_predict=n_predict,
+    )
+    run = run_of(result, Prompt(task.name, "infill", task.name), way, turn)
+    return Filled(run, result.sources, result.text)
+
+
+def report(filled: Sequence[Filled], middles: dict[str, str]) -> None:
+    """Print what the runs say."""
+    print(
+        f"{'':<10}{'tokens/s':>10}{'x plain, after the first (95 %)':>34}{'accepted':>10}{'same':>8}  sources"
+    )
+    overall = summarise_cell(Cell("", None, "", tuple(one.run for one in filled)))[0]
+    beside = {found.way: found for found in overall.comparisons}
+    for way in overall.ways:
+        own = [one for one in filled if one.run.way == way.way]
+        tokens = sum(one.run.tokens for one in own)
+        decoding = sum(one.run.total_s - (one.run.ttft_s or 0.0) for one in own)
+        drafted: Counter[str] = Counter()
+        for one in own:
+            drafted.update({name: accepted for name, (_, accepted) in one.sources.items()})
+        found = beside.get(way.way)
+        same = sum(dedented(one.text) == dedented(middles[one.run.prompt]) for one in own)
+        print(
+            f"{way.way:<10}{(tokens - len(own)) / decoding:>10.1f}"
+            f"{shown_interval(found.decode_speedup if found else None):>34}"
+            f"{drafted.total() / tokens:>10.0%}{same / len(own):>8.0%}"
+            f"  {', '.join(f'{name} {n / tokens:.0%}' for name, n in drafted.most_common())}"
+            f"{'  another text than plain' if found and found.n_identical < found.n_compared else ''}"
+        )
+
+
+def dedented(text: str) -> str:
+    """Return a text without the white space around it."""
+    return textwrap.dedent(text).strip()
+
+
+def main() -> None:
+    """Run."""
+    parse = parser(__doc__)
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--each", type=int, default=2, help="functions of each module")
+    parse.add_argument("--modules", nargs="+", default=list(MODULES))
+    parse.add_argument("--n-predict", "-n", type=int, default=128)
+    args = parse.parse_args()
+    chosen = list(tasks(args.modules, args.each))
+    measuring = Measuring(args)
+    runs: list[Filled] = []
+    with Engine(args.target, args.draft, n_threads=args.threads, profile=False, prefix_cache=None) as engine:
+        for way in WAYS:  # both models run once, and every context is made
+            fill(engine, chosen[0], way, args.n_predict, 0)
+        for turn in range(args.rounds):
+            for shift, task in enumerate(chosen):
+                runs += [
+                    fill(engine, task, way, args.n_predict, turn) for way in rotated(list(WAYS), turn + shift)
+                ]
+    measuring.end()
+    print(measuring)
+    print(f"{len(chosen)} gaps, {args.rounds} rounds, {args.n_predict} tokens at the most")
+    report(runs, {task.name: task.middle for task in chosen})
+    measuring.keep("infill", {"runs": runs})
+
+
+if __name__ == "__main__":
+    start(main)

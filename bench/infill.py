@@ -1,23 +1,21 @@
 """Measures code completion: functions of Python's standard library whose middle is written anew, greedily.
 
 Each task is a file with the middle of one function's body taken out; the model sees up to 60 lines before the
-gap and 40 after it, as an editor sends them. Every round fills each gap once each way, in an order that shifts.
-The store of texts seen before is emptied before each, so that it knows the file alone.
+gap and 40 after it, as an editor sends them. Every round fills each gap once each way, in an order that
+shifts. The store of texts seen before is emptied before each, so that it knows the file alone.
 
     plain    --drafter none
     suffix   drafts from the file alone
     auto     the draft model too: what pays
 
 Printed: tokens a second after the first token, the ratio to plain decoding of the same gap in the same round
-with its interval (docs/measuring.md), the share of the emitted tokens that each source drafted, and how many
-gaps were filled with the very text that was there.
+with its interval (docs/measuring.md), and the share of the emitted tokens that each source drafted.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +33,8 @@ from script import Measuring, parser, start
 
 MODULES = (
     "argparse", "ast", "calendar", "configparser", "csv", "difflib", "fractions", "gettext", "gzip", "heapq",
-    "imaplib", "ipaddress", "mailbox", "optparse", "plistlib", "shlex", "statistics", "tarfile", "textwrap", "zipfile",
+    "imaplib", "ipaddress", "mailbox", "optparse", "plistlib", "shlex", "statistics", "tarfile", "textwrap",
+    "zipfile",
 )  # fmt: skip
 WAYS: dict[str, DrafterName] = {PLAIN: "none", "suffix": "suffix", "auto": "auto"}
 BEFORE, AFTER = 60, 40  # lines
@@ -44,11 +43,10 @@ LEAST_LINES, MOST_LINES = 9, 40  # of a function
 
 @dataclass(frozen=True)
 class Task:
-    """A gap in a file, and what was there."""
+    """A gap in a file."""
 
     name: str
     gap: Gap
-    middle: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class Filled:
 
     run: Run
     sources: dict[str, tuple[int, int]]
-    text: str
 
 
 def tasks(modules: Sequence[str], each: int) -> Iterator[Task]:
@@ -72,15 +69,14 @@ def tasks(modules: Sequence[str], each: int) -> Iterator[Task]:
             and LEAST_LINES <= (node.end_lineno or 0) - node.body[0].lineno <= MOST_LINES
         ]
         functions.sort(key=lambda node: node.lineno)
-        for function in functions[len(functions) // 2 :][
-            :each
-        ]:  # not the file's beginning: there is text before
+        later = functions[len(functions) // 2 :]  # there is text before them
+        for function in later[:each]:
             first, last = function.body[0].lineno - 1, function.end_lineno or 0
             third = (last - first) // 3
             begin, end = first + third, last - third
             before = "".join(lines[max(0, begin - BEFORE) : begin])
             after = "".join(lines[end : end + AFTER])
-            yield Task(f"{name}.{function.name}", Gap(before, after), "".join(lines[begin:end]))
+            yield Task(f"{name}.{function.name}", Gap(before, after))
 
 
 def fill(engine: Engine, task: Task, way: str, n_predict: int, turn: int) -> Filled:
@@ -95,14 +91,12 @@ def fill(engine: Engine, task: Task, way: str, n_predict: int, turn: int) -> Fil
         n_predict=n_predict,
     )
     run = run_of(result, Prompt(task.name, "infill", task.name), way, turn)
-    return Filled(run, result.sources, result.text)
+    return Filled(run, result.sources)
 
 
-def report(filled: Sequence[Filled], middles: dict[str, str]) -> None:
+def report(filled: Sequence[Filled]) -> None:
     """Print what the runs say."""
-    print(
-        f"{'':<10}{'tokens/s':>10}{'x plain, after the first (95 %)':>34}{'accepted':>10}{'same':>8}  sources"
-    )
+    print(f"{'':<10}{'tokens/s':>10}{'x plain, after the first (95 %)':>34}{'accepted':>10}  sources")
     overall = summarise_cell(Cell("", None, "", tuple(one.run for one in filled)))[0]
     beside = {found.way: found for found in overall.comparisons}
     for way in overall.ways:
@@ -113,19 +107,13 @@ def report(filled: Sequence[Filled], middles: dict[str, str]) -> None:
         for one in own:
             drafted.update({name: accepted for name, (_, accepted) in one.sources.items()})
         found = beside.get(way.way)
-        same = sum(dedented(one.text) == dedented(middles[one.run.prompt]) for one in own)
         print(
             f"{way.way:<10}{(tokens - len(own)) / decoding:>10.1f}"
             f"{shown_interval(found.decode_speedup if found else None):>34}"
-            f"{drafted.total() / tokens:>10.0%}{same / len(own):>8.0%}"
+            f"{drafted.total() / tokens:>10.0%}"
             f"  {', '.join(f'{name} {n / tokens:.0%}' for name, n in drafted.most_common())}"
             f"{'  another text than plain' if found and found.n_identical < found.n_compared else ''}"
         )
-
-
-def dedented(text: str) -> str:
-    """Return a text without the white space around it."""
-    return textwrap.dedent(text).strip()
 
 
 def main() -> None:
@@ -150,7 +138,7 @@ def main() -> None:
     measuring.end()
     print(measuring)
     print(f"{len(chosen)} gaps, {args.rounds} rounds, {args.n_predict} tokens at the most")
-    report(runs, {task.name: task.middle for task in chosen})
+    report(runs)
     measuring.keep("infill", {"runs": runs})
 
 

@@ -7,8 +7,8 @@ lm-eval is a program of its own: install it into an environment beside this one.
 
 The 60 questions are in lm_eval_items.jsonl; each has four answers, whose tokens are scored after it.
 llama-server tells no probabilities of a prompt: it is asked for one token after each beginning of an answer,
-with the probabilities of all tokens. Both then give the sum of an answer's log-probabilities. They differ
-where the kernels do: with `--kernels off` edgespec has llama.cpp's.
+with the probabilities of all tokens. Both then give the sum of an answer's log-probabilities; these differ as
+those of two builds of llama.cpp do: by kernels (`--kernels off`: llama.cpp's own) and sizes of passes.
 """
 
 from __future__ import annotations

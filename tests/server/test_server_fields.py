@@ -167,10 +167,17 @@ def test_a_mistake_says_what_is_allowed(
 
 # ---- constraints ----
 
+RATING = {
+    "type": "object",
+    "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["rating"],
+}
 CONSTRAINTS: list[tuple[dict[str, Any], dict[str, Any] | list[str] | str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, SCHEMA),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
     ({"json_schema": SCHEMA}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": RATING, "strict": True}}}, RATING),
+    ({"guided_json": RATING}, RATING),
     ({"guided_json": SCHEMA}, SCHEMA),
     ({"guided_json": json.dumps(SCHEMA)}, SCHEMA),
     ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),

@@ -10,9 +10,9 @@ from llguidance import LLMatcher, LLParserLimits
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.grammar.constraint import Constraint, Words
-from edgespec.grammar.json_schema import Schema
 from edgespec.grammar.source import GrammarSource, on_large_stack, reason
 from edgespec.grammar.vocabulary import GrammarVocabulary
+from edgespec.json_schema.reading import Schema
 from edgespec.llama.weights import Model
 from edgespec.sampling import SamplingParams
 

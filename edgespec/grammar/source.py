@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from edgespec.errors import UsageError
 from edgespec.grammar.gbnf import to_lark
-from edgespec.grammar.json_schema import Schema, compiled, read_schema
+from edgespec.json_schema.reading import Schema, compiled, read_schema
 
 MOST_GRAMMAR, MOST_SCHEMA = 1 << 18, 1 << 20
 """Longest texts, in characters."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 
 from edgespec.errors import UsageError
-from edgespec.grammar.schema_words import escapes, prepare, schemas, target
+from edgespec.json_schema.words import escapes, prepare, schemas, target
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from edgespec.errors import UsageError
-from edgespec.grammar.apart import MOST_PARTS, are_apart, parts_of
-from edgespec.grammar.pattern import rust_regex
+from edgespec.json_schema.apart import MOST_PARTS, are_apart, parts_of
+from edgespec.json_schema.pattern import rust_regex
 
 Schema = dict[str, Any]
 
@@ -208,6 +208,10 @@ def _numbers(schema: Schema) -> Iterator[str]:
         most = 2 ** (int(width[2]) - (not width[1])) - 1
         del schema["format"]
         _also(schema, [{"minimum": 0 if width[1] else -most - 1, "maximum": most}])
+    if "integer" in schema.get("type", ()) and "number" not in schema["type"]:  # a string, or a list of them
+        for bounds, far in ((_LOWEST, -_FAR), (_HIGHEST, _FAR)):  # else a model may write digits without end
+            if not bounds & schema.keys():
+                schema[min(bounds, key=len)] = far
     for key in (_LOWEST | _HIGHEST) & schema.keys():
         bound = schema[key]
         if isinstance(bound, bool):  # as draft 4 has it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -41,8 +41,15 @@ class _Answering:
     """A request, of which some texts may be under way."""
 
     request: Request
-    texts: Sequence[PreparedRequest]
+    prepared: PreparedChoices
     writing: ChoicesWriting
+    has_read: set[int] = field(default_factory=set)
+    """Prompts of which a text has begun to be written: others of it share what was read."""
+
+    @property
+    def texts(self) -> Sequence[PreparedRequest]:
+        """The texts, as many for each prompt."""
+        return self.prepared.texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +62,17 @@ class _Text:
     @property
     def prepared(self) -> PreparedRequest:
         return self.of.texts[self.index]
+
+    @property
+    def prompt(self) -> int:
+        """Which of the request's prompts it continues."""
+        return self.index * self.of.prepared.n_prompts // len(self.of.texts)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether its prompt was read for another text, or none reads it yet."""
+        n_each = len(self.of.texts) // self.of.prepared.n_prompts
+        return self.index % n_each == 0 or self.prompt in self.of.has_read
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +173,7 @@ class LocalWriter:
                 if is_chat
                 else TextWriting(head, written, i, echo=text.echo, prompt=text.tokens)
             )
-        return _Answering(request, prepared.texts, ChoicesWriting(prepared, writings))
+        return _Answering(request, prepared, ChoicesWriting(prepared, writings))
 
     def _of_plain(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the request that a line without url means: a chat where the model has a template.
@@ -181,6 +199,8 @@ class LocalWriter:
         """Begin the texts that wait, as long as there is room for them."""
         while self._waiting:
             text = self._waiting[0]
+            if not text.may_begin:
+                return
             tokens, options = text.prepared.tokens, text.prepared.options
             try:
                 if not self._engine.has_room(len(tokens), options.n_predict):
@@ -198,11 +218,14 @@ class LocalWriter:
         try:
             tokens = text.made()
             self.n_tokens += len(tokens)
+            if tokens:
+                answering.has_read.add(running.prompt)
             for _ in writing.add(running.index, tokens):
                 pass
             if not text.finished:
                 return
             text.made()  # raises what ended the text, if it failed: only when no tokens are left
+            answering.has_read.add(running.prompt)
             for _ in writing.finish(running.index, text.result):
                 pass
             self._running.remove(running)

@@ -199,7 +199,8 @@ class _Answerer:
             worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
             for i, text in enumerate(prepared.texts)
         ]
-        run = RunningTexts(sources, at_once=worker.parallel)
+        n_each = len(prepared.texts) // prepared.n_prompts
+        run = RunningTexts(sources, at_once=worker.parallel, n_each=n_each)
         answer: Response
         if body.stream:
             await run.settle(self._log)

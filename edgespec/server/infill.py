@@ -61,9 +61,11 @@ class Timings(BaseModel):
     cache_n: int
     prompt_n: int
     prompt_ms: float
+    prompt_per_token_ms: float | None
     prompt_per_second: float | None
     predicted_n: int
     predicted_ms: float
+    predicted_per_token_ms: float | None
     predicted_per_second: float | None
 
 
@@ -140,9 +142,11 @@ class InfillWriting:
                 cache_n=result.n_cached,
                 prompt_n=result.prompt_tokens - result.n_cached,
                 prompt_ms=1e3 * stats.prefill_s,
+                prompt_per_token_ms=_each_ms(stats.prompt_tokens_per_s),
                 prompt_per_second=stats.prompt_tokens_per_s,
                 predicted_n=n,
                 predicted_ms=1e3 * decoding_s,
+                predicted_per_token_ms=_each_ms(stats.generation_tokens_per_s),
                 predicted_per_second=stats.generation_tokens_per_s,
             ),
             edgespec=Usage.of(result, warnings=self._request.warnings).edgespec,
@@ -171,6 +175,10 @@ def time_limit(milliseconds: int) -> Callable[[], Callable[[Token], bool]]:
         return is_last
 
     return begin
+
+
+def _each_ms(rate: float | None) -> float | None:
+    return 1e3 / rate if rate else None
 
 
 def _stop_type(reason: StopReason, *, has_stops: bool) -> StopType:

@@ -42,21 +42,31 @@ class RunningTexts:
     call that does not wait, even while the reader itself is being cancelled.
     """
 
-    def __init__(self, sources: Sequence[AsyncGenerator[Item]], *, at_once: int = 1) -> None:
-        """Begin to receive from the first `at_once` of `sources`; the next begins when one has ended."""
+    def __init__(self, sources: Sequence[AsyncGenerator[Item]], *, at_once: int = 1, n_each: int = 1) -> None:
+        """Begin to receive from `sources`, at most `at_once` of them: the next begins when one has ended.
+
+        Of `n_each` that continue one prompt the first reads it: the others begin once it has, and share it.
+        """
         self._news: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue()
         self._n = len(sources)
         self._turns = asyncio.Semaphore(at_once)
+        self._n_each = n_each
+        self._has_read = [asyncio.Event() for _ in range(0, len(sources), n_each)]
         self._begun = False
         self._refused: Exception | None = None
         self._tasks = [asyncio.create_task(self._receive(i, source)) for i, source in enumerate(sources)]
         self._watch: asyncio.Task[None] | None = None
 
     async def _receive(self, index: int, source: AsyncGenerator[Item]) -> None:
+        has_read = self._has_read[index // self._n_each]
         try:
+            if index % self._n_each:
+                await has_read.wait()
             async with self._turns, aclosing(source):
                 async for item in source:
-                    self._begun = self._begun or not isinstance(item, Waiting)
+                    if not isinstance(item, Waiting):
+                        self._begun = True
+                        has_read.set()
                     self._news.put_nowait((index, item))
         except asyncio.CancelledError:
             self._news.put_nowait(Gone())

@@ -368,6 +368,22 @@ def test_several_answers_differ_and_come_again(tiny_path: Path, parallel: int):
         assert other.log == []
 
 
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_prompt_is_read_once_for_all_of_its_answers(tiny_path: Path, parallel: int):
+    prompts = [f"{i} " + "the quick brown fox jumps over the lazy dog " * 4 for i in range(2)]
+    with serving(tiny_path, engine_options={"parallel": parallel, "n_ctx": 512}) as other:
+        with other.client() as client:
+            body = answered(client, TEXT, prompt=prompts, n=4, temperature=1, seed=1, max_tokens=40)
+            metrics = client.get("/metrics").text
+        read, cached = (
+            float(re.search(rf'edgespec_prompt_tokens_total{{source="{source}"}} (.*)', metrics)[1])
+            for source in ("read", "cache")
+        )
+        n_prompt = body["usage"]["prompt_tokens"]
+        assert n_prompt > 100 and read + cached == 4 * n_prompt
+        assert read <= n_prompt + 6, "each other answer reads the last token, for its logits"
+
+
 def test_several_prompts_are_answered_in_their_order(client: httpx.Client, served: Served):
     prompts = ["hello", "the quick", "brown fox jumps"]
     alone = [answered(client, TEXT, prompt=prompt, seed=5, temperature=1) for prompt in prompts]

@@ -152,6 +152,10 @@ def test_what_editors_send_is_taken(client: httpx.Client):
     answer = client.post("/infill", json=body)
     assert answer.status_code == 200, answer.text
     assert set(answer.json()) == {"content", "timings/prompt_n", "timings/predicted_n", "tokens_cached"}
+    waiting = body | {"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "samplers": []}
+    waiting |= {"temperature": 0.0, "t_max_predict_ms": 1, "response_fields": [""]}
+    ahead = client.post("/infill", json=waiting)  # reads new files before they are needed
+    assert (ahead.status_code, ahead.json()) == (200, {}), ahead.text
     warnings = answer.headers.get_list("X-Edgespec-Warning")
     assert [line.split()[0] for line in warnings] == ["samplers"]
 

@@ -455,9 +455,11 @@ def run(tiny_path, tiny_draft_path, child_environment, tmp_path):
     environment = {**child_environment, "XDG_CACHE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     models = ("--target", str(tiny_path), "--draft", str(tiny_draft_path), "--raw", "--kernels", "off")
 
-    def run(*arguments):
+    def run(*arguments, stdin=None):
+        given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         return subprocess.run(
             [sys.executable, "-m", "edgespec", "run", "hello", *models, *map(str, arguments)],
+            **given,
             capture_output=True,
             env=environment,
             timeout=120,
@@ -480,6 +482,30 @@ def test_run_fills_a_schema_and_says_what_is_missing(run, tmp_path):
     cut = run("--json-schema", path, "--temp", "0", "--no-stats", "-n", "2")
     assert cut.returncode == 0
     assert "the text was cut by -n and may not be whole JSON" in cut.stderr
+
+
+SMALL = json.dumps({"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files", "stdin", "text"),
+    [
+        (("--json-schema", SMALL), {}, None, '{"n":7}'),
+        (("--json-schema", "-"), {}, SMALL, '{"n":7}'),
+        (("--json-schema", "s.json"), {"s.json": "\ufeff" + SMALL}, None, '{"n":7}'),
+        (("--grammar", "g.gbnf"), {"g.gbnf": '\ufeffroot ::= "ab"'}, None, "ab"),
+        (("--grammar", "g.lark"), {"g.lark": 'start: "ab"'}, None, "ab"),
+        (("--grammar", "-"), {}, 'root ::= "ab"', "ab"),
+        (("--regex", "a{3}b"), {}, None, "aaab"),
+    ],
+    ids=["inline", "stdin", "a byte order mark", "gbnf", "lark", "a grammar from stdin", "regex"],
+)
+def test_what_the_text_must_match_comes_as_users_give_it(run, tmp_path, arguments, files, stdin, text):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    given = [tmp_path / one if one in files else one for one in arguments]
+    done = run(*given, "--no-stats", "--temp", "0", stdin=stdin)
+    assert (done.returncode, done.stdout.strip()) == (0, text), done.stderr
 
 
 def test_run_refuses_what_is_no_grammar(run, tmp_path):

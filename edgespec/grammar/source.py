@@ -24,6 +24,7 @@ MOST_GRAMMAR, MOST_SCHEMA = 1 << 18, 1 << 20
 
 _STACK = 256 << 20  # bytes, of which those are used that are needed: the longest texts need a quarter
 _SHOWN = 160  # characters of the library's messages
+_UNIMPLEMENTED = re.compile(r"^Unimplemented keys: \[(.*)\]$")  # the library's words of keywords
 _LATER = "no tokenizer"  # begins its remark on tokens named by number, which a model is needed to check
 
 _GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
@@ -123,7 +124,7 @@ def on_large_stack(function: Callable[[], Found]) -> Found:
 def reason(message: str) -> str:
     """Return the library's `message` as one short line."""
     lines = message.partition("\n   1 |")[0].partition("<non-verbose/>")[0].split()  # without the grammar
-    text = " ".join(lines)
+    text = _UNIMPLEMENTED.sub(r"\1", " ".join(lines))
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -153,6 +154,7 @@ def _checked(made: str, name: str) -> GrammarSource:
     """Return the source of the grammar `made`. Raises UsageError if the library refuses it."""
     is_error, messages = on_large_stack(lambda: LLMatcher.validate_grammar_with_warnings(made))
     if is_error:
-        raise UsageError(reason(messages[0]), field=name)
+        problem = "cannot be enforced: " if _UNIMPLEMENTED.match(messages[0]) else ""
+        raise UsageError(problem + reason(messages[0]), field=name)
     told = dict.fromkeys(reason(one) for one in messages if not one.startswith(_LATER))
     return GrammarSource(made, name, tuple(told))

@@ -145,7 +145,7 @@ class RequestReader:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
         forced = bool(tools) and request.tool_choice not in (None, "auto")
         answer = replace(prompt.answer, forced=forced)
-        return PreparedRequest(tokens, options, answer, grammar.warnings if grammar else ())
+        return PreparedRequest(tokens, options, answer, _warnings(grammar))
 
     def chats(self, request: ChatRequest) -> PreparedChoices:
         """Prepare all answers that a chat completion asks for."""
@@ -195,7 +195,7 @@ class RequestReader:
                     raise Fault(400, "echo with logprobs cannot be streamed: leave one out", param="echo")
                 options = replace(options, n_logprobs=request.logprobs or 0, prompt_logprobs=True)
         options = replace(options, n_predict=n_predict)
-        return PreparedRequest(tokens, options, warnings=grammar.warnings if grammar else (), echo=echo)
+        return PreparedRequest(tokens, options, warnings=_warnings(grammar), echo=echo)
 
     def _around(self, request: CompletionRequest, prompt: object, asked: int | None) -> list[int]:
         """Return the prompt for a text between `prompt` and the suffix of `request`."""
@@ -298,6 +298,11 @@ def _constrained(options: Options, grammar: Grammar, request: Sampled) -> Option
         line = f"ignore_eos and {grammar.name} contradict each other: a text that matches must end"
         raise Fault(400, line, param="ignore_eos")
     return replace(options, grammar=grammar)
+
+
+def _warnings(grammar: Grammar | None) -> tuple[str, ...]:
+    """Return what of a grammar is not enforced, with the field that asked for it."""
+    return tuple(f"{grammar.name}: not enforced: {line}" for line in grammar.warnings) if grammar else ()
 
 
 def _choices(text: PreparedRequest, n: int) -> tuple[PreparedRequest, ...]:

@@ -478,7 +478,7 @@ def test_run_fills_a_schema_and_says_what_is_missing(run, tmp_path):
     done = run("--json-schema", path, "--temp", "0", "--no-stats")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] >= 3
-    assert f'--json-schema {path}: not enforced: Unimplemented keys: ["not"]' in done.stderr
+    assert f'--json-schema {path}: not enforced: "not"' in done.stderr
     cut = run("--json-schema", path, "--temp", "0", "--no-stats", "-n", "2")
     assert cut.returncode == 0
     assert "the text was cut by -n and may not be whole JSON" in cut.stderr

@@ -133,7 +133,8 @@ class OllamaReader:
         except UsageError as error:
             name = "draft_num_predict" if error.field == "gamma" else error.field
             raise Fault(400, error.spelled(f"options.{name}"), param="options") from None
-        return replace(prepared, options=made)
+        warnings = [re.sub(r"^\w+", lambda name: _NAMES.get(name[0], name[0]), w) for w in prepared.warnings]
+        return replace(prepared, options=made, warnings=tuple(warnings))
 
 
 class _Renamed:

@@ -25,6 +25,7 @@ _ANSWER = "\ue000 Said \ue001"  # begins and ends with what no template writes
 _THINKING = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
+    ("<|channel>thought", "<channel|>"),
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
@@ -79,7 +80,11 @@ class TemplateTraits:
     @cached_property
     def works(self) -> bool:
         """Whether it can write a conversation at all."""
-        return any(self._render(messages, tools=None) is not None for messages in _BEGINNINGS)
+        return any(
+            self._render(messages, tools=tools) is not None
+            for messages in _BEGINNINGS
+            for tools in (None, TOOLS)
+        )
 
     @cached_property
     def thinking(self) -> tuple[str, str] | None:
@@ -110,6 +115,13 @@ class TemplateTraits:
                 if text and FIRST in text and VALUES[0] in text and "{'" not in text:
                     return style
         return CallStyle()
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether earlier calls make any difference to the prompt."""
+        plain = {"role": "assistant", "content": self.style.content}
+        without = self._render([*self._beginning, plain], begins_answer=False)
+        return self._calls([FIRST], self.style) != without
 
     @cached_property
     def samples(self) -> CallSamples | None:
@@ -149,7 +161,7 @@ class TemplateTraits:
             while shared and text[shared - 1] not in _EDGES:
                 shared -= 1  # a marker's first characters may be those of another
             text = text[shared:]
-        for end in (tail, tail.strip(), self.template.eos):
+        for end in (_shared_marks(text, tail), self.template.eos):
             if end:
                 text = text.removesuffix(end)
         if self.thinking and (thought := text.partition(FIRST)[0].rpartition(self.thinking[1])[1]):
@@ -190,6 +202,14 @@ _BEGINNINGS: tuple[Messages, ...] = (
     ({"role": "user", "content": _TASK},),
     ({"role": "system", "content": "Be brief."}, {"role": "user", "content": _TASK}),
 )
+
+
+def _shared_marks(one: str, other: str) -> str:
+    """Return what two texts end with in common, from its first marker or line end on."""
+    n = _n_shared(one[::-1], other[::-1])
+    end = one[len(one) - n :]
+    starts = [0] if end == other else [at for at in (end.find("<"), end.find("\n")) if at >= 0]
+    return end[min(starts, default=n) :]
 
 
 def _n_shared(one: str, other: str) -> int:

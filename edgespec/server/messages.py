@@ -8,18 +8,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.llama.template_traits import TemplateTraits
+from edgespec.server.calls.forms import HERMES, Form
 from edgespec.server.calls.values import read_json
 from edgespec.server.schema import AssistantMessage, Content, Message, ToolCall, ToolMessage
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
+def _text(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)
+
+
+def _object(text: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the object that a text is; text that is no JSON is returned as it is."""
+    try:
+        return read_json(text)
+    except ValueError:
+        return text
+
+
 class MessageWriter:
     """Writes messages for one template: plain text, "system", and calls as that template takes them."""
 
-    def __init__(self, traits: TemplateTraits) -> None:
-        """Write for the template with these traits."""
+    def __init__(self, traits: TemplateTraits, form: Form | None = None) -> None:
+        """Write for the template with these traits, whose model calls in `form`."""
         self._traits = traits
+        self._form = form or HERMES
 
     def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return `messages` in the template's terms."""
@@ -36,17 +52,25 @@ class MessageWriter:
         if isinstance(message, AssistantMessage):
             if message.reasoning_content is not None:
                 made["reasoning_content"] = message.reasoning_content
-            if message.tool_calls:
+            if message.tool_calls and not self._traits.shows_calls:
+                said = _text(message.content)
+                made["content"] = self._parts(
+                    "\n".join(filter(None, [said, self._written(message.tool_calls)]))
+                )
+            elif message.tool_calls:
                 made["content"] = made["content"] or self._traits.style.content
                 made["tool_calls"] = [self._call(call) for call in message.tool_calls]
         return made
 
     def _content(self, content: Content | None) -> Any:  # noqa: ANN401 - text, or a list of parts
-        if content is None or isinstance(content, str):
-            text = content or ""
-        else:
-            text = "\n".join(part.text for part in content)
+        return self._parts(_text(content))
+
+    def _parts(self, text: str) -> Any:  # noqa: ANN401
         return [{"type": "text", "text": text}] if self._traits.typed_content else text
+
+    def _written(self, calls: Sequence[ToolCall]) -> str:
+        """Return earlier calls as text in the model's form, for a template that would leave them out."""
+        return self._form.write([(call.function.name, _object(call.function.arguments)) for call in calls])
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         function = {"name": call.function.name, "arguments": self._arguments(call.function.arguments)}
@@ -56,13 +80,8 @@ class MessageWriter:
         return made
 
     def _arguments(self, text: str) -> Any:  # noqa: ANN401 - JSON
-        """Return the object that most templates write as JSON; text that is not JSON is returned as it is."""
-        if self._traits.style.arguments_are_text:
-            return text
-        try:
-            return read_json(text)
-        except ValueError:
-            return text
+        """Return the object that most templates write as JSON, or its text for others."""
+        return text if self._traits.style.arguments_are_text else _object(text)
 
     def _id(self, call_id: str) -> str:
         """Return `call_id`, or one made of it where the template takes only nine letters and digits."""

@@ -10,7 +10,8 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import BrokenTemplateError, RefusedByTemplateError
 from edgespec.llama.template_traits import TemplateTraits
 from edgespec.llama.weights import Model
-from edgespec.server.calls.forms import Form, choose_form
+from edgespec.server.calls.choosing import choose_form
+from edgespec.server.calls.forms import Form
 from edgespec.server.calls.reader import AnswerForm
 from edgespec.server.faults import Fault
 from edgespec.server.messages import MessageWriter
@@ -30,7 +31,7 @@ class _Template:
     writer: MessageWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.writer = MessageWriter(self.traits)
+        self.writer = MessageWriter(self.traits, self.form)
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,11 @@ class ChatPrompts:
     def _template(self, *, tools: bool) -> _Template:
         if tools not in self._templates:
             traits = TemplateTraits(self._model.template(tools=tools))
-            self._templates[tools] = _Template(traits, choose_form(traits) if tools else None)
+            self._templates[tools] = _Template(traits, choose_form(traits, self._is_token))
         return self._templates[tools]
+
+    def _is_token(self, marker: str) -> bool:
+        return len(self._model.tokenize(marker, add_special=False, parse_special=True)) == 1
 
     def _broken(self, error: EdgespecError, traits: TemplateTraits) -> Fault:
         """Return the fault of a template that fails: at any messages, or at these."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from chat_templates import FAMILIES
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
-from edgespec.server.calls.forms import HERMES, Form, choose_form
+from edgespec.server.calls.choosing import choose_form
+from edgespec.server.calls.forms import HERMES, Form
 from edgespec.server.calls.reader import AnswerForm, AnswerReader
 from edgespec.server.calls.source import Arguments, Begun, Ended, Event, Said, Thought
 
@@ -178,6 +179,13 @@ CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("f", '{"days": 1}'), ("g", "{}")],
     ),
+    (
+        "gemma",
+        '<|tool_call>call:f{days:1,city:<|"|>a, {b}: "c"<|"|>,deep:{k:true,list:[1,<|"|>x<|"|>]}}<tool_call|><|tool_call>call:g{}<tool_call|>',
+        "",
+        [("f", '{"days": 1, "city": "a, {b}: \\"c\\"", "deep": {"k": true, "list": [1, "x"]}}'), ("g", "{}")],
+    ),
+    ("command", 'Action: ```json\n[{"f": {"days": 1}}]\n```', "", [("f", '{"days": 1}')]),
     ("functools", 'functools[{"name": "f", "arguments": {"days": 1}}]', "", [("f", '{"days": 1}')]),
     (
         "apriel",
@@ -239,6 +247,7 @@ def test_the_name_comes_first_and_nothing_of_the_call_is_text(family: str, text:
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"city": "Par', [("f", '{"city": "Par')]),
         ("lfm", '<|tool_call_start|>[f(days=1, city="Par', [("f", '{"days": 1')]),
         ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Par", [("f", '{"city": "Par')]),
+        ("gemma", '<|tool_call>call:f{days:1,city:<|"|>Par', [("f", '{"days": 1, "city": "Par')]),
     ],
 )  # fmt: skip
 def test_a_call_that_is_cut(family: str, text: str, calls: list[tuple[str, str]]):

@@ -15,8 +15,9 @@ from edgespec.errors import UsageError
 from edgespec.grammar.source import GrammarSource
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
+from edgespec.server.calls.choosing import choose_form
 from edgespec.server.calls.forcing import Forced, after_thought, closed, forced_calls, unenforced
-from edgespec.server.calls.forms import HERMES, Form, choose_form
+from edgespec.server.calls.forms import HERMES, Form
 from edgespec.server.calls.reader import AnswerForm, AnswerReader
 from edgespec.server.calls.source import Arguments, Begun, Ended, Said, Thought
 from matching import verdicts

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, THINKING_CODER, function
+from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.llama.weights import Model
 from edgespec.records import Token
 from edgespec.server.faults import Fault
@@ -222,6 +222,21 @@ def test_the_template_for_tools(asked: Any):
     assert model.reader.takes_tools
     assert '"name": "f"' in model.prompt(tools=[FUNCTION])
     assert model.prompt() == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("names", [{}, {270: "<|tool_call_start|>", 271: "<|tool_call_end|>"}])
+def test_earlier_calls_reach_a_model_whose_template_leaves_them_out(asked: Any, names: dict[int, str]):
+    """In the form that the model's vocabulary has markers for."""
+    model = asked(SILENT, texts=names, kinds=dict.fromkeys(names, 3))
+    messages = [*HELLO, {"role": "assistant", "content": "So:", "tool_calls": [call("x")]}]
+    form = (
+        '<|tool_call_start|>[f(city="Rome")]<|tool_call_end|>'
+        if names
+        else '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    assert f"So:\n{form}<|im_end|>" in model.prompt(messages, tools=[FUNCTION])
+    message, reason, _ = model.answer(form, tools=[FUNCTION])
+    assert (reason, message["tool_calls"][0]["function"]["arguments"]) == ("tool_calls", '{"city": "Rome"}')
 
 
 # ---- answers ----

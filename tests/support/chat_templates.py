@@ -113,6 +113,21 @@ APRIEL = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 
+GEMMA = (
+    "{{ bos_token }}{% macro value(v) %}{{ '<|\"|>' + v + '<|\"|>' if v is string else v | tojson }}{% endmacro %}"
+    "{% if tools %}<|turn>system\n{% for t in tools %}<|tool>declaration:{{ t.function.name }}<tool|>{% endfor %}<turn|>\n{% endif %}"
+    "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<|tool_call>call:{{ c.function.name }}{{ '{' }}{% for k, v in c.function.arguments | items %}{{ k }}:{{ value(v) }}"
+    "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>assistant\n{% endif %}"
+)
+
+SILENT = (
+    "{% if tools %}<|im_start|>system\nList of tools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + _CHATML_END
+)
+"""Offers tools, and leaves earlier calls out, as LFM2's does."""
+
 FAMILIES: dict[str, str] = {
     "hermes": HERMES,
     "coder": CODER,
@@ -125,6 +140,7 @@ FAMILIES: dict[str, str] = {
     "command": COMMAND,
     "functools": FUNCTOOLS,
     "apriel": APRIEL,
+    "gemma": GEMMA,
 }
 """Templates whose models can call functions, by the family they are like."""
 

@@ -15,7 +15,7 @@ from edgespec.server.calls.source import Event, Source, Steps
 _NAME = re.compile(r"[\w.\-]+")
 _MARK = re.compile(r"[<\[][^<>\[\]]*[>\]]?")
 _MOST_GLUE = 100  # characters between a name and its arguments
-_MOST_WORDS = 3  # before a name: its type, an id
+_MOST_WORDS = 4  # before a name: its type, an id
 
 
 class CallBodies:
@@ -64,14 +64,16 @@ class CallBodies:
         """Read a call that begins with its function's name, perhaps after other words and markers."""
         source = self._source
         for _ in range(_MOST_WORDS):
+            if (yield from source.skip_space()) == "{":
+                return (yield from self._json.read_object())
             word = yield from source.word(_NAME)
             name = word.removeprefix("functions.").removeprefix("to=functions.")
             if name in self._functions:
                 return (yield from self._read_after_name(name))
             following = yield from source.peek()
-            if following not in ("<", "[", "=", " ") or not (word or following == "<"):
+            if following not in ("<", "[", "=", " ", ":") or not (word or following == "<"):
                 return False
-            if following in ("=", " "):
+            if following in ("=", " ", ":"):
                 source.take(1)
             else:
                 yield from source.word(_MARK)
@@ -81,6 +83,11 @@ class CallBodies:
         """Read the arguments of `name`: an object, tagged values, or none."""
         source = self._source
         for keyed in self._keyed_forms:
+            if keyed.quote:
+                if (yield from source.peek()) == keyed.none:
+                    yield from self._keyed.read_marked(name, keyed.quote)
+                    return True
+                continue
             start = source.position
             if (yield from self._keyed.read_arguments(name, keyed)):
                 return True

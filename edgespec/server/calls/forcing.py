@@ -210,19 +210,25 @@ class _Writer:
     def _value(self, rule: str, schema: Any, whole: Schema, keyed: Keyed) -> Iterator[str]:  # noqa: ANN401 - JSON
         """Yield the rule for a value and what closes it."""
         schema = _followed(schema, whole)
-        closing = self._text(keyed.closing)
+        closing, quote = self._text(keyed.closing), self._text(keyed.quote)
         if keyed.quoted:
             yield f"{rule}: ({_python(schema, whole)}) {closing}"
             return
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if choices and all(isinstance(choice, str) for choice in choices):
-            yield f"{rule}: ({' | '.join(map(_quoted, choices))}) {closing}"
+            yield f"{rule}: {quote} ({' | '.join(map(_quoted, choices))}) {quote} {closing}"
         elif kinds(schema, whole) <= {"string"}:
-            token = self._find_token(keyed.closing.strip())
+            mark = keyed.quote or keyed.closing
+            token, closing = self._find_token(mark.strip()), closing if keyed.quote else ""
             anything = _characters(schema)
             end = "" if token is None else f" <[{token}]>"
             options = "[lazy]" if token is None else ""
-            yield f"{rule}{options}: /{anything}{_regex(keyed.closing) if token is None else ''}/{end}"
+            text = f"/{anything}{_regex(mark) if token is None else ''}/{end}"
+            if not keyed.quote:
+                yield f"{rule}{options}: {text}"
+            else:
+                yield f"{rule}: {quote} {rule}_text {closing}"
+                yield f"{rule}_text{options}: {text}"
         else:
             yield f"{rule}: {embedded(_with_definitions(schema, whole))} {closing}"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from edgespec.llama.template_traits import FIRST, KEYS, SECOND, VALUES, CallSamples, TemplateTraits
+from edgespec.llama.template_traits import FIRST, KEYS, SECOND, VALUES, CallSamples
+from edgespec.server.calls.values import write_json
 
 PYTHON_TAG = "<|python_tag|>"
 
@@ -28,6 +30,20 @@ class Keyed:
     """What follows the name where there are no arguments."""
     quoted: bool
     """Whether values are Python's literals; else they are bare text."""
+    quote: str = ""
+    """What stands around texts, where other values have no such marks."""
+
+    def write(self, arguments: Mapping[str, Any]) -> str:
+        """Return the text of arguments."""
+        if not arguments:
+            return self.none
+        pairs = (f"{key}{self.equals}{self._value(value)}" for key, value in arguments.items())
+        return self.first + self.following.join(pairs) + self.closing
+
+    def _value(self, value: object) -> str:
+        if isinstance(value, str) and not self.quoted:
+            return f"{self.quote}{value}{self.quote}"
+        return write_json(value)
 
     @property
     def opener(self) -> str:
@@ -73,14 +89,29 @@ class Form:
         """Whether nothing but its brackets marks a call."""
         return self.before.lstrip()[:1] in ("{", "[") and not _MARKER.match(self.before.lstrip())
 
+    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Return the text of calls: names and arguments."""
+        parts = [self.before]
+        for i, (name, arguments) in enumerate(calls):
+            if i:
+                parts.append(self.between or f"{self.end}\n{self.before}")
+            parts += [name, self.keyed.write(arguments) if self.keyed else self.after + write_json(arguments)]
+        return "".join([*parts, self.end])
+
     @property
     def markers(self) -> frozenset[str]:
         """All markers that it consists of."""
         parts = [self.before, self.after, self.end, self.between or ""]
         if self.keyed:
-            parts += [self.keyed.first, self.keyed.equals, self.keyed.following, self.keyed.none]
+            keyed = self.keyed
+            parts += [keyed.first, keyed.equals, keyed.following, keyed.closing, keyed.none, keyed.quote]
         found = (marker for part in parts for marker in _MARKER.findall(part))
         return frozenset([*found, *self.openers])
+
+
+def markers_in(text: str) -> list[str]:
+    """Return the markers of a text: each may be a control token."""
+    return _MARKER.findall(text)
 
 
 def form_of(samples: CallSamples) -> Form | None:
@@ -128,13 +159,17 @@ def _keyed_form(samples: CallSamples) -> Form | None:
     if re.search(r"<[^<>]*$", end.removesuffix(shared)):  # it begins within a marker
         shared = shared.partition(">")[2]
     closing = end.removesuffix(shared)
-    keyed = Keyed(first, equals, following, closing, none.removesuffix(shared), quoted)
+    none, quote = none.removesuffix(shared), ""
+    if (mark := re.search(r"<[^<>]+>$", equals)) and closing.startswith(mark.group()):
+        quote = mark.group()
+        equals, following, closing = (part.replace(quote, "", 1) for part in (equals, following, closing))
+    keyed = Keyed(first, equals, following, closing, none, quoted, quote)
     between = None
     if samples.two and (again := _split_keyed(samples.two, FIRST)):
         rest = again[4][1:] if quoted else again[4]
         found = _split_keyed(rest, SECOND)
-        if found and found[0].startswith(closing):
-            between = found[0].removeprefix(closing)
+        if found and found[0].startswith(quote + closing):
+            between = found[0].removeprefix(quote + closing)
     return Form(before, first, shared, between, keyed)
 
 
@@ -199,6 +234,7 @@ HERMES = _tagged("<tool_call>\n", "\n</tool_call>")
 LLAMA = Form('{"name": "', '", "parameters": ', "}", '}; {"name": "')
 """A bare object."""
 
+_GEMMA = Keyed("{", ":", ",", "", "{", quoted=False, quote='<|"|>')
 _PYTHON = Keyed("(", "=", ", ", "", "(", quoted=True)
 
 FAMILIES: tuple[_Family, ...] = (
@@ -231,7 +267,7 @@ FAMILIES: tuple[_Family, ...] = (
     ),
     _Family(r"\[TOOL_CALLS\]", _listed("[TOOL_CALLS]", "")),
     _Family(
-        r"<\|tool_call_start\|>",
+        r"<\|tool_(call|list)_start\|>",
         Form("<|tool_call_start|>[", "(", ")]<|tool_call_end|>", "), ", _PYTHON),
     ),
     _Family(
@@ -259,23 +295,16 @@ FAMILIES: tuple[_Family, ...] = (
     _Family(r"Action:\s*```json", _listed("Action:\n```json\n", "\n```", keys=("tool_name", "parameters"))),
     _Family(r"functools\[", _listed("functools", "")),
     _Family(r"<\|tool_call\|>.*<\|/tool_call\|>", _listed("<|tool_call|>", "<|/tool_call|>")),
+    _Family(
+        r"<tool_call\|>",
+        Form("<|tool_call>call:", "{", "}<tool_call|>", "}<tool_call|><|tool_call>call:", _GEMMA),
+    ),
     _Family(r"<\|tool_call\|>", _listed("<|tool_call|>", "")),
     _Family(r"<TOOLCALL>", _listed("<TOOLCALL>", "</TOOLCALL>")),
     _Family(r"<tool_calls>", _listed("<tool_calls>", "</tool_calls>")),
     _Family(r'<\|python_tag\|>|"name": function name, "parameters"', LLAMA),
 )
 """By sign, the likeliest first."""
-
-
-def choose_form(traits: TemplateTraits) -> Form | None:
-    """Return the form in which the model of a template calls; None if the template does not show it."""
-    if traits.samples and (found := form_of(traits.samples)):
-        return found
-    for text in (traits.prompt_with_tools, traits.template.source):
-        for family in FAMILIES:
-            if re.search(family.sign, text, re.DOTALL):
-                return family.form
-    return None
 
 
 def readable_forms(own: Form | None) -> Sequence[Form]:

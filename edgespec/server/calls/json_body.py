@@ -75,6 +75,10 @@ class JsonBody(Body):
             yield from self.stream_object(read.name)
             read.told = True
             return True
+        if key in self._functions and value == "{" and not (read.name or read.told):
+            yield from self.stream_object(key)  # {NAME: {...}}
+            read.told = True
+            return True
         raw = yield from self._collect_value()
         if raw is not None and key in ARGUMENT_KEYS and not read.told:
             read.arguments = _object_text(raw)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from edgespec.server.calls.body import Body
 from edgespec.server.calls.forms import Keyed
 from edgespec.server.calls.source import Steps, n_open
-from edgespec.server.calls.values import is_text, typed, write_json
+from edgespec.server.calls.values import is_text, literal_json, typed, write_json
+
+_BARE = re.compile(r"[^\s,:{}\[\]<]+")
 
 
 class KeyedBody(Body):
@@ -68,6 +71,41 @@ class KeyedBody(Body):
         self._add(typed(value.removesuffix("\n") if own_line else value, schema, whole))
         return True
 
+    def read_marked(self, name: str, quote: str) -> Steps[None]:
+        """Read an object that begins here, in which keys are bare and `quote` stands around texts."""
+        source, depth = self._source, 0
+        self._begin(name)
+        while following := (yield from source.skip_space()):
+            if (yield from source.literal([quote])):
+                self._add('"')
+                if not (yield from self._stream_text(quote, own_line=False)):
+                    break
+                self._add('"')
+            elif source.take_beginning([quote]):
+                break
+            elif following == '"':  # a text of JSON
+                self._add(source.take(1))
+                if not (yield from self._copy_string()):
+                    break
+            elif following in "{[}],:":
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(following, 0)
+                self._add(source.take(1) + (" " if following in ",:" else ""))
+            else:
+                word = (yield from source.word(_BARE)) or source.take(1)
+                is_key = (yield from source.skip_space()) == ":"
+                self._add(write_json(word) if is_key else literal_json(word))
+            if depth == 0:
+                self._end(complete=True)
+                return
+        self._end(complete=False)
+
+    def _copy_string(self) -> Steps[bool]:
+        """Tell the rest of a JSON string; return whether it ends."""
+        while (char := (yield from self._source.peek())) and char != '"':
+            self._add(self._source.take(1 + (char == "\\" and len((yield from self._source.peek(2))) > 1)))
+        self._add(self._source.take(1))
+        return bool(char)
+
     def _stream_text(self, closing: str, *, own_line: bool) -> Steps[bool]:
         """Tell text up to `closing` as the inside of a JSON string; return whether that came.
 
@@ -88,6 +126,7 @@ class KeyedBody(Body):
                 source.take(at - n + len(closing))
                 return True
             if source.ended:
+                source.take(len(rest))  # the beginning of what ends it
                 return False
             yield
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.server.calls.bodies import CallBodies
-from edgespec.server.calls.forms import Form, readable_forms
+from edgespec.server.calls.forms import Form, markers_in, readable_forms
 from edgespec.server.calls.source import Begun, Ended, Event, Said, Source, Steps, Thought, n_open
 from edgespec.server.calls.whole import calls_of, may_be_calls
 
@@ -55,9 +55,8 @@ class AnswerReader:
         self._closers = tuple(dict.fromkeys(closer for form in forms for closer in form.closers))
         own = expected.form
         self._is_bare = bool(own and own.is_bare and expected.functions)
-        self._markers = frozenset(
-            [*(expected.thinking or ()), *(marker for form in forms for marker in form.markers)]
-        )
+        thinking = (marker for part in expected.thinking or () for marker in markers_in(part))
+        self._markers = frozenset([*thinking, *(marker for form in forms for marker in form.markers)])
         self._told = 0  # the position up to which all is decided
         self._called = False
         self.n_calls = 0

@@ -52,7 +52,7 @@ class MessageWriter:
         if isinstance(message, AssistantMessage):
             if message.reasoning_content is not None:
                 made["reasoning_content"] = message.reasoning_content
-            if message.tool_calls and not self._traits.shows_calls:
+            if message.tool_calls and self._leaves_calls_out:
                 said = _text(message.content)
                 made["content"] = self._parts(
                     "\n".join(filter(None, [said, self._written(message.tool_calls)]))
@@ -61,6 +61,11 @@ class MessageWriter:
                 made["content"] = made["content"] or self._traits.style.content
                 made["tool_calls"] = [self._call(call) for call in message.tool_calls]
         return made
+
+    @property
+    def _leaves_calls_out(self) -> bool:
+        """Whether the template offers tools, and yet leaves earlier calls out."""
+        return self._traits.takes_tools and not self._traits.shows_calls
 
     def _content(self, content: Content | None) -> Any:  # noqa: ANN401 - text, or a list of parts
         return self._parts(_text(content))

@@ -35,6 +35,7 @@ class CallBodies:
         self._keyed = KeyedBody(source, tell, functions)
         self._python = PythonBody(source, tell, functions)
         self._keyed_forms = [form.keyed for form in forms if form.keyed and not form.keyed.quoted]
+        self._edges = {mark for form in forms for mark in (*form.openers[:1], *form.closers)}
         self._reads_python = any(form.keyed and form.keyed.quoted for form in forms)
 
     def read(self) -> Steps[bool]:
@@ -75,8 +76,8 @@ class CallBodies:
                 return False
             if following in ("=", " ", ":"):
                 source.take(1)
-            else:
-                yield from source.word(_MARK)
+            elif (yield from source.word(_MARK)) in self._edges:
+                return False
         return False
 
     def _read_after_name(self, name: str) -> Steps[bool]:

@@ -174,7 +174,7 @@ def test_a_prompt_cache_key_names_a_conversation(balanced: Balanced) -> None:
 def test_a_conversation_of_more_than_the_balancer_looks_at(balanced: Balanced) -> None:
     messages = began("long")
     first, _ = balanced.ask(messages)
-    ignored = {"note": "x" * 300_000}  # not read by the server, and behind the messages
+    ignored = {"metadata": {"note": "x" * 300_000}}  # not read by the server, and behind the messages
     assert {balanced.ask(messages, **ignored)[0] for _ in range(3)} == {first}
 
 

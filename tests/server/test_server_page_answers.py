@@ -127,6 +127,26 @@ def test_half_a_code_block_is_code_while_it_grows(visit, scripted):
     assert page.locator(".caret").count() == 0
 
 
+def test_thoughts_stand_apart_and_are_opened_by_who_wants_them(visit, scripted):
+    page = visit.page
+    scripted.think("2 + 2\n<b>is</b> ")
+    scripted.think("**4**")
+    scripted.answer("It is *four*.")
+    visit.ask("sum")
+    visit.finish()
+    thoughts = page.locator(".answer .thoughts")
+    assert thoughts.locator("p").text_content() == "2 + 2\n<b>is</b> **4**"
+    assert thoughts.locator("p *").count() == 0
+    assert not thoughts.locator("p").is_visible()
+    thoughts.locator("summary").click()
+    assert thoughts.locator("p").is_visible()
+    assert page.locator(".answer .text").text_content() == "It is four."
+    scripted.answer("none")
+    visit.ask("again")
+    visit.finish()
+    assert not page.locator(".answer .thoughts").last.is_visible()
+
+
 def test_who_waits_sees_its_place_in_the_queue(visit, scripted):
     scripted.wait(3)
     visit.ask("late")

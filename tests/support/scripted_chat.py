@@ -28,11 +28,15 @@ class ScriptedChat:
     url = ""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[tuple[str, Origin] | FinishReason | int] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[str, Origin] | Delta | FinishReason | int] = queue.SimpleQueue()
 
     def say(self, text: str, origin: Origin = "target") -> None:
         """Send `text` in a chunk of its own."""
         self._said.put((text, origin))
+
+    def think(self, text: str) -> None:
+        """Send `text` as a thought."""
+        self._said.put(Delta(reasoning_content=text))
 
     def wait(self, place: int) -> None:
         """Say that the request waits at this place of the queue, or begins: 0."""
@@ -89,6 +93,9 @@ class ScriptedChat:
                 )
                 yield "data: [DONE]\n\n"
                 return
+            if isinstance(said, Delta):
+                yield _event(ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=said)]))
+                continue
             text, origin = said
             chunk = ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=Delta(content=text))])
             chunk.edgespec = Origins(origins=[(len(text), origin)], n_tokens=1)

@@ -18,6 +18,8 @@ export class Answer {
   #first = null;
   #last = null;
   #shown = new GrowingText();
+  #thoughts = element("p");
+  #thinking = element("details", { className: "thoughts", hidden: true }, element("summary", {}, "Thoughts"), this.#thoughts);
   #copy = element("button", { type: "button", className: "copy", hidden: true, title: "The answer as markdown" }, "Copy");
 
   constructor(speculative, heading = null) {
@@ -26,7 +28,7 @@ export class Answer {
     this.figures = element("ul", { className: "figures" });
     this.#copy.addEventListener("click", () => copyFrom(this.#copy, this.text));
     this.element = element("section", { className: "answer" }, ...(heading ? [element("h3", {}, heading)] : []),
-      this.#shown.element, element("div", { className: "below" }, this.figures, this.#copy));
+      this.#thinking, this.#shown.element, element("div", { className: "below" }, this.figures, this.#copy));
   }
 
   /** Generate the answer to `body`, and show it as it comes. */
@@ -37,7 +39,11 @@ export class Answer {
     this.#showProgress();
     const off = this.speculative ? {} : { speculative: { drafter: "none" } };
     try {
-      const on = { part: (...part) => this.#add(...part), waiting: (place) => { this.#place = place; } };
+      const on = {
+        part: (...part) => this.#add(...part),
+        thought: (text) => this.#think(text),
+        waiting: (place) => { this.#place = place; },
+      };
       Object.assign(this, await ask({ ...body, ...off }, signal, on));
     } catch (error) {
       this.finish = error.name === "AbortError" ? "stopped" : "failed";
@@ -60,6 +66,13 @@ export class Answer {
     let start = 0;
     for (const [n, origin] of origins) this.#shown.append(characters.slice(start, (start += n)).join(""), origin);
     this.#shown.append(characters.slice(start).join(""), "target");
+  }
+
+  #think(text) {
+    this.#last = performance.now();
+    this.#first ??= this.#last;
+    this.#thinking.hidden = false;
+    this.#thoughts.append(text); // as text: nothing in it is markup
   }
 
   /** Tokens a second after the first one: the server's figure, else what this page saw. */

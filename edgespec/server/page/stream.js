@@ -22,8 +22,8 @@ export async function servedModel() {
 }
 
 /**
- * Ask for a chat completion, and call `on.part(text, edgespec)` for each piece of text and `on.waiting(place)` for
- * each place in the queue, 1 for the next one and 0 once it begins. Return its finish reason and usage, each null where the server sent none.
+ * Ask for a chat completion, and call `on.part(text, edgespec)` for each piece of text, `on.thought(text)` for each
+ * piece of the model's thoughts and `on.waiting(place)` for each place in the queue, 1 for the next one and 0 once it begins. Return its finish reason and usage, each null where the server sent none.
  */
 export async function ask(body, signal, on) {
   const response = await request("v1/chat/completions", {
@@ -42,6 +42,7 @@ export async function ask(body, signal, on) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ServerError(chunk.error.message);
     const choice = chunk.choices?.[0];
+    if (choice?.delta?.reasoning_content) on.thought(choice.delta.reasoning_content);
     if (choice?.delta?.content) on.part(choice.delta.content, chunk.edgespec);
     outcome.finish = choice?.finish_reason ?? outcome.finish;
     outcome.usage = chunk.usage ?? outcome.usage;

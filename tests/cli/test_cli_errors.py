@@ -20,7 +20,7 @@ NO_OPTIONS = {
     # of the engine: what `run` makes itself
     *("self", "profile", "history", "meter", "signals", "prefix_cache", "on_message"),
     *("parallel", "n_cells"),  # options of `serve`, and what follows from them
-    *("until", "prompt_logprobs"),  # of the server: what answers to requests are told by
+    *("until", "prompt_logprobs", "stop_tokens"),  # of the server: what answers to requests are told by
 }
 FIELDS = [
     name

@@ -167,11 +167,11 @@ def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source
     moments = random.Random(3)
     partial = Path(f"{out}.partial")
     n_done = 0
-    for _ in range(4):
+    for _ in range(3):
         with started("batch", source, "-o", out, *options, env=environment) as process:
-            wanted = n_done + moments.randint(1, 3)
+            wanted = n_done + moments.randint(1, 2)
             while process.poll() is None and n_done < wanted:
-                time.sleep(0.01)
+                time.sleep(0.001)
                 n_done = max(n_done, partial.read_bytes().count(b"\n") - 1) if partial.exists() else n_done
             process.kill()
             process.wait(60)

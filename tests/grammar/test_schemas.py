@@ -62,7 +62,6 @@ def test_what_a_model_writes_matches(engine, row: Row):
     else:
         with grammar.begin() as constraint:
             assert constraint.fitting((), result.token_ids) == len(result.token_ids) == 80
-    assert result.stats.n_accepted > 0 or len(result.token_ids) < 20
 
 
 # ---- each keyword ----

@@ -39,7 +39,7 @@ class Grammar:
     def from_json_schema(
         cls, model: Model, schema: str | Schema, *, name: str = "json_schema", strict: bool = False
     ) -> Grammar:
-        """Return the grammar of the JSON values that `schema` describes, written without white space.
+        """Return the grammar of the JSON values that `schema` describes, written in one line.
 
         What of it cannot be enforced is named in `warnings`; with `strict` it is a UsageError.
         """

@@ -67,7 +67,10 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_tokens_as_token_ids": ((False,), "use /tokenize"),
     "return_token_ids": ((False,), "use /tokenize"),
     "logits_processors": (([],), "use logit_bias, or a grammar"),
-    "guided_whitespace_pattern": ((), "JSON is written without white space"),
+    "guided_whitespace_pattern": (
+        (),
+        "JSON is written in one line; a schema's x-guidance spaces it otherwise",
+    ),
     "documents": (([],), "put them into a message"),
     "chat_template": ((), "start the server with it"),
     "mirostat": ((0,), "use top_p, min_p or typical_p"),

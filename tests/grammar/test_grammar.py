@@ -146,7 +146,7 @@ def test_gbnf_means_what_llama_cpp_makes_of_it(tiny_target, text, good, bad):
         (lambda m: Grammar.from_regex(m, "a|bc"), ["a", "bc"], ["ac", "b"]),
         (lambda m: Grammar.from_regex(m, "^(yes|no)$"), ["yes"], ["yesno"]),
         (lambda m: Grammar.from_choice(m, ["a", "ab", 'q"\n\\']), ["a", "ab", 'q"\n\\'], ["b", ""]),
-        (Grammar.any_json, ['{"a":[1,null,{"b":"c"}]}'], ["[1]", "{} "]),
+        (Grammar.any_json, ['{"a": [1, null, {"b": "c"}]}'], ["[1]", "{} "]),
     ],
 )
 def test_the_other_forms(tiny_target, grammar, good, bad):
@@ -490,9 +490,9 @@ SMALL = json.dumps({"type": "object", "properties": {"n": {"enum": [7]}}, "requi
 @pytest.mark.parametrize(
     ("arguments", "files", "stdin", "text"),
     [
-        (("--json-schema", SMALL), {}, None, '{"n":7}'),
-        (("--json-schema", "-"), {}, SMALL, '{"n":7}'),
-        (("--json-schema", "s.json"), {"s.json": "\ufeff" + SMALL}, None, '{"n":7}'),
+        (("--json-schema", SMALL), {}, None, '{"n": 7}'),
+        (("--json-schema", "-"), {}, SMALL, '{"n": 7}'),
+        (("--json-schema", "s.json"), {"s.json": "\ufeff" + SMALL}, None, '{"n": 7}'),
         (("--grammar", "g.gbnf"), {"g.gbnf": '\ufeffroot ::= "ab"'}, None, "ab"),
         (("--grammar", "g.lark"), {"g.lark": 'start: "ab"'}, None, "ab"),
         (("--grammar", "-"), {}, 'root ::= "ab"', "ab"),

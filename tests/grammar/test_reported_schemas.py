@@ -1,6 +1,6 @@
 """Schemas that came back wrong from other engines, or from us, as users reported them: a row each.
 
-`good` are texts that the schema describes, `bad` texts that it does not, all in compact JSON.
+`good` are texts that the schema describes, `bad` texts that it does not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def matched(pattern, good, bad):
     """The row of a pattern, in an object."""
     return (
         record(s=text(pattern=pattern)),
-        [json.dumps({"s": one}, ensure_ascii=False, separators=(",", ":")) for one in good],
-        [json.dumps({"s": one}, ensure_ascii=False, separators=(",", ":")) for one in bad],
+        [json.dumps({"s": one}, ensure_ascii=False) for one in good],
+        [json.dumps({"s": one}, ensure_ascii=False) for one in bad],
     )
 
 
@@ -104,9 +104,17 @@ ROWS = {
 }
 
 
+def spaced(text):
+    """A JSON text as edgespec writes it; what is no JSON as it is."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except ValueError:
+        return text
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_a_reported_schema_holds(tiny_target, row):
     schema, good, bad = ROWS[row]
     grammar = Grammar.from_json_schema(tiny_target, schema)
-    assert [one for one in good if not accepts(grammar, one)] == []
-    assert [one for one in bad if accepts(grammar, one)] == []
+    assert [one for one in good if not accepts(grammar, spaced(one))] == []
+    assert [one for one in bad if accepts(grammar, spaced(one))] == []

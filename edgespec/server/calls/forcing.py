@@ -40,7 +40,6 @@ _NOT_IN_TEXTS = _TOGETHER | {
 }
 _MOST_REFERENCES = 8
 _OBJECT = re.compile(r'\{\s*"(\w+)":\s*"",\s*"(\w+)":\s*')
-_LIKE_PYTHON = {"item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
@@ -269,11 +268,11 @@ def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def embedded(schema: Schema) -> str:
-    """Return an expression for the JSON values that `schema` allows, spaced as templates space them.
+    """Return an expression for the JSON values that `schema` allows, spaced as models space them.
 
     Raises UsageError, which speaks of tools.
     """
-    source = GrammarSource.json_schema({**schema, "x-guidance": _LIKE_PYTHON}, "tools")
+    source = GrammarSource.json_schema(schema, "tools")
     return "%json " + json.dumps(
         json.loads(source.compiled)["grammars"][0]["json_schema"], ensure_ascii=False
     )

@@ -36,7 +36,7 @@ class Row:
 def written(value: Any) -> str:
     if isinstance(value, Text):
         return value
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def rows() -> list[Row]:

@@ -117,7 +117,8 @@ def timed(*, forced: bool) -> Iterator[Callable[[], float]]:
     """Count the seconds in the grammar; without `forced`, it tells no forced tokens."""
     seconds = 0.0
     depth = 0
-    originals = {name: getattr(Constraint, name) for name in ("mask", "fitting", "forced_run", "advance")}
+    names = ("mask", "fitting", "forced", "forced_run", "advance")
+    originals = {name: getattr(Constraint, name) for name in names}
 
     def count(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: object, **options: object) -> object:
@@ -137,6 +138,7 @@ def timed(*, forced: bool) -> Iterator[Callable[[], float]]:
         setattr(Constraint, name, count(original))
     if not forced:
         Constraint.forced_run = lambda *_: []  # type: ignore[method-assign]
+        Constraint.forced = lambda *_: None  # type: ignore[method-assign]
     try:
         yield lambda: seconds
     finally:

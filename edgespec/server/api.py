@@ -28,7 +28,7 @@ from edgespec.server.answers import (
     TextCompletion,
 )
 from edgespec.server.choices import ChoicesWriting
-from edgespec.server.description import described, streamed
+from edgespec.server.description import described, refusals, streamed
 from edgespec.server.faults import Fault, from_engine
 from edgespec.server.jobs import Waiting
 from edgespec.server.llama_routes import add_llama_routes
@@ -76,7 +76,7 @@ def create_app(
         summary="OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.",
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        responses={code: {"model": ErrorAnswer} for code in _REFUSALS},
+        responses=refusals(ErrorAnswer),
     )
     app.router.route_class = route_class(log)
     add_fault_handlers(app)
@@ -154,9 +154,6 @@ def _add_completions(app: FastAPI, target: Model, reader: RequestReader, answere
             for i, text in enumerate(prepared.texts)
         ]
         return await answerer.answer(request, body, prepared, ChoicesWriting(prepared, writings))
-
-
-_REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
 
 
 class _Answerer:

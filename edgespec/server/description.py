@@ -12,6 +12,14 @@ from edgespec.server.answers import ChatChunk
 _PLACE = "#/components/schemas/{model}"
 
 
+_REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
+
+
+def refusals(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return the description of what any route may answer instead, in the form of `answer`."""
+    return {code: {"model": answer} for code in _REFUSALS}
+
+
 def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the description of an answer that may be a stream of `chunk` events."""
     data = {

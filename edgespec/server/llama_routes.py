@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.llama.weights import Model
 from edgespec.server.answers import ErrorAnswer
-from edgespec.server.description import streamed
+from edgespec.server.description import refusals, streamed
 from edgespec.server.faults import from_engine
 from edgespec.server.infill import InfillAnswer, InfillPart, InfillRequest, InfillWriting
 from edgespec.server.jobs import Waiting
@@ -38,8 +38,6 @@ from edgespec.server.tokenizing import (
 from edgespec.server.worker import Worker
 from edgespec.server.writing import Written
 
-_REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
-
 
 def add_llama_routes(
     app: FastAPI,
@@ -51,26 +49,26 @@ def add_llama_routes(
     log: Callable[[str], None],
 ) -> None:
     """Add the routes to `app`; they answer from the same queue as the others."""
-    refusals: dict[int | str, dict[str, Any]] = {code: {"model": ErrorAnswer} for code in _REFUSALS}
+    refused = refusals(ErrorAnswer)
     infiller = _Infiller(target, worker, service, reader, log)
 
     @app.post(
         "/infill",
         response_model=InfillAnswer | dict[str, Any],
-        responses={**refusals, **streamed(InfillPart)},
+        responses={**refused, **streamed(InfillPart)},
     )
     async def infill(request: Request, body: InfillRequest) -> Response:
         """Write what stands between two texts, as llama-server does."""
         return await infiller.answer(request, body)
 
-    @app.post("/tokenize", responses=refusals, response_model_exclude_unset=True)
+    @app.post("/tokenize", responses=refused, response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> Tokens:
         """Return the tokens of a text."""
         if body.model is not None:
             service.check_name(body.model)
         return await run_in_threadpool(tokens_of, target, body, service.n_ctx)
 
-    @app.post("/detokenize", responses=refusals)
+    @app.post("/detokenize", responses=refused)
     async def detokenize(body: DetokenizeRequest) -> Text:
         """Return the text of tokens."""
         if body.model is not None:

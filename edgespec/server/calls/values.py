@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from edgespec.json_schema.words import target
+
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -22,12 +24,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
 def read_json(text: str) -> Any:  # noqa: ANN401 - JSON
     """Return the JSON value of `text`. Raises ValueError."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=refuse_constant)
     except RecursionError as error:
         raise ValueError("too deeply nested") from error
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
+    """Raise ValueError for what Python's reader takes and JSON has not: NaN, Infinity."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -70,14 +73,7 @@ def _kinds(schema: Any, whole: Mapping[str, Any], depth: int) -> Iterator[str]: 
 
 def pointed(reference: object, whole: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """Return the part of `whole` that a reference "#/..." points to; None if there is none."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    found: Any = whole
-    for step in reference[1:].split("/")[1:]:
-        if not isinstance(found, dict):
-            return None
-        found = found.get(step.replace("~1", "/").replace("~0", "~"))
-    return found
+    return target(reference, whole) if str(reference).startswith("#") else None
 
 
 def kind_of(value: object) -> str:

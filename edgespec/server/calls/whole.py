@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from edgespec.server.calls.source import Arguments, Begun, Ended, Event
-from edgespec.server.calls.values import read_json, write_json
+from edgespec.server.calls.values import read_json, refuse_constant, write_json
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -50,17 +50,13 @@ def _values(text: str) -> Iterator[Any]:
     text = _WRAPPING.sub("", text.strip()).strip()
     if text.startswith("{{"):
         text = text[1:]  # the closing bracket is skipped like a comma
-    decoder = json.JSONDecoder(parse_constant=_refuse)
+    decoder = json.JSONDecoder(parse_constant=refuse_constant)
     position = 0
     while position < len(text):
         value, position = decoder.raw_decode(text, position)
         yield from value if isinstance(value, list) else [value]
         found = _NEXT.search(text, position)
         position = found.start() if found else len(text)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def call_of(value: Any) -> tuple[str, str] | None:  # noqa: ANN401 - JSON

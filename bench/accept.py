@@ -28,12 +28,12 @@ import numpy as np
 
 from edgespec import _core
 from edgespec.benchmark.runs import rotated
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.choosing import choose_models
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.sampling import SamplingParams
 from script import Measuring, parser, spread, start
 
 GAMMA = 4

@@ -19,10 +19,10 @@ from edgespec import Engine, SamplingParams
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
 from edgespec.benchmark.ways import Way
+from edgespec.decoding.records import Result
 from edgespec.models.store import Store
+from edgespec.models.suites import Prompt
 from edgespec.platform.files import cache_root
-from edgespec.records import Result
-from edgespec.suites import Prompt
 from prompts import Limits
 
 AUTO = "auto"

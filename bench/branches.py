@@ -14,9 +14,9 @@ from collections import Counter
 import numpy as np
 
 from edgespec import Engine, SamplingParams
+from edgespec.engine.choosing import choose_models
 from edgespec.llama.session import Session
-from edgespec.models.choosing import choose_models
-from edgespec.suites import DEFAULT, load_suite
+from edgespec.models.suites import DEFAULT, load_suite
 from script import parser, start
 
 _BUCKETS = 5  # each a tenth wide; a second likeliest token has at most one half

@@ -24,11 +24,11 @@ from edgespec.benchmark.runs import Cell, Run
 from edgespec.benchmark.summary import summarise_cell
 from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
-from edgespec.choices import Signal
 from edgespec.cli.options import parse_span
-from edgespec.models.choosing import choose_models
-from edgespec.options import SPAN, Span, Waking
-from edgespec.suites import DEFAULT, Prompt, evenly, load_suite
+from edgespec.decoding.choices import Signal
+from edgespec.decoding.options import SPAN, Span, Waking
+from edgespec.engine.choosing import choose_models
+from edgespec.models.suites import DEFAULT, Prompt, evenly, load_suite
 from ratios import shown_interval
 from script import Measuring, parser, start
 

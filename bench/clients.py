@@ -34,10 +34,10 @@ import httpx
 
 import prompts as prompt_sets
 from edgespec.benchmark.runs import rotated
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.suites import DEFAULT, Prompt, Suite
+from edgespec.models.suites import DEFAULT, Prompt, Suite
 from loads import OLDER, Contender, Load, Record, quantile, show, show_goals
 from script import Measuring, numbers, parser, start
 from servers import Request, Server, ask

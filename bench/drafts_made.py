@@ -34,7 +34,7 @@ from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import read_record
-from edgespec.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
+from edgespec.models.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
 from prompts import Limits
 from ratios import Ratios, interval, shown
 from script import Measuring, numbers, parser, require_kernels, start

@@ -29,7 +29,9 @@ import numpy as np
 
 from edgespec.decoding.asks import finished
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.head import HeadModel
+from edgespec.engine.choosing import choose_models
 from edgespec.forge.training.head_file import HeadOf, write_head
 from edgespec.forge.training.target import Shape
 from edgespec.llama.cache import Cache, CacheSize
@@ -37,9 +39,7 @@ from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.sampling import SamplingParams
 from script import Measuring, in_child, parser, require_kernels, spread, start
 
 _PARTS = ("pass", "call", "python", "fusion", "handling", "sampling")

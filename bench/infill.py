@@ -25,9 +25,9 @@ from edgespec import Engine, SamplingParams
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
 from edgespec.benchmark.summary import summarise_cell
-from edgespec.choices import DrafterName
+from edgespec.decoding.choices import DrafterName
+from edgespec.models.suites import Prompt
 from edgespec.server.filling import Gap, filled_prompt, fim_of
-from edgespec.suites import Prompt
 from ratios import shown_interval
 from script import Measuring, parser, start
 

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from edgespec import Engine, SamplingParams
-from edgespec.choices import DrafterName, KernelsChoice
+from edgespec.decoding.choices import DrafterName
+from edgespec.llama.choices import KernelsChoice
 from script import Measuring, in_child, parser, require_kernels, spread, start
 
 PROMPT = "Write a quicksort in Python."

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from edgespec import EnergyMeter, Engine, SamplingParams
-from edgespec.choices import DrafterName
+from edgespec.decoding.choices import DrafterName
 from edgespec.energy import Phase, Window
 from script import Measuring, parser, spread, start
 

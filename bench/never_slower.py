@@ -50,7 +50,7 @@ from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
 from edgespec.llama.kernels import STOCK
-from edgespec.suites import OVERALL, Prompt
+from edgespec.models.suites import OVERALL, Prompt
 from prompts import Limits
 from ratios import Ratios, interval, plain_speed, shown, worst
 from script import Measuring, numbers, parser, start

@@ -41,8 +41,8 @@ from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
 from edgespec.benchmark.summary import compare
 from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
+from edgespec.models.suites import DEFAULT, Prompt
 from edgespec.nodes.addresses import read_addresses
-from edgespec.suites import DEFAULT, Prompt
 from script import Measuring, numbers, parser, require_kernels, spread, start
 from slow_network import Link, Proxy, Traffic, proxies
 

@@ -26,7 +26,7 @@ from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.peers import rendered, run_program
 from edgespec.benchmark.runs import Run
 from edgespec.errors import EdgespecError
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 
 IK = "ik_llama.cpp"
 

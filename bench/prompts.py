@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from edgespec.errors import UsageError
-from edgespec.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
+from edgespec.models.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
 
 _SETS = Path(__file__).parent / "prompt_sets"
 OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")

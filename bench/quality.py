@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 import prompts as prompt_sets
+from edgespec.engine.choosing import choose_models
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
-from edgespec.suites import evenly
+from edgespec.models.suites import evenly
 from script import Measuring, in_child, parser, require_kernels, start
 
 GOAL = 0.005

@@ -13,7 +13,7 @@ from functools import cache
 
 from edgespec.benchmark.runs import PLAIN, Cell, Run
 from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, compare, summarise_cell
-from edgespec.suites import OVERALL
+from edgespec.models.suites import OVERALL
 
 
 class Ratios:

@@ -24,13 +24,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from edgespec.engine.choosing import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
 from edgespec.llama.kernels import PackedTensor
 from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
 from script import Measuring, numbers, parser, require_kernels, spread, start
 

@@ -20,10 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from edgespec.benchmark.runs import rotated
+from edgespec.engine.choosing import choose_models
 from edgespec.llama.backend import llama
 from edgespec.llama.context import create_context
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
 from script import Measuring, in_child, parser, require_kernels, spread, start
 

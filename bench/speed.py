@@ -26,9 +26,9 @@ from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import compare
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError
-from edgespec.models.choosing import choose_models
-from edgespec.suites import DEFAULT, OVERALL, Prompt
+from edgespec.models.suites import DEFAULT, OVERALL, Prompt
 from peers import IK, IkSpecBench, llama_bench
 from ratios import Ratios, shown
 from script import Measuring, numbers, parser, require_kernels, start

@@ -26,10 +26,10 @@ from edgespec import Engine, SamplingParams
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
 from edgespec.benchmark.summary import summarise_cell
-from edgespec.choices import DrafterName
-from edgespec.grammar.constraint import Constraint
-from edgespec.grammar.grammar import Grammar
-from edgespec.suites import Prompt
+from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.models.suites import Prompt
 from ratios import shown_interval
 from script import Measuring, parser, start
 

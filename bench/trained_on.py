@@ -16,7 +16,7 @@ from collections import Counter
 from edgespec.forge.dataset import Dataset, Target
 from edgespec.llama.weights import Model
 from edgespec.models.quantizations import model_file
-from edgespec.suites import load_suite
+from edgespec.models.suites import load_suite
 
 _WORDS = 8  # as many in a row are no coincidence
 

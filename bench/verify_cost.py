@@ -40,14 +40,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from edgespec.benchmark.runs import rotated
-from edgespec.choices import CacheType
+from edgespec.engine.choosing import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
+from edgespec.llama.choices import CacheType
 from edgespec.llama.context import with_cache_type
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
 from random_models import experts_limit, random_shape, write_random
 from script import Measuring, in_child, numbers, parser, require_kernels, spread, start

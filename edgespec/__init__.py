@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edgespec.decoding.grammar.grammar import Grammar
+    from edgespec.decoding.options import Options, Waking
+    from edgespec.decoding.records import Result, Stats, Token
+    from edgespec.decoding.sampling import SamplingParams
     from edgespec.energy import EnergyMeter, Measurement
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.stream import Stream
     from edgespec.errors import EdgespecError, UsageError
-    from edgespec.grammar.grammar import Grammar
-    from edgespec.options import Options, Waking
     from edgespec.platform.signals import Cancellation
-    from edgespec.records import Result, Stats, Token
-    from edgespec.sampling import SamplingParams
-    from edgespec.stream import Stream
 
 __all__ = [
     "Cancellation",
@@ -35,14 +35,14 @@ __all__ = [
 
 _HOMES = {
     "energy": ("EnergyMeter", "Measurement"),
-    "engine": ("Engine",),
+    "engine.engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),
-    "grammar.grammar": ("Grammar",),
-    "options": ("Options", "Waking"),
+    "decoding.grammar.grammar": ("Grammar",),
+    "decoding.options": ("Options", "Waking"),
     "platform.signals": ("Cancellation",),
-    "records": ("Result", "Stats", "Token"),
-    "sampling": ("SamplingParams",),
-    "stream": ("Stream",),
+    "decoding.records": ("Result", "Stats", "Token"),
+    "decoding.sampling": ("SamplingParams",),
+    "engine.stream": ("Stream",),
 }
 
 

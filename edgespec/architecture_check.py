@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.engine import Engine
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.architectures import ARCHITECTURES, make_tiny
 from edgespec.llama.gguf_header import read_header
@@ -35,7 +36,6 @@ from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.signals import Cancellation
-from edgespec.sampling import SamplingParams
 
 TIMEOUT_S = 300
 """A check takes a second, and longer on a busy machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import get_args
 
 
 class EdgespecError(Exception):
@@ -81,3 +82,9 @@ class LogitsOf:
                 f"{self._path}: {error}; the model file may be damaged (`edgespec models verify`), "
                 "or the logit bias forbids every token"
             ) from error
+
+
+def check_choice(field: str, value: str | None, choices: object) -> None:
+    """Raise UsageError unless `value` is a word of `choices`, a Literal type."""
+    if value not in get_args(choices):
+        raise UsageError(f"must be one of {', '.join(get_args(choices))}", field=field, value=value)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent
 
-SCHEMAS = "grammar/test_reported_schemas.py::test_a_reported_schema_holds"
+SCHEMAS = "decoding/grammar/test_reported_schemas.py::test_a_reported_schema_holds"
 FIELDS = "server/test_server_fields.py"
 CALLS = "server/test_server_calls.py"
 FORCED = "server/test_server_forced_calls.py"
@@ -22,7 +22,7 @@ HABITS = "cli/test_cli_habits.py"
 MODELS = "cli/test_cli_models.py"
 CHAT = "cli/test_cli_chat.py"
 LIMITS = "platform/test_limits.py"
-GRAMMARS = "grammar/test_grammar.py"
+GRAMMARS = "decoding/grammar/test_grammar.py"
 
 REPORTS: dict[str, tuple[str, ...]] = {
     "1 a pattern of alternatives": (SCHEMAS,),
@@ -33,7 +33,7 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "6 lazy quantifiers, anchors in groups": (SCHEMAS,),
     "7 patterns and keywords that were refused": (
         SCHEMAS,
-        "grammar/test_schemas.py::test_values_that_match_are_allowed_and_no_others",
+        "decoding/grammar/test_schemas.py::test_values_that_match_are_allowed_and_no_others",
     ),
     "8 bounds over the API": (SCHEMAS, f"{FIELDS}::test_what_a_schema_cannot_enforce_is_told_or_refused"),
     "9 constraints under other names": (f"{FIELDS}::test_a_constraint_is_kept_whatever_it_is_called",),
@@ -65,8 +65,8 @@ REPORTS: dict[str, tuple[str, ...]] = {
         f"{HABITS}::test_draft_make_without_jax_says_so_before_anything_is_pulled",
     ),
     "20 an engine in several threads": (
-        "test_engine_threads.py::test_threads_take_turns",
-        "test_engine_threads.py::test_a_replaced_stream_says_so",
+        "engine/test_engine_threads.py::test_threads_take_turns",
+        "engine/test_engine_threads.py::test_a_replaced_stream_says_so",
     ),
     "a pipe beside a prompt": (f"{HABITS}::test_what_is_piped_in_follows_the_prompt",),
     "-m and -p as in llama.cpp": (f"{HABITS}::test_the_model_and_the_prompt_as_llama_cpp_names_them",),

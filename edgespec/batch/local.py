@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from edgespec.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.batch.records import Answer, Request
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.server.choices import ChoicesWriting
 from edgespec.server.faults import Fault, from_engine, invalid
 from edgespec.server.requests import ALIAS, PreparedChoices, PreparedRequest, RequestReader, Service
 from edgespec.server.schema import ChatRequest, CompletionRequest
 from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
-from edgespec.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

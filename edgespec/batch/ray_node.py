@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from edgespec.batch.local import Defaults, LocalWriter
 from edgespec.batch.records import Answer, Request
-from edgespec.choices import CacheType, DrafterName, KernelsChoice
-from edgespec.engine import Engine
+from edgespec.decoding.choices import DrafterName
+from edgespec.engine.engine import Engine
+from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.resolve import resolve

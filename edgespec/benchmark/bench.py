@@ -22,15 +22,15 @@ from typing import Protocol
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import noise
 from edgespec.benchmark.ways import PLAIN_WAY, Way
-from edgespec.choices import Rule
-from edgespec.engine import Engine
+from edgespec.decoding.choices import Rule
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.lossy.teacher import Teacher
+from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.lossy.teacher import Teacher
-from edgespec.options import Options
-from edgespec.records import Result
-from edgespec.sampling import SamplingParams
-from edgespec.stream import Stream
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 
 BUDGET_S = 600.0
 """Seconds that a benchmark may take by default, without loading."""

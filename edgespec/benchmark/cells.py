@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from edgespec.benchmark import clients
 from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.benchmark.runs import Cell, PassTime
-from edgespec.choices import DrafterName, KernelsChoice
+from edgespec.decoding.choices import DrafterName
 from edgespec.energy import EnergyMeter
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.llama.choices import KernelsChoice
+from edgespec.models.suites import Prompt
 from edgespec.platform.child import answer, say
 from edgespec.platform.memory import peak_rss_bytes
-from edgespec.suites import Prompt
 
 
 def merged(rounds: Sequence[Cell]) -> Cell:

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from edgespec.benchmark.bench import FEWEST_ROUNDS, Limits, Settings, leaving_no_trace
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
 from edgespec.benchmark.ways import PLAIN_WAY, Way
+from edgespec.decoding.options import Options
 from edgespec.drafting.timings import Timeline
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
-from edgespec.options import Options
+from edgespec.models.suites import Prompt
 from edgespec.platform.closing import Closing
-from edgespec.stream import Stream
-from edgespec.suites import Prompt
 
 MOST_CLIENTS = 256
 """Most texts at once that may be asked for."""

@@ -24,12 +24,13 @@ from edgespec.benchmark.cells import Request, merged
 from edgespec.benchmark.machine import Watch
 from edgespec.benchmark.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
 from edgespec.benchmark.ways import Way
-from edgespec.choices import DrafterName, KernelsChoice
+from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import ModelFacts
+from edgespec.models.suites import Prompt
 from edgespec.platform.child import REFUSED, Conversation
 from edgespec.platform.files import write_atomically
-from edgespec.suites import Prompt
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 """Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the

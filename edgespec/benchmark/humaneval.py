@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 from edgespec.benchmark.sandbox import TIMEOUT_S, SandboxResult, run_sandboxed
-from edgespec.choices import DrafterName
-from edgespec.engine import Engine
+from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.options import Waking
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.options import Waking
-from edgespec.sampling import SamplingParams
-from edgespec.suites import human_eval_file, numbered_lines, read_contents
+from edgespec.models.suites import human_eval_file, numbered_lines, read_contents
 
 N_PREDICT = 512
 """Most tokens of an answer; the longest of HumanEval's own solutions has 240 (Qwen2.5's tokenizer)."""

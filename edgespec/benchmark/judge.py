@@ -21,9 +21,9 @@ from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_to
 from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
 from edgespec.benchmark.runs import Accuracy, Cell, Solved, as_json
 from edgespec.benchmark.ways import Way
-from edgespec.choices import KernelsChoice
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.llama.choices import KernelsChoice
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels

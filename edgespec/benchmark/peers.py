@@ -24,10 +24,10 @@ from pathlib import Path
 
 from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.runs import PEER, PLAIN, Run
-from edgespec.engine import Engine
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.sampling import SamplingParams
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 
 TIMEOUT_S = 1800.0
 """Seconds that a program may take for one prompt, loading included."""

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.benchmark.runs import PLAIN, Cell, Run
+from edgespec.decoding.records import rates
 from edgespec.energy import Measurement, Phase
-from edgespec.records import rates
-from edgespec.suites import OVERALL
+from edgespec.models.suites import OVERALL
 
 _RESAMPLES = 2000
 _INTERVAL = (2.5, 97.5)  # percentiles of the resampled medians

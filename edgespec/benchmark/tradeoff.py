@@ -16,14 +16,14 @@ from typing import get_args
 import numpy as np
 
 from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
-from edgespec.choices import Signal
-from edgespec.engine import Engine
-from edgespec.lossy.calibration import Point
-from edgespec.lossy.cascade import Confidence
-from edgespec.lossy.teacher import Marks, Teacher
-from edgespec.options import Span, Waking
+from edgespec.decoding.choices import Signal
+from edgespec.decoding.options import Span, Waking
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.lossy.calibration import Point
+from edgespec.engine.lossy.cascade import Confidence
+from edgespec.engine.lossy.teacher import Marks, Teacher
 from edgespec.platform.signals import Cancellation
-from edgespec.sampling import SamplingParams
 
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 

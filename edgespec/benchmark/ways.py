@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from edgespec.benchmark.runs import PLAIN
-from edgespec.choices import DrafterName, Signal
+from edgespec.decoding.choices import DrafterName, Signal
+from edgespec.decoding.options import MAX_GAMMA, SPAN, Options, Span, Waking
 from edgespec.errors import UsageError
-from edgespec.options import MAX_GAMMA, SPAN, Options, Span, Waking
 
 _WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
 _NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"

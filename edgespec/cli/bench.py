@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import DrafterName
 from edgespec.cli.bench_options import Prompts, WayChoice
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.outputs import Outputs
 from edgespec.cli.progress import pull_named
+from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def bench_command(
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
-    from edgespec.models.choosing import choose_models
+    from edgespec.engine.choosing import choose_models
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())

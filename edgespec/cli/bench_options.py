@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.choices import Rule
-from edgespec.suites import DEFAULT, Suite, load_suite
+from edgespec.decoding.choices import Rule
+from edgespec.models.suites import DEFAULT, Suite, load_suite
 
 if TYPE_CHECKING:
     from edgespec.benchmark.bench import Settings

@@ -16,14 +16,14 @@ from edgespec.benchmark.runs import Cell, Outcome, PassTime, Run, Throughput
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.outputs import Outputs
 from edgespec.cli.progress import WorkDisplay, pull_named
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
 from edgespec.models.quantizations import ModelFacts, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
+from edgespec.models.suites import Suite
 from edgespec.platform.memory import peak_rss_bytes
-from edgespec.suites import Suite
 
 _PEER_GAMMA = 3  # llama.cpp's default
 

@@ -24,12 +24,12 @@ from rich.progress import (
 
 from edgespec.cli.console import err, message, out
 from edgespec.drafting.history import History, Stored
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.choosing import choose_models
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 

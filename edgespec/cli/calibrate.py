@@ -14,11 +14,11 @@ from edgespec.cli.groups import grouped
 from edgespec.cli.options import Compute, ModelChoice, SpanOption, parse_span, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.suites import DEFAULT, HUMAN_EVAL, evenly
+from edgespec.models.suites import DEFAULT, HUMAN_EVAL, evenly
 
 if TYPE_CHECKING:
     from edgespec.cli.calibrate_choices import Questions
-    from edgespec.lossy.calibration import Choice
+    from edgespec.engine.lossy.calibration import Choice
 
 _ACCURACY = "Accuracy"
 _PROBLEMS = 20
@@ -92,8 +92,8 @@ def calibrate_command(
     from edgespec.benchmark.tradeoff import SIGNALS, read_answers
     from edgespec.cli.calibrate_choices import Calibration, as_json, print_choice
     from edgespec.cli.loading import load_engine
-    from edgespec.lossy.calibration import check_storable, store
-    from edgespec.options import SPAN
+    from edgespec.decoding.options import SPAN
+    from edgespec.engine.lossy.calibration import check_storable, store
     from edgespec.platform.signals import SignalPipe
 
     _check(models, aim, prompts, humaneval)

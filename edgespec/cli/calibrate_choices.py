@@ -13,14 +13,14 @@ from rich.text import Text
 
 from edgespec.benchmark.humaneval import Judged, Problem
 from edgespec.benchmark.tradeoff import best_curve, candidates, choose, problem_point, solved
-from edgespec.choices import Signal
 from edgespec.cli.console import out, print_table
 from edgespec.cli.progress import WorkDisplay
-from edgespec.engine import Engine
-from edgespec.lossy.calibration import Choice, Measure, Point
-from edgespec.lossy.teacher import Marks
-from edgespec.options import Span, Waking
-from edgespec.suites import evenly
+from edgespec.decoding.choices import Signal
+from edgespec.decoding.options import Span, Waking
+from edgespec.engine.engine import Engine
+from edgespec.engine.lossy.calibration import Choice, Measure, Point
+from edgespec.engine.lossy.teacher import Marks
+from edgespec.models.suites import evenly
 
 _MOST_ROWS = 12
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.choices import DRAFTLESS
 from edgespec.cli.console import INTERRUPTED, is_watched, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
@@ -27,13 +26,14 @@ from edgespec.cli.options import (
     drafter_of,
     refuse_contradictions,
 )
+from edgespec.decoding.choices import DRAFTLESS
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import cache_root, expand_user
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
-    from edgespec.conversation import Conversation
-    from edgespec.engine import Engine
+    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Beginning:
 
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
-        from edgespec.conversation import Conversation
+        from edgespec.engine.conversation import Conversation
 
         if self.load is None:
             return Conversation(self.system)
@@ -103,7 +103,7 @@ def chat_command(
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
     from edgespec.cli.loading import load_engine
-    from edgespec.options import Options
+    from edgespec.decoding.options import Options
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(
@@ -213,8 +213,8 @@ def _context(engine: Engine) -> int:
     """
     if engine.n_ctx_shared is not None:
         return engine.n_ctx_shared
+    from edgespec.engine.pair import MAX_DRAFT_CTX
     from edgespec.models.footprint import CTX_STEP, fits_in_memory
-    from edgespec.pair import MAX_DRAFT_CTX
 
     models = [model.header for model in (engine.target, engine.draft) if model]
 

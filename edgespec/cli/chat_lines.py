@@ -10,13 +10,13 @@ from rich.text import Text
 
 from edgespec.cli.console import err, line_of, message, print_error
 from edgespec.cli.render import TextWriter, as_json, printable
-from edgespec.conversation import Conversation, Exchange, Figures, answer_of
-from edgespec.engine import Engine
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Stats
+from edgespec.engine.conversation import Conversation, Exchange, Figures, answer_of
+from edgespec.engine.engine import Engine
+from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.options import Options
 from edgespec.platform.files import expand_user
-from edgespec.records import Result, Stats
-from edgespec.stream import Stream
 
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
 _SEEDS = 1 << 64

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.choices import KernelsChoice, check_choice
 from edgespec.cli.bench_options import Prompts, WayChoice
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ThreadsOption, WattsOption
 from edgespec.cli.outputs import Outputs
-from edgespec.errors import UsageError
-from edgespec.suites import DEFAULT, evenly, load_suite
+from edgespec.errors import UsageError, check_choice
+from edgespec.llama.choices import KernelsChoice
+from edgespec.models.suites import DEFAULT, evenly, load_suite
 
 if TYPE_CHECKING:
     from edgespec.benchmark.bench import Settings

@@ -13,14 +13,14 @@ from edgespec.benchmark.humaneval import Problem
 from edgespec.benchmark.judge import Judge
 from edgespec.benchmark.machine import facts
 from edgespec.benchmark.runs import Accuracy, Cell, Outcome, Solved
-from edgespec.choices import KernelsChoice
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import ModelFacts, ModelFile, model_file, variants
-from edgespec.suites import Suite
+from edgespec.models.suites import Suite
 
 IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
 """Facts of the machine that must be equal for all runs of one table."""

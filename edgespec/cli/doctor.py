@@ -157,8 +157,8 @@ def _rollback_line(rollback: Report) -> str:
 
 
 def _print_model(model: Report) -> None:
-    from edgespec.capacity import Capacity
     from edgespec.cli.machine import size
+    from edgespec.engine.capacity import Capacity
 
     out.print()
     print_line("model", model["name"])

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from edgespec.capacity import expected_capacity
 from edgespec.cli.console import err, line_of
 from edgespec.cli.machine import (
     Report,
@@ -18,6 +17,8 @@ from edgespec.cli.machine import (
     machine_report,
     pairs_report,
 )
+from edgespec.engine.capacity import expected_capacity
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, library_version
@@ -27,7 +28,6 @@ from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.prefetch import Choice
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.resolve import resolve
 from edgespec.platform.boards import hwcaps, wheel_board

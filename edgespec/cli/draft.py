@@ -16,7 +16,7 @@ from edgespec.cli.groups import grouped
 from edgespec.cli.made_drafts import described, full_table
 from edgespec.cli.options import Compute
 from edgespec.cli.progress import pull_named
-from edgespec.models.choosing import choose_models
+from edgespec.engine.choosing import choose_models
 from edgespec.models.made_drafts import made_drafts
 from edgespec.models.sources import format_size
 
@@ -132,8 +132,8 @@ def eval_command(
     from edgespec.forge.evaluation import evaluate
     from edgespec.forge.progress import Surroundings
     from edgespec.forge.trial import Question
+    from edgespec.models.suites import evenly, load_suite
     from edgespec.platform.signals import SignalPipe
-    from edgespec.suites import evenly, load_suite
 
     asked = None
     if suite is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypedDict, Unpack
 
-from edgespec.choices import DrafterName, Objective
 from edgespec.cli.console import err, message
 from edgespec.cli.options import Compute, ComputeOnNodes
+from edgespec.decoding.choices import DrafterName, Objective
 from edgespec.energy import EnergyMeter
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.platform.signals import Cancellation
 
 

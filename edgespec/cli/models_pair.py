@@ -12,7 +12,7 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.suites import DEFAULT, load_suite
+from edgespec.models.suites import DEFAULT, load_suite
 
 if TYPE_CHECKING:
     from edgespec.drafting.foreign.overlap import Overlap

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import DRAFTLESS, CacheType, DrafterName, KernelsChoice
 from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.progress import pull_named
+from edgespec.decoding.choices import DRAFTLESS, DrafterName
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import UsageError
-from edgespec.models.choosing import choose_models
+from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.models.registry import load_registry
-from edgespec.sampling import SamplingParams
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
+    from edgespec.decoding.options import Span
     from edgespec.nodes.addresses import NodeAddress
-    from edgespec.options import Span
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"

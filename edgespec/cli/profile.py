@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from edgespec.choices import DrafterName
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
+from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.resolve import locate

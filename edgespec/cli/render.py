@@ -12,11 +12,11 @@ from rich.text import Text
 
 from edgespec.cli.console import err, out
 from edgespec.cli.options import Explanation
+from edgespec.decoding.records import Origin, Result, Stats, Token
 from edgespec.decoding.tree import Tree, dump
 from edgespec.drafting.proposal import DraftStep
 from edgespec.energy import Measurement
 from edgespec.llama.weights import Model
-from edgespec.records import Origin, Result, Stats, Token
 
 COLOURS: dict[Origin, str] = {
     "target": "",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.choices import DRAFTLESS, DrafterName, Objective, Rule, Signal
 from edgespec.cli.console import INTERRUPTED, is_watched, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
@@ -36,12 +35,13 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.cli.structure import Structure
+from edgespec.decoding.choices import DRAFTLESS, DrafterName, Objective, Rule, Signal
 from edgespec.errors import NodeLost, UsageError
 from edgespec.models.registry import load_registry
 
 if TYPE_CHECKING:
-    from edgespec.options import Options, Waking
-    from edgespec.stream import Stream
+    from edgespec.decoding.options import Options, Waking
+    from edgespec.engine.stream import Stream
 
 
 StatsChoice = Literal["short", "full", "none"]
@@ -158,7 +158,7 @@ class Lossy:
 
     def waking(self) -> Waking | None:
         """Return when a cascade wakes its target; None for no cascade. Raises UsageError."""
-        from edgespec.options import SPAN, Waking
+        from edgespec.decoding.options import SPAN, Waking
 
         if self.mode == "cascade":
             span = SPAN if self.span is None else parse_span(self.span)
@@ -249,8 +249,8 @@ def run_command(
     from edgespec.cli.prompt_text import read_prompt
     from edgespec.cli.render import ExplainedSteps
     from edgespec.cli.structure import tell_warnings
+    from edgespec.decoding.grammar.grammar import Grammar
     from edgespec.energy import EnergyMeter
-    from edgespec.grammar.grammar import Grammar
     from edgespec.platform.signals import SignalPipe
 
     if output.show_draft and not out.is_terminal:
@@ -334,7 +334,7 @@ def _refuse_contradictions(
 
 def _options(prompt: Prompt, drafting: Drafting, lossy: Lossy, length: Length, sampling: Sampling) -> Options:
     """Return the generation's options without its grammar, which needs the model. Raises UsageError."""
-    from edgespec.options import Options
+    from edgespec.decoding.options import Options
 
     return Options(
         params=sampling.params(),

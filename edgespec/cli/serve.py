@@ -21,7 +21,7 @@ from edgespec.cli.options import ComputeOnNodes, ModelChoice, SharedModels, Watt
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 

@@ -11,11 +11,11 @@ import typer
 
 from edgespec.cli.console import message
 from edgespec.cli.options import OUTPUT
+from edgespec.decoding.records import Result
 from edgespec.errors import UsageError
-from edgespec.records import Result
 
 if TYPE_CHECKING:
-    from edgespec.grammar.source import GrammarSource
+    from edgespec.decoding.grammar.source import GrammarSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Structure:
         """Return what the text must match; None for any text. Raises UsageError, before models are loaded."""
         if self.grammar is None and self.json_schema is None and self.regex is None:
             return None
-        from edgespec.grammar.source import GrammarSource
+        from edgespec.decoding.grammar.source import GrammarSource
 
         if self.grammar is not None:
             name = f"--grammar {self.grammar}"

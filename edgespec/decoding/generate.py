@@ -18,6 +18,7 @@ from edgespec.decoding.drafter import Drafter, Outcome, Position
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
+from edgespec.decoding.records import Logprobs, Step, StopReason
 from edgespec.decoding.timeline import Timeline
 from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
@@ -25,7 +26,6 @@ from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
 from edgespec.llama.outputs import Features, Rows
 from edgespec.llama.session import Session
-from edgespec.records import Logprobs, Step, StopReason
 
 _WORTH_A_MARK_S = 1e-3
 _SCORED = 32  # tokens of a prompt whose logits one pass gives; the batcher takes them as a draft

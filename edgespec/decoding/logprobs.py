@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from edgespec.decoding.records import Logprobs
 from edgespec.llama.session import Rows
-from edgespec.records import Logprobs
 
 
 def logprobs_of(row: Rows, token: int, n: int) -> Logprobs:

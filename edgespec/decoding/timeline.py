@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.decoding.drafter import Tokens
-from edgespec.options import Options
-from edgespec.records import StopReason
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import StopReason
 
 
 class Timeline:

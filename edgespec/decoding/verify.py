@@ -31,12 +31,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from edgespec.choices import Rule
+from edgespec.decoding.choices import Rule
 from edgespec.decoding.drafter import Position, Tokens
+from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.tree import Lowered
-from edgespec.grammar.constraint import Constraint
 from edgespec.llama.session import Rows
-from edgespec.sampling import SamplingParams
 
 Judged: TypeAlias = list[tuple[int, float, float]]
 """(node, p, q) of the nodes that were judged; none by the match rule, which computes no probability."""

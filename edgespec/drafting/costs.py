@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgespec.options import MAX_GAMMA
+from edgespec.decoding.options import MAX_GAMMA
 
 N_MAX = MAX_GAMMA + 1
 """Longest pass in a curve: the longest draft and the token before it."""

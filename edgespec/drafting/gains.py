@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.learnt import Learnt
-from edgespec.options import MAX_GAMMA
 
 ASLEEP = 24
 """A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.choices import Objective
+from edgespec.decoding.choices import Objective
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve, of_blocks
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths

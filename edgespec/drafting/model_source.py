@@ -14,13 +14,13 @@ import numpy as np
 
 from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Position
+from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.tree import Node
 from edgespec.drafting.costs import OnlineCurve
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.proposal import Proposal
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.grammar.constraint import Constraint
 from edgespec.llama.session import Rows
 
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions

@@ -24,13 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.costs import N_MAX, beyond
 from edgespec.drafting.gains import ASLEEP, Chain, Gains, Prefix
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths, Lengths
 from edgespec.drafting.pace import STEPS, Pace
 from edgespec.drafting.policy import Choice, Others, Policy, RunModel, TakeSuffix
-from edgespec.options import MAX_GAMMA
 
 _FIRST_STEPS = 4.0  # steps of new text that a generation counts as done when it begins
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.tree import Node, Tree
 from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.proposal import Offer, Proposal
 from edgespec.drafting.suffix import Document
-from edgespec.grammar.constraint import Constraint
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _NODES = 8  # of the suffix store's tree

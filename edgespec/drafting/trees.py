@@ -24,6 +24,8 @@ from typing import Any
 
 from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Outcome, Position
+from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.options import MAX_GAMMA
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
 from edgespec.drafting.bids import Bid
@@ -37,8 +39,6 @@ from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.sleep import Sleep
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.drafting.suffix_source import SuffixSource
-from edgespec.grammar.constraint import Constraint
-from edgespec.options import MAX_GAMMA
 
 _NAMES: dict[Source, str] = {
     "suffix": "suffix",

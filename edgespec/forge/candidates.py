@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
+from edgespec.engine.choosing import is_here
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.cutting import check_source, cut, read_vocabulary
 from edgespec.forge.dataset import Dataset
@@ -24,7 +25,6 @@ from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import is_here
 from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import Family, drafts_for
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in

@@ -14,14 +14,14 @@ from datetime import date
 
 import msgspec
 
-from edgespec.engine import Engine
+from edgespec.decoding.records import Stats
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.models.made_drafts import MadeDraft, drafts_for
 from edgespec.models.registry import load_registry
 from edgespec.platform.files import cache_root
 from edgespec.platform.kept_file import KeptFile, parse_struct
 from edgespec.platform.messages import MessageFn
-from edgespec.records import Stats
 
 LEAST_HISTORY = 20_000
 """Tokens of the history from which on a draft is trained on it: about 50 prompts with their answers."""

@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.energy import EnergyMeter
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge import run_state
 from edgespec.forge.candidates import Candidate, Candidates, TrainingRequest
@@ -38,7 +39,6 @@ from edgespec.forge.workshop import Workshop
 from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
-from edgespec.models.choosing import choose_models
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import MadeDraft, drafts_for

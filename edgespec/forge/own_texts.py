@@ -23,7 +23,7 @@ from edgespec.forge.prompts import Given, Prompt, built_in
 from edgespec.forge.writing import LONGEST_PROMPT
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.suites import load_suite, read_contents
+from edgespec.models.suites import load_suite, read_contents
 
 PASSAGE = 512
 """Tokens of a passage of a file."""

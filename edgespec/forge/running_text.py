@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.sampling import Coins
 from edgespec.forge.dataset import READ, Text
 from edgespec.forge.prompts import Given, Prompt
 from edgespec.llama.outputs import Features
-from edgespec.sampling import Coins
 
 
 @dataclass(eq=False, slots=True)

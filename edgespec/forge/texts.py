@@ -17,7 +17,7 @@ from edgespec.forge.trial import Question
 from edgespec.forge.writing import Progress, Writing, WritingSettings
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
-from edgespec.suites import evenly
+from edgespec.models.suites import evenly
 
 BUDGET = 2_000_000_000
 """Bytes of a dataset by default."""

@@ -16,12 +16,12 @@ import msgspec
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
 from edgespec.benchmark.ways import PLAIN_WAY, Way
-from edgespec.choices import KernelsChoice
-from edgespec.engine import Engine
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.llama.choices import KernelsChoice
+from edgespec.models.suites import Prompt
 from edgespec.platform.child import REFUSED, Conversation, answer, say
-from edgespec.sampling import SamplingParams
-from edgespec.suites import Prompt
 
 GREEDY, SAMPLED = 0.0, 0.8
 """The temperatures at which drafts are judged."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec._core import Interrupt, Sampler
+from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.forge.dataset import Writer, is_held_out
 from edgespec.forge.prompts import Given, Prompt
@@ -28,7 +29,6 @@ from edgespec.models.sources import format_size
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import available_bytes
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.sampling import Coins, SamplingParams
 
 GREEDY_SHARE = 0.4
 """Of the texts, those that are written greedily; so are all that are held out."""

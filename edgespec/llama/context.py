@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.choices import CacheType
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
+from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.weights import Model
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgespec.choices import CacheType
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo, read_gguf
 from edgespec.llama.recurrent import BOTH_IN_A_LAYER, SNAPSHOTS, layer_state_bytes, recurrent_layers
 

@@ -19,9 +19,9 @@ from typing import NoReturn
 
 import msgspec
 
-from edgespec.choices import KernelsChoice
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import kernels, rpc
+from edgespec.llama.choices import KernelsChoice
 from edgespec.nodes import kept_weights
 from edgespec.nodes.description import (
     LEAST_MEMORY,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from edgespec.records import Origin, Result
+from edgespec.decoding.records import Origin, Result
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 """The end of the text or a stop string; max_tokens or the context reached; calls to be made."""

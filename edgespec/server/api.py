@@ -13,10 +13,10 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.choices import DrafterName
-from edgespec.engine import Engine
+from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.records import Result
+from edgespec.engine.engine import Engine
 from edgespec.llama.weights import Model
-from edgespec.records import Result
 from edgespec.server.answers import (
     ChatChunk,
     ChatCompletion,

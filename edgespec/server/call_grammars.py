@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
-from edgespec.grammar.grammar import Grammar
-from edgespec.grammar.source import GrammarSource
 from edgespec.llama.weights import Model
 from edgespec.server.calls.forcing import Forced, after_thought, forced_calls, of_function, unenforced
 from edgespec.server.calls.forms import HERMES, Form

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgespec.records import Result, Token
+from edgespec.decoding.records import Result, Token
 from edgespec.server.answers import ChatChunk, ChatCompletion, TextCompletion, Usage
 from edgespec.server.requests import PreparedChoices
 from edgespec.server.writing import ChatWriting, TextWriting

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
-from edgespec.grammar.grammar import Grammar
-from edgespec.grammar.source import GrammarSource
 from edgespec.llama.weights import Model
 from edgespec.server.faults import Fault
 from edgespec.server.fields import StructuredOutputs

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from edgespec.records import Result, StopReason, Token
+from edgespec.decoding.records import Result, StopReason, Token
 from edgespec.server.answers import DraftUsage, Usage
 from edgespec.server.fields import RequestPart
 from edgespec.server.schema import Sampled

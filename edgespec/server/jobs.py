@@ -7,10 +7,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
+from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
-from edgespec.options import Options
-from edgespec.records import Result, Token
-from edgespec.stream import Stream
 
 
 class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it

@@ -13,7 +13,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.batcher import Passed
+from edgespec.engine.batcher import Passed
 from edgespec.server.page import PATHS
 from edgespec.server.worker import Ended, Outcome, Worker
 

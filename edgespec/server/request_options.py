@@ -6,9 +6,9 @@ import hashlib
 import math
 from typing import Any
 
+from edgespec.decoding.options import Options
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.llama.weights import Model
-from edgespec.options import Options
-from edgespec.sampling import SamplingParams
 from edgespec.server.faults import Fault
 from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import PurePath
 
-from edgespec.engine import Engine
-from edgespec.grammar.grammar import Grammar
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.options import Options
+from edgespec.engine.engine import Engine
 from edgespec.llama.weights import Model
-from edgespec.options import Options
 from edgespec.server.call_grammars import CallGrammars
 from edgespec.server.calls.reader import PLAIN, AnswerForm
 from edgespec.server.constraints import Grammars, constraint_of

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.records import Result, Token
+from edgespec.decoding.records import Result, Token
 from edgespec.server.faults import from_engine
 from edgespec.server.jobs import Waiting
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from edgespec.choices import DrafterName
-from edgespec.options import MAX_GAMMA
+from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.options import MAX_GAMMA
 from edgespec.server.fields import ConstraintFields, OtherFields, RequestPart
 
 MAX_TOP_LOGPROBS = 20

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from edgespec.batcher import Passed
-from edgespec.engine import Engine
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
+from edgespec.engine.batcher import Passed
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
-from edgespec.records import Result, Token
 from edgespec.server.jobs import Abandoned, Job, QueueFull, ShuttingDown, TimedOut, Turns, Waiting
 
 Outcome = Literal["finished", "cancelled", "timed out", "failed"]

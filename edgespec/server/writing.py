@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from edgespec.decoding.records import Origin, Result, Token
 from edgespec.llama.weights import Model
-from edgespec.records import Origin, Result, Token
 from edgespec.server.answers import (
     Answer,
     Call,

@@ -13,7 +13,7 @@ from edgespec import Engine
 from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
 from edgespec.errors import EdgespecError
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
 from peers import IkSpecBench, llama_bench
 from speed import open_peers, run_peers

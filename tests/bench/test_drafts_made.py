@@ -6,7 +6,7 @@ import pytest
 
 from drafts_made import STOCK, accepted, class_ratio, drafting_cost, goals, report, verdicts
 from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.suites import HUMAN_EVAL, Prompt, Suite
+from edgespec.models.suites import HUMAN_EVAL, Prompt, Suite
 from ratios import Ratios
 
 SPEC = Suite(

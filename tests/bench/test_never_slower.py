@@ -10,8 +10,8 @@ from asking import Bench, at_plains_length, compared
 from edgespec import Engine, SamplingParams
 from edgespec.benchmark.runs import Run
 from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
+from edgespec.models.suites import OVERALL, Prompt
 from edgespec.platform.files import cache_root
-from edgespec.suites import OVERALL, Prompt
 from never_slower import best_fixed, fixed, report, report_second, second_run, verdicts
 from prompts import Limits
 from ratios import Ratios, plain_speed, worst

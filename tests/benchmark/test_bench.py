@@ -28,11 +28,11 @@ from edgespec.benchmark.bench import (
 )
 from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.decoding.options import Waking
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
-from edgespec.options import Waking
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 WAYS = parse_ways("auto,model-3,suffix-4,staged-2")

@@ -29,7 +29,7 @@ from edgespec.benchmark.report.throughput import sentences
 from edgespec.benchmark.runs import Cell, Outcome, PassTime, Throughput, as_json, from_json
 from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 PROMPTS = [Prompt(f"p{i}", "letters", f"the thing {i} and the") for i in range(4)]

@@ -17,8 +17,8 @@ from edgespec.benchmark.runs import PLAIN
 from edgespec.benchmark.ways import parse_ways
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
+from edgespec.models.suites import Prompt
 from edgespec.platform.child import Conversation
-from edgespec.suites import Prompt
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from tiny_states import tiny
 

@@ -23,7 +23,7 @@ from edgespec.benchmark.humaneval import (
 )
 from edgespec.benchmark.sandbox import SandboxResult
 from edgespec.benchmark.sandbox_child import MACHINES
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from tiny_gguf import write_tiny_gguf
 

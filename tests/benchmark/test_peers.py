@@ -25,7 +25,7 @@ from edgespec.benchmark.peers import (
 )
 from edgespec.benchmark.runs import Run
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.suites import Prompt
+from edgespec.models.suites import Prompt
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
 from tiny_gguf import write_tiny_gguf
 

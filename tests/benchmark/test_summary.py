@@ -16,7 +16,7 @@ from edgespec.benchmark import summary as room
 from edgespec.benchmark.runs import Cell, Run
 from edgespec.benchmark.summary import Interval, noise, paired_interval, summarise_cell
 from edgespec.energy import Measurement
-from edgespec.suites import OVERALL
+from edgespec.models.suites import OVERALL
 
 
 def run(way: str, total_s: float, **changes: Any) -> Run:

@@ -17,10 +17,10 @@ from prompt_toolkit.output import DummyOutput
 from command_line import COMMAND, failed, run_cli
 from edgespec.cli import app
 from edgespec.cli.line_editor import LineEditor
-from edgespec.conversation import Answer, Conversation, Exchange
-from edgespec.engine import Engine
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.conversation import Answer, Conversation, Exchange
+from edgespec.engine.engine import Engine
 from edgespec.platform.signals import SignalPipe
-from edgespec.sampling import SamplingParams
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
 

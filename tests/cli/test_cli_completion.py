@@ -16,9 +16,9 @@ from edgespec.benchmark.accuracy import WINDOW
 from edgespec.benchmark.bench import BUDGET_S, PRECISION, Settings
 from edgespec.benchmark.ways import parse_ways
 from edgespec.cli import app, bench, bench_options, compare, draft_options, options
+from edgespec.decoding.options import SPAN
 from edgespec.forge import candidates, texts
 from edgespec.forge.trial import JudgingSettings
-from edgespec.options import SPAN
 from terminals import Terminal
 
 ANSWER = "called with"

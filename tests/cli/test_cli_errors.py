@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from edgespec.cli import app, console
-from edgespec.engine import Engine
+from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.options import Options, Waking
-from edgespec.sampling import SamplingParams
 
 NO_OPTIONS = {
     # parts of `Options` that are checked by themselves, or have no option in `run`

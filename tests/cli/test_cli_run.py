@@ -756,8 +756,8 @@ def test_ctrl_c_before_the_first_token_is_one_line(monkeypatch, capsys, tiny_pat
 def test_text_held_for_a_stop_string_is_written_when_interrupted(tiny_path, capsys, monkeypatch):
     from edgespec import SamplingParams
     from edgespec.cli import app
-    from edgespec.engine import Engine
-    from edgespec.stream import Stream
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.stream import Stream
 
     with Engine(tiny_path, drafter="none") as engine:
         text = engine.generate("abc", params=SamplingParams(temperature=0), n_predict=20).text

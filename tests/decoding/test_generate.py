@@ -13,8 +13,10 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill
+from edgespec.decoding.records import Step
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
@@ -26,9 +28,7 @@ from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import Power
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.grammar.constraint import Constraint
 from edgespec.llama.session import Session
-from edgespec.records import Step
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import ToySession

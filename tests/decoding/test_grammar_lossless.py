@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from edgespec.decoding.asks import finished
 from edgespec.decoding.drafter import Position
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.policy import Policy
@@ -25,8 +27,6 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.grammar.constraint import Constraint
-from edgespec.sampling import SamplingParams
 from reference import filtered_probs
 from toy_models import chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves

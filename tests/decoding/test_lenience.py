@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.verify import matching
-from edgespec.sampling import SamplingParams
 from reference import filtered_probs
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -10,8 +10,8 @@ from hypothesis.extra.numpy import arrays
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.options import MAX_LOGPROBS
 from edgespec.errors import UsageError
-from edgespec.options import MAX_LOGPROBS
 
 LOGITS = arrays(
     np.float32, st.integers(1, 60), elements=st.sampled_from([-np.inf, -3.0, 0.0, 0.5, 7.25, 90.0])

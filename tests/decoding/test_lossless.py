@@ -17,7 +17,7 @@ import pytest
 
 import reference
 from edgespec import _core
-from edgespec.sampling import SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 from toy_models import ToyModel, V, chi_square_p_value
 
 EOG = 2

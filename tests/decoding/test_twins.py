@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import reference
 from edgespec import _core
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
-from edgespec.sampling import SamplingParams
 from reference import filtered_probs
 
 NO_TOKENS = np.zeros(0, np.int32)

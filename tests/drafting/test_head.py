@@ -12,6 +12,8 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.options import Options, Waking
 from edgespec.drafting.head import HeadModel, states_worth
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
@@ -21,14 +23,12 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.grammar.grammar import Grammar
 from edgespec.llama.backend import quantize
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.options import Options, Waking
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
 from toy_schedulers import curves

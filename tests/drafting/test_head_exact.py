@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.policy import Policy, RunModel
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.sampling import SamplingParams
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import RandomScheduler, curves

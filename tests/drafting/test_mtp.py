@@ -7,6 +7,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.options import Waking
 from edgespec.drafting.head import HeadModel
 from edgespec.drafting.measure import measure
 from edgespec.drafting.profile import Key
@@ -19,7 +20,6 @@ from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.session import Session
-from edgespec.options import Waking
 from tiny_states import tiny
 
 HEADS = [name for name, one in ARCHITECTURES.items() if MTP in one.kinds]

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import AnswerLengths
@@ -25,8 +27,6 @@ from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.options import MAX_GAMMA
-from edgespec.sampling import SamplingParams
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 

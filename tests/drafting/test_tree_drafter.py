@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.policy import Policy, RunModel
@@ -21,7 +22,6 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
-from edgespec.sampling import SamplingParams
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves
 from toy_sessions import ToySession, ToyStateSession

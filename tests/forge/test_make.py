@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge import candidates, families
 from edgespec.forge.candidates import TrainingRequest
@@ -18,7 +19,6 @@ from edgespec.forge.workshop import remove_data, remove_draft
 from edgespec.llama.backend import llama
 from edgespec.llama.embeddings import read_cut
 from edgespec.llama.gguf_header import read_header
-from edgespec.models.choosing import choose_models
 from edgespec.models.made_drafts import read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file

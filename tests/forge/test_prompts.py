@@ -15,7 +15,7 @@ from edgespec.forge import prompts as prompts_module
 from edgespec.forge.dataset import HELD_OUT_SHARE, is_held_out
 from edgespec.forge.prompts import Given, Grammar, Prompt, built_in
 from edgespec.forge.python_functions import functions_of, library
-from edgespec.suites import DEFAULT, HUMAN_EVAL, load_suite
+from edgespec.models.suites import DEFAULT, HUMAN_EVAL, load_suite
 from trained_on import runs
 
 N = 20_000

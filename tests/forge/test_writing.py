@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from command_line import python_path
-from edgespec.engine import Engine
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.forge import writing as writing_module
 from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, Text, key_of
@@ -31,7 +32,6 @@ from edgespec.forge.writing import (
 from edgespec.llama import hidden_states
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.weights import Model
-from edgespec.sampling import SamplingParams
 from tiny_gguf import BOS, IM_END, write_tiny_gguf
 
 PLENTY = 1 << 26

@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
-from edgespec import remote_target
-from edgespec.engine import Engine
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine import remote_target
+from edgespec.engine.engine import Engine
+from edgespec.engine.remote_target import home_part
 from edgespec.errors import EdgespecError, NodeLost, UsageError
 from edgespec.llama.backend import quantize
 from edgespec.nodes.addresses import read_addresses
 from edgespec.platform.signals import Cancellation
-from edgespec.remote_target import home_part
-from edgespec.sampling import SamplingParams
 from running_node import child_of, node, placement
 from slow_network import Proxy
 from tiny_gguf import write_tiny_gguf

@@ -11,9 +11,9 @@ import pytest
 
 from edgespec import Engine
 from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.options import Options, Waking
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session
-from edgespec.options import Options, Waking
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 

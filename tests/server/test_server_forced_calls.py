@@ -11,8 +11,8 @@ import llguidance.numpy
 import pytest
 
 from chat_templates import FAMILIES
+from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
-from edgespec.grammar.source import GrammarSource
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
 from edgespec.server.calls.choosing import choose_form

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
+from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
-from edgespec.records import Token
 from edgespec.server.faults import Fault
 from edgespec.server.requests import PreparedRequest, RequestReader, Service
 from edgespec.server.schema import ChatRequest

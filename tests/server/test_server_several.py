@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.grammar.grammar import Grammar
-from edgespec.options import Options
-from edgespec.records import Result, Token
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
 from edgespec.server.jobs import Job, ShuttingDown, TimedOut, Turns, Waiting
 from edgespec.server.metrics import Metrics
 from edgespec.server.worker import Worker

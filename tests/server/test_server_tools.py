@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
-from edgespec.records import Token
 from edgespec.server.calls.forms import HERMES
 from edgespec.server.calls.reader import AnswerForm, AnswerReader
 from edgespec.server.calls.source import Arguments, Begun, Event, Said

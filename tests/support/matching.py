@@ -13,7 +13,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from edgespec.grammar.grammar import Grammar
+from edgespec.decoding.grammar.grammar import Grammar
 
 _FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.choices import Rule
-from edgespec.sampling import SamplingParams
+from edgespec.decoding.choices import Rule
+from edgespec.decoding.sampling import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]

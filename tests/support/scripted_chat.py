@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from browser import Visit
-from edgespec.records import Origin
+from edgespec.decoding.records import Origin
 from edgespec.server.answers import ChatChunk, ChatChunkChoice, Delta, FinishReason, Origins
 from edgespec.server.page import add_page
 from edgespec.server.writing import Head

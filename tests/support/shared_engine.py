@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine import Engine
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
+from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
-from edgespec.options import Options
-from edgespec.records import Result, Token
 
 
 class ReplayedText:

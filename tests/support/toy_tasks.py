@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.choices import Rule
+from edgespec.decoding.choices import Rule
+from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.loop import Task
-from edgespec.grammar.constraint import Constraint
-from edgespec.options import Options
-from edgespec.sampling import Coins, SamplingParams
+from edgespec.decoding.options import Options
+from edgespec.decoding.sampling import Coins, SamplingParams
 
 
 def task_of(

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 import reference
-from edgespec.sampling import SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 NO_TOKENS = np.zeros(0, np.int32)

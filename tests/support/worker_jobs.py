@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import EdgespecError, Engine, SamplingParams, UsageError
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result
 from edgespec.drafting.proposal import DraftStep
-from edgespec.options import Options
 from edgespec.platform.signals import Cancellation
-from edgespec.records import Result
 from edgespec.server.jobs import Waiting
 from edgespec.server.worker import Worker
 

@@ -13,7 +13,7 @@ from edgespec.benchmark.report.looks import Looks
 from edgespec.benchmark.report.rows import Reading, Row
 from edgespec.benchmark.report.scatters import scatters
 from edgespec.benchmark.summary import Interval
-from edgespec.suites import OVERALL
+from edgespec.models.suites import OVERALL
 
 _PHASES = ("prefill", "draft", "verify", "rest")
 _FEW = 3  # for more ways, the categories do not fit in one chart

@@ -16,7 +16,7 @@ from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.foreign.vocabulary_map import TextTokenizer, VocabularyMap, map_vocabularies
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.suites import DEFAULT, load_suite
+from edgespec.models.suites import DEFAULT, load_suite
 
 SAME_FAMILY, OTHER_FAMILY = 0.84, 0.66
 """Share of the target's greedy answers that drafts proposed, with the target's vocabulary and with another:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.grammar.source import GrammarSource
+from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.llama.template_traits import CALL_ID
 from edgespec.server.calls.forms import HERMES, Form, Keyed
 from edgespec.server.calls.values import kinds, pointed, write_json

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.llama.gguf import STRING, Field
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.models.hashes import known_sha256

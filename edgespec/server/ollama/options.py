@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
-from edgespec.sampling import SamplingParams
 from edgespec.server.faults import Fault
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.0}

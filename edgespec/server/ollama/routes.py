@@ -16,8 +16,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.engine import Engine
-from edgespec.records import Result
+from edgespec.decoding.records import Result
+from edgespec.engine.engine import Engine
 from edgespec.server.faults import Fault, from_engine
 from edgespec.server.ollama.answers import (
     ChatLine,

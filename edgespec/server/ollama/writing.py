@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgespec.records import Result, Token
+from edgespec.decoding.records import Result, Token
 from edgespec.server.answers import CallDelta, ChatChunk, TokenLogprob, Usage
 from edgespec.server.ollama.answers import (
     ChatLine,

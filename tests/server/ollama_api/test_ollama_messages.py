@@ -12,7 +12,7 @@ from typing import Any
 import ollama
 import pytest
 
-from edgespec.records import Result, Tally, Token, summarise
+from edgespec.decoding.records import Result, Tally, Token, summarise
 from edgespec.server.calls.reader import AnswerForm
 from edgespec.server.ollama.requests import as_openai
 from edgespec.server.ollama.schema import ChatBody

@@ -1,0 +1,27 @@
+"""Options of decoding whose value is one of a few words. Light to import: tab completion imports it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DrafterName = Literal["auto", "tree", "chain", "model", "mtp", "suffix", "staged", "none"]
+"""What may draft. "auto" chooses among all drafters at each step; "chain" does so without branches, "tree"
+with more branches (several tokens sampled for one position). "model", "mtp" (the head in the target's own
+file), "suffix" (text seen before) and "staged" (the model, with the suffix store's guesses) use only that.
+"none" decodes plainly."""
+
+DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
+"""Drafters that use no draft model."""
+
+Rule = Literal["block", "chain", "match"]
+"""How drafted tokens are accepted; all rules are exact (decoding/verify.py). With the match rule, the target
+samples each position with that position's own coin, and drafted tokens (point masses) are kept as long as
+they equal its samples. So the text for a seed does not depend on the drafts (drafter invariance: Daliri et
+al., arXiv 2408.07978)."""
+
+Objective = Literal["latency", "energy"]
+"""What drafting should save: time or joules."""
+
+Signal = Literal["margin", "entropy"]
+"""How sure a model is: the probability of its likeliest token minus that of the second (large is sure), or
+the entropy of its distribution in nats (small is sure). Both are of the softmax of raw logits."""

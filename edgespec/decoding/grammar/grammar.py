@@ -1,0 +1,126 @@
+"""A grammar over a model's vocabulary, run by llguidance (docs/structured.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from llguidance import LLMatcher, LLParserLimits
+
+from edgespec.decoding.grammar.constraint import Constraint, Words
+from edgespec.decoding.grammar.source import GrammarSource, on_large_stack, reason
+from edgespec.decoding.grammar.vocabulary import GrammarVocabulary
+from edgespec.decoding.json_schema.reading import Schema
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.weights import Model
+
+_LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # thousands of optional properties
+
+
+class Grammar:
+    """A grammar over a model's vocabulary. Immutable: any number of generations can use it."""
+
+    def __init__(self, model: Model, source: GrammarSource | str, *, name: str = "grammar") -> None:
+        """Take a source that was read, or text in llama.cpp's GBNF, which must match the rule "root".
+
+        The model's vocabulary is prepared in another thread. Raises UsageError, whose field is `name`, for
+        what is no grammar.
+        """
+        self.source = GrammarSource.gbnf(source, name) if isinstance(source, str) else source
+        self.name = self.source.name
+        self.warnings = self.source.warnings
+        """What of the grammar is enforced only in part, or not at all."""
+        self.model = model
+        self._vocabulary = GrammarVocabulary.of(model)
+
+    @classmethod
+    def from_json_schema(
+        cls, model: Model, schema: str | Schema, *, name: str = "json_schema", strict: bool = False
+    ) -> Grammar:
+        """Return the grammar of the JSON values that `schema` describes, written in one line.
+
+        What of it cannot be enforced is named in `warnings`; with `strict` it is a UsageError.
+        """
+        return cls(model, GrammarSource.json_schema(schema, name, strict=strict))
+
+    @classmethod
+    def any_json(cls, model: Model) -> Grammar:
+        """Return the grammar of all JSON objects."""
+        return cls.from_json_schema(model, {"type": "object"})
+
+    @classmethod
+    def from_lark(cls, model: Model, text: str, *, name: str = "grammar") -> Grammar:
+        """Return the grammar of `text`, in llguidance's dialect of Lark. Raises UsageError."""
+        return cls(model, GrammarSource.lark(text, name))
+
+    @classmethod
+    def from_regex(cls, model: Model, pattern: str, *, name: str = "regex") -> Grammar:
+        """Return the grammar of texts that `pattern` matches as a whole. Raises UsageError."""
+        return cls(model, GrammarSource.regex(pattern, name))
+
+    @classmethod
+    def from_choice(cls, model: Model, texts: Sequence[str], *, name: str = "choice") -> Grammar:
+        """Return the grammar of which each of `texts` is a whole text. Raises UsageError."""
+        return cls(model, GrammarSource.choice(texts, name))
+
+    def begin(self, params: SamplingParams | None = None) -> Constraint:
+        """Return the Constraint of one generation, which samples with `params`.
+
+        Raises EdgespecError if the model is closed.
+        """
+        _ = self.model.handle  # raises if the model is closed
+        bias = params.logit_bias if params else {}
+        return Constraint(
+            lambda: LibraryMatcher(self._start.deep_copy(), self.name),
+            self.model.n_vocab,
+            is_eog=self.model.is_eog,
+            banned=[token for token, value in bias.items() if value == -math.inf],
+            name=self.name,
+        )
+
+    @cached_property
+    def _start(self) -> LLMatcher:
+        """The beginning of every text."""
+        tokenizer = self._vocabulary.tokenizer()
+        start = on_large_stack(
+            lambda: LLMatcher(tokenizer, self.source.compiled, log_level=0, limits=_LIMITS)
+        )
+        if start.is_error():
+            raise UsageError(reason(start.get_error()), field=self.name)
+        return start
+
+
+class LibraryMatcher:
+    """llguidance's matcher, which reports what goes wrong: a Matcher."""
+
+    def __init__(self, matcher: LLMatcher, name: str) -> None:
+        """Own `matcher`; `name` is what errors call its grammar."""
+        self._matcher, self._name = matcher, name
+
+    def mask(self, out: Words) -> None:
+        """Write a bit for each token: whether it may come next."""
+        self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        self._check()
+
+    def consume(self, token: int) -> None:
+        """Move on by `token`, which must be allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def rollback(self, n: int) -> None:
+        """Take the last `n` tokens back."""
+        self._matcher.rollback(n)
+        self._check()
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow."""
+        return self._matcher.compute_ff_tokens()
+
+    def _check(self) -> None:
+        """Raise EdgespecError where the library has given up: a dead end, or a grammar beyond its limits."""
+        if self._matcher.is_error():
+            raise EdgespecError(
+                f"no text can follow here: {reason(self._matcher.get_error())}", field=self._name
+            )

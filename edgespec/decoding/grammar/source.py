@@ -1,0 +1,160 @@
+"""Grammars in the forms that users write, read and checked before any model is loaded.
+
+llguidance compiles them all. It limits the time and memory that a grammar takes, but descends into rules that
+refer to rules: so the length of a text is limited here, and it is compiled on a large stack.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from llguidance import LLMatcher
+
+from edgespec.decoding.grammar.gbnf import to_lark
+from edgespec.decoding.json_schema.reading import Schema, compiled, read_schema
+from edgespec.errors import UsageError
+
+MOST_GRAMMAR, MOST_SCHEMA = 1 << 18, 1 << 20
+"""Longest texts, in characters."""
+
+_STACK = 256 << 20  # bytes, of which those are used that are needed: the longest texts need a quarter
+_SHOWN = 160  # characters of the library's messages
+_UNIMPLEMENTED = re.compile(r"^Unimplemented keys: \[(.*)\]$")  # the library's words of keywords
+_LATER = "no tokenizer"  # begins its remark on tokens named by number, which a model is needed to check
+
+_GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
+_stack_size = threading.Lock()
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar as llguidance compiles it. The constructors below raise UsageError for what is none."""
+
+    compiled: str
+    name: str
+    """What errors call it."""
+    warnings: tuple[str, ...] = ()
+    """What of it is enforced only in part, or not at all."""
+
+    @classmethod
+    def gbnf(cls, text: str, name: str) -> GrammarSource:
+        """Read llama.cpp's GBNF; the text must match the rule "root"."""
+        _check_length(text, MOST_GRAMMAR, name)
+        return cls.lark(_named(name, lambda: to_lark(text)), name, most=2 * MOST_GRAMMAR)
+
+    @classmethod
+    def lark(cls, text: str, name: str, *, most: int = MOST_GRAMMAR) -> GrammarSource:
+        """Read Lark in llguidance's dialect; the text must match the rule "start"."""
+        _check_length(text, most, name)
+        return _checked(LLMatcher.grammar_from_lark(text), name)
+
+    @classmethod
+    def any(cls, text: str, name: str) -> GrammarSource:
+        """Read GBNF, whose rules are told by "::=", or else Lark."""
+        return cls.gbnf(text, name) if _GBNF_RULE.search(text) else cls.lark(text, name)
+
+    @classmethod
+    def regex(cls, pattern: str, name: str) -> GrammarSource:
+        """Read a regular expression, which the whole text must match."""
+        _check_length(pattern, MOST_GRAMMAR, name)
+        return _checked(LLMatcher.grammar_from_regex(pattern), name)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str], name: str) -> GrammarSource:
+        """Take the texts of which one is to be written."""
+        if not texts or not all(texts):
+            raise UsageError("needs at least one text, and none that is empty", field=name)
+        return cls.lark("start: " + " | ".join(json.dumps(text) for text in texts), name)
+
+    @classmethod
+    def json_schema(cls, schema: str | Schema, name: str, *, strict: bool = False) -> GrammarSource:
+        """Read a JSON schema; `warnings` name what is not enforced, which with `strict` is an error."""
+        given, unenforced = _named(name, lambda: read_schema(schema))
+        if strict and unenforced:
+            raise UsageError(f"cannot be enforced: {', '.join(unenforced)}", field=name)
+        try:
+            found = _checked_schema(given, name, lenient=False)
+        except UsageError:
+            if strict:
+                raise
+            found = _checked_schema(given, name, lenient=True)
+        return replace(found, warnings=(*unenforced, *found.warnings))
+
+    def inside(self, lark: str) -> GrammarSource:
+        """Return the grammar of `lark`, in which @answer stands for this one. Raises UsageError."""
+        try:
+            own = json.loads(self.compiled)["grammars"][0]
+        except ValueError:
+            own = {"lark_grammar": self.compiled}
+        both = json.dumps({"grammars": [{"lark_grammar": lark}, own | {"name": "answer"}]})
+        _check_length(both, 2 * MOST_SCHEMA, self.name)
+        return _checked(both, self.name)
+
+
+def on_large_stack(function: Callable[[], Found]) -> Found:
+    """Return what `function` returns, called in a thread with a stack of 256 MiB."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend((True, function()))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            outcome.extend((False, error))
+
+    with _stack_size:
+        before = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=run, name="edgespec-grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    succeeded, found = outcome
+    if not succeeded:
+        raise found
+    return found  # type: ignore[no-any-return]
+
+
+def reason(message: str) -> str:
+    """Return the library's `message` as one short line."""
+    lines = message.partition("\n   1 |")[0].partition("<non-verbose/>")[0].split()  # without the grammar
+    text = _UNIMPLEMENTED.sub(r"\1", " ".join(lines))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _check_length(text: str, most: int, name: str) -> None:
+    if len(text) > most:
+        raise UsageError(f"has {len(text):,} characters; at most {most:,} are taken", field=name)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"is not valid Unicode at character {error.start}", field=name) from None
+
+
+def _named(name: str, read: Callable[[], Found]) -> Found:
+    try:
+        return read()
+    except UsageError as error:
+        raise UsageError(str(error), field=name) from None
+
+
+def _checked_schema(schema: dict[str, Any], name: str, *, lenient: bool) -> GrammarSource:
+    made = _named(name, lambda: compiled(schema, lenient=lenient))
+    _check_length(made, MOST_SCHEMA, name)
+    return _checked(made, name)
+
+
+def _checked(made: str, name: str) -> GrammarSource:
+    """Return the source of the grammar `made`. Raises UsageError if the library refuses it."""
+    is_error, messages = on_large_stack(lambda: LLMatcher.validate_grammar_with_warnings(made))
+    if is_error:
+        problem = "cannot be enforced: " if _UNIMPLEMENTED.match(messages[0]) else ""
+        raise UsageError(problem + reason(messages[0]), field=name)
+    told = dict.fromkeys(reason(one) for one in messages if not one.startswith(_LATER))
+    return GrammarSource(made, name, tuple(told))

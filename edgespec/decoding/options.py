@@ -1,0 +1,191 @@
+"""The options of a generation: `Options`, which checks its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypedDict, Unpack
+
+from edgespec.decoding.choices import DrafterName, Rule, Signal
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.records import Token
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import UsageError, check_choice
+
+MAX_GAMMA = 32
+"""Most tokens drafted per step."""
+
+MAX_LOGPROBS = 20
+"""Most likeliest tokens that can be asked for per position."""
+
+Span = int | Literal["rest"]
+"""Number of tokens that the target writes when it is woken, or the rest of the text."""
+
+SPAN = 16
+"""Default span in tokens."""
+
+WINDOW = 1
+"""Tokens that a signal is averaged over, without a calibration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """When a cascade's target is woken, and for how long. Raises UsageError for invalid values."""
+
+    signal: Signal = "margin"
+    threshold: float | None = None
+    """Wake the target if the mean margin is at most this, or the mean entropy at least this; None: as
+    calibrated. A margin of 0 or an entropy of infinity never wakes it; a margin of 1 or an entropy of 0
+    always does."""
+    window: int = WINDOW
+    """Tokens that the mean is taken over, but only those written since the target last wrote."""
+    span: Span = SPAN
+
+    def __post_init__(self) -> None:
+        check_choice("signal", self.signal, Signal)
+        if self.span != "rest" and (not isinstance(self.span, int) or self.span < 1):
+            raise UsageError("must be 1 or more, or rest", field="span", value=self.span)
+        if self.window < 1:
+            raise UsageError("must be 1 or more", field="window", value=self.window)
+        if self.threshold is None:
+            return
+        if self.signal == "margin" and not 0.0 <= self.threshold <= 1.0:
+            raise UsageError("a margin is 0 to 1", field="threshold", value=f"{self.threshold:g}")
+        if self.signal == "entropy" and not self.threshold >= 0.0:  # nan too
+            problem = "an entropy is 0 or more, in nats"
+            raise UsageError(problem, field="threshold", value=f"{self.threshold:g}")
+
+    def __str__(self) -> str:
+        """Return it in words, such as "margin at most 0.4 over 2 tokens"."""
+        if self.threshold is None:
+            return f"{self.signal} as calibrated"
+        limit = "at most" if self.signal == "margin" else "at least"
+        over = f" over {self.window} tokens" if self.window > 1 else ""
+        return f"{self.signal} {limit} {self.threshold:g}{over}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of a generation.
+
+    Two modes are lossy: with `cascade` the draft model writes, and wakes the target when it is unsure; with
+    `lenience` below 1 the target accepts more than its distribution allows (docs/cascade.md).
+
+    Raises:
+        UsageError: a value is out of range, or two contradict each other; the error names the field.
+    """
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | None = None
+    """Seed of the random numbers; None: a random one."""
+    n_predict: int | None = 256
+    """Most tokens; None: as many as the context holds."""
+    drafter: DrafterName | None = None
+    """Overrides the engine's drafter, for the models it loaded."""
+    gamma: int | None = None
+    """Tokens drafted per step, 0 for none; None: as many as pay."""
+    rule: Rule | None = None
+    """None: "match" if a seed is given or nothing is random, so that the seed decides the text; else mostly
+    "block"."""
+    stop: Sequence[str] = ()
+    """Strings that end the text and are not part of it, or one such string."""
+    stop_tokens: Sequence[int] = ()
+    """Tokens that end the text, and are not part of it, as those that end a generation do."""
+    until: Callable[[], Callable[[Token], bool]] | None = None
+    """Makes what is told of each token of one text, and says whether the text ends with it; None: nothing."""
+    cascade: Waking | None = None
+    lenience: float = 1.0
+    """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
+    grammar: Grammar | None = None
+    """What the text must match (docs/structured.md)."""
+    n_logprobs: int | None = None
+    """Give each token the logarithm of its unfiltered probability under the target, and those of so many
+    likeliest tokens; None: no logarithms."""
+    prompt_logprobs: bool = False
+    """Give the prompt's tokens such logarithms too, `n_logprobs` of them; nothing is drafted then, and
+    `n_predict` may be 0."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
+        self._check_ranges()
+        self._check_modes()
+
+    def ends(self, is_eog: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Return what says of a token whether the text ends with it; `is_eog`: what does for the model."""
+        stops = frozenset(self.stop_tokens)
+        return (lambda token: token in stops or is_eog(token)) if stops else is_eog
+
+    def changed(self, **keywords: Unpack[OptionKeywords]) -> Options:
+        """Return a copy with other values; `params=None` means the default params."""
+        if "params" in keywords and keywords["params"] is None:
+            keywords["params"] = SamplingParams()
+        return replace(self, **keywords)  # type: ignore[arg-type] # no None is left
+
+    def _check_ranges(self) -> None:
+        least = 0 if self.prompt_logprobs else 1
+        for name, value, good, wanted in (
+            ("gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"0 to {MAX_GAMMA}"),
+            (
+                "n_predict",
+                self.n_predict,
+                self.n_predict is None or self.n_predict >= least,
+                f"{least} or more",
+            ),
+            ("seed", self.seed, self.seed is None or 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
+            (
+                "n_logprobs",
+                self.n_logprobs,
+                self.n_logprobs is None or 0 <= self.n_logprobs <= MAX_LOGPROBS,
+                f"0 to {MAX_LOGPROBS}",
+            ),
+        ):
+            if not good:
+                raise UsageError(f"must be {wanted}", field=name, value=value)
+        if "" in self.stop:
+            raise UsageError("an empty string would stop at once", field="stop")
+        if not 0.0 < self.lenience <= 1.0:  # nan too
+            problem = "must be above 0 and at most 1; 1 is exact"
+            raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
+        if self.drafter is not None:
+            check_choice("drafter", self.drafter, DrafterName)
+        if self.rule is not None:
+            check_choice("rule", self.rule, Rule)
+
+    def _check_modes(self) -> None:
+        if self.lenience < 1.0 and self.rule not in (None, "chain"):
+            raise UsageError("contradicts a lenience below 1; leave it out", field="rule", value=self.rule)
+        if self.prompt_logprobs and self.n_logprobs is None:
+            raise UsageError("needs n_logprobs", field="prompt_logprobs")
+        if not self.cascade:
+            return
+        for name in ("prompt_logprobs", "stop_tokens"):
+            if getattr(self, name):
+                raise UsageError("contradicts a cascade: choose one", field=name)
+        if self.lenience < 1.0:
+            problem = "contradicts a cascade: choose one"
+            raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
+        if self.rule not in (None, "match"):
+            problem = "a cascade's target writes by the match rule; leave it out"
+            raise UsageError(problem, field="rule", value=self.rule)
+        if self.grammar:
+            raise UsageError("contradicts a cascade: choose one", field=self.grammar.name)
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments, for the type checker: a test compares the two."""
+
+    params: SamplingParams | None
+    seed: int | None
+    n_predict: int | None
+    drafter: DrafterName | None
+    gamma: int | None
+    rule: Rule | None
+    stop: Sequence[str]
+    stop_tokens: Sequence[int]
+    until: Callable[[], Callable[[Token], bool]] | None
+    cascade: Waking | None
+    lenience: float
+    grammar: Grammar | None
+    n_logprobs: int | None
+    prompt_logprobs: bool

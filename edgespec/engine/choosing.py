@@ -1,0 +1,57 @@
+"""Which models run where none, or only one, was named: the one place that decides it.
+
+target   as named, else the default pair's
+draft    as named, else the best that was made here for this very file of the target (made_drafts.py),
+         else that of the registry's first pair with the target. Where there is none, or it would have to
+         be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.decoding.choices import DRAFTLESS, DrafterName
+from edgespec.errors import UsageError
+from edgespec.models.made_drafts import drafts_for
+from edgespec.models.mtp_heads import has_mtp_head
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate
+from edgespec.models.store import Store
+
+
+def choose_models(
+    target: str | Path | None,
+    draft: str | Path | None,
+    drafter: DrafterName = "auto",
+    *,
+    writes: bool = False,
+) -> tuple[str, str | None]:
+    """Return the names of target and draft (None: no drafting), as given or chosen.
+
+    `writes`: the draft is to write text of its own (a cascade), as heads and drafts made here cannot. Raises
+    UsageError if a draft is wanted and none is known for this target.
+    """
+    chosen, partner = load_registry().complete(
+        None if target is None else str(target), None if draft is None else str(draft), writes=writes
+    )
+    if drafter == "mtp" and draft is not None:
+        raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
+    if drafter in (*DRAFTLESS, "mtp"):
+        return chosen, None
+    if draft is None and not writes:
+        if made := drafts_for(chosen):
+            return chosen, made[0].name
+        if partner and not is_here(partner) and has_mtp_head(locate(chosen)):
+            return chosen, None
+    if partner is None and drafter != "auto":
+        found = locate(chosen)  # complain about a mistyped target first
+        if has_mtp_head(found) and not writes:
+            return chosen, None
+        raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
+    return chosen, partner
+
+
+def is_here(name: str) -> bool:
+    """Say whether a model of the registry is on this machine."""
+    registry = load_registry()
+    return Store.default().is_present(registry.get(name), registry)

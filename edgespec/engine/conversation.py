@@ -1,0 +1,271 @@
+"""A conversation with a model: its messages, the prompt for the next turn, and its file.
+
+The model's chat template makes the prompt from the messages. An answer stands in it as the very tokens that
+the model wrote: its text, tokenised again, might give others. So each prompt begins with the timeline of the
+turn before, and only the new part has to be read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgespec.decoding.records import Result
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.weights import Model
+from edgespec.platform.files import write_atomically
+
+_VERSION = 1
+_MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context
+_ANSWER_SHARE = 8  # keep 1/8 of the context for an answer of no stated length
+_KEPT_SHARE = 0.75  # of what fits: leave out more than needed, else each later turn would read all again
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's answer to one question."""
+
+    text: str
+    cut: bool = False
+    """Whether it was ended before the model was done."""
+    token_ids: tuple[int, ...] | None = None
+    """The tokens it was written in; None if they are not known, or contain more than the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question and its answer."""
+
+    question: str
+    answer: Answer
+
+
+def answer_of(result: Result, model: Model) -> Answer:
+    """Return the answer that `model` wrote."""
+    written = b"".join(model.piece(token, special=True) for token in result.token_ids)
+    same = written.decode(errors="replace") == result.text
+    return Answer(result.text, result.stop_reason != "eog", result.token_ids if same else None)
+
+
+class Conversation:
+    """The system message and the exchanges so far. A method that raises changes nothing."""
+
+    def __init__(self, system: str | None = None, exchanges: Sequence[Exchange] = ()) -> None:
+        self.system = system
+        self.exchanges = list(exchanges)
+        self.n_left_out = 0
+        """How many of the oldest exchanges are left out of the prompt."""
+
+    def add(self, exchange: Exchange) -> None:
+        """Append an exchange."""
+        self.exchanges.append(exchange)
+
+    def undo(self) -> Exchange:
+        """Remove the last exchange and return it. Raises UsageError if there is none."""
+        if not self.exchanges:
+            raise UsageError("nothing was said yet")
+        last = self.exchanges.pop()
+        if self.n_left_out >= len(self.exchanges):
+            self.n_left_out = 0  # the remaining ones may fit
+        return last
+
+    def prompt(self, question: str, model: Model, *, n_ctx: int, n_predict: int | None) -> list[int]:
+        """Return the tokens of the prompt for `question`, with room in `n_ctx` tokens for an answer.
+
+        The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
+        context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
+        of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
+        system message and the question always stay. Raises EdgespecError if those two alone leave too little
+        room, or the template fails.
+        """
+        room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
+        n_fitting = n_ctx - room
+        n_left_out, n_all = self.n_left_out, len(self.exchanges)
+        tokens = self._tokens(question, model, n_left_out)
+        if len(tokens) > n_fitting and n_left_out < n_all:
+            goal = int(_KEPT_SHARE * n_fitting)
+            # Perhaps all exchanges are left out; whether the question alone fits is checked below.
+            n_left_out += 1 + bisect_left(
+                range(n_left_out + 1, n_all),
+                True,
+                key=lambda n: len(self._tokens(question, model, n)) <= goal,
+            )
+            tokens = self._tokens(question, model, n_left_out)
+        if len(tokens) > n_fitting:
+            with_system = "" if self.system is None else " with the system message"
+            raise EdgespecError(
+                f"the question{with_system} has {len(tokens):,} tokens and does not fit in a context of "
+                f"{n_ctx:,} of which {room:,} are for the answer; shorten it, or choose a larger context"
+            )
+        self.n_left_out = n_left_out
+        return tokens
+
+    def _tokens(self, question: str, model: Model, n_left_out: int) -> list[int]:
+        """Return the tokens of the prompt without the first `n_left_out` exchanges."""
+        kept = self.exchanges[n_left_out:]
+        text = model.render_chat(self._messages(kept, question, [e.answer.text for e in kept]))
+        if not any(exchange.answer.token_ids for exchange in kept):
+            return model.tokenize_rendered(text)
+        marks = [f"\ue000{i}\ue001" for i in range(len(kept))]
+        marked = model.render_chat(self._messages(kept, question, marks))
+        first, *others = _parts(text, _split(marked, marks), [exchange.answer for exchange in kept])
+        tokens = model.tokenize_rendered(first[1])
+        for token_ids, following in others:
+            rest = model.tokenize(following, add_special=False, parse_special=True)
+            if not rest or not (model.is_control(rest[0]) or model.is_eog(rest[0])):
+                # Unless a control token begins it, this text could change how the text before is tokenised.
+                return model.tokenize_rendered(text)
+            tokens += [*token_ids, *rest]
+        return tokens
+
+    def _messages(
+        self, exchanges: Sequence[Exchange], question: str, answers: Sequence[str]
+    ) -> list[dict[str, str]]:
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            messages.append({"role": "user", "content": exchange.question})
+            messages.append({"role": "assistant", "content": answer})
+        return [*messages, {"role": "user", "content": question}]
+
+    def save(self, file: Path) -> None:
+        """Write the whole conversation as JSON, exchanges left out of the prompt included.
+
+        Raises UsageError if the file exists but is no conversation, EdgespecError if it cannot be written.
+        """
+        messages = []
+        if self.system is not None:
+            messages.append(_Message("system", self.system))
+        for exchange in self.exchanges:
+            messages.append(_Message("user", exchange.question))
+            messages.append(_Message("assistant", exchange.answer.text, exchange.answer.cut))
+        content = msgspec.json.format(msgspec.json.encode(_File(messages=messages)), indent=1)
+        try:
+            if file.exists():
+                Conversation.load(file)
+            write_atomically(file, content)
+        except UsageError as error:
+            raise UsageError(f"not saved: {error}; choose another name") from None
+        except OSError as error:
+            raise EdgespecError(f"not saved: {describe_os_error(error)}") from None
+        except ValueError as error:  # a NUL in the name
+            raise UsageError(f"not saved: {file}: {error}") from None
+
+    @classmethod
+    def load(cls, file: Path) -> Conversation:
+        """Return the conversation in a file that `save` wrote, or in another file of this form.
+
+        Raises UsageError, in one line, if the file cannot be read or is no conversation.
+        """
+        try:
+            if not file.is_file():
+                raise UsageError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
+            if file.stat().st_size > _MAX_BYTES:
+                raise UsageError(f"{file}: larger than {_MAX_BYTES >> 20} MiB: this is no conversation")
+            found = msgspec.json.decode(file.read_bytes(), type=_File)
+        except OSError as error:
+            raise UsageError(describe_os_error(error)) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{file}: this is no conversation: {error}") from None
+        if found.edgespec_conversation > _VERSION:
+            raise UsageError(f"{file}: written by a newer edgespec: upgrade this one")
+        messages = found.messages
+        system = messages.pop(0).content if messages and messages[0].role == "system" else None
+        if [message.role for message in messages] != ["user", "assistant"] * (len(messages) // 2):
+            raise UsageError(
+                f"{file}: after the system message, if any, must come pairs of a user's and an assistant's"
+            )
+        pairs = zip(messages[::2], messages[1::2], strict=True)
+        exchanges = [Exchange(user.content, Answer(said.content, said.cut)) for user, said in pairs]
+        return cls(system, exchanges)
+
+
+class _Message(msgspec.Struct, omit_defaults=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+    cut: bool = False
+
+
+class _File(msgspec.Struct, kw_only=True):
+    edgespec_conversation: int = _VERSION
+    messages: list[_Message]
+
+
+def _split(marked: str, marks: Sequence[str]) -> list[str]:
+    """Return the texts between the marks; the last ones are empty if a mark was not found."""
+    gaps = []
+    for mark in marks:
+        gap, _, marked = marked.partition(mark)
+        gaps.append(gap)
+    return [*gaps, marked]
+
+
+def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tuple[tuple[int, ...], str]]:
+    """Cut `text` into parts: the tokens of an answer (none in the first part), and the text after them.
+
+    Together the parts are all of `text`. An answer stays text if the template changed it (trimmed it, left
+    out its thoughts) or its tokens are unknown; so does everything after an answer that is not found.
+    """
+    parts: list[tuple[tuple[int, ...], str]] = []
+    before: tuple[int, ...] = ()
+    start = 0  # of the text that comes after `before`
+    at = len(gaps[0])
+    if not text.startswith(gaps[0]):
+        return [((), text)]
+    for answer, gap in zip(answers, gaps[1:], strict=True):
+        if answer.token_ids and text.startswith(answer.text + gap, at):
+            parts.append((before, text[start:at]))
+            before, start = answer.token_ids, at + len(answer.text)
+            at = start + len(gap)
+        elif (found := text.find(gap, at)) >= 0:
+            at = found + len(gap)
+        else:
+            break
+    return [*parts, (before, text[start:])]
+
+
+class Figures:
+    """Sums over the answers of one chat, undone ones included."""
+
+    def __init__(self) -> None:
+        self.n_answers = self.n_tokens = self.n_drafted = self.n_accepted = 0
+        self.n_prompt = self.n_cached = 0
+        self.longest_read = 0
+        """Most prompt tokens read in one turn."""
+        self.read_tokens_per_s: float | None = None
+        """The speed of that longest read."""
+        self._n_timed = 0
+        self._timed_s = 0.0
+
+    def add(self, result: Result) -> None:
+        """Count one answer."""
+        stats = result.stats
+        self.n_answers += 1
+        self.n_tokens += len(result.token_ids)
+        self.n_drafted += stats.n_drafted
+        self.n_accepted += stats.n_accepted
+        self.n_prompt += result.prompt_tokens
+        self.n_cached += result.n_cached
+        if stats.ttft_s is not None:
+            self._n_timed += len(result.token_ids) - 1
+            self._timed_s += stats.total_s - stats.ttft_s
+        n_read = result.prompt_tokens - result.n_cached
+        if stats.prompt_tokens_per_s and n_read > self.longest_read:
+            self.longest_read, self.read_tokens_per_s = n_read, stats.prompt_tokens_per_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first of each answer, over the time they took."""
+        return self._n_timed / self._timed_s if self._n_timed > 0 and self._timed_s > 0 else None
+
+    def saved_s(self, n_cached: int) -> float | None:
+        """Return an estimate of the seconds that reading `n_cached` tokens would have taken.
+
+        Uses the speed of this chat's longest read: short reads are slower, so that the estimate would be too
+        high.
+        """
+        return n_cached / self.read_tokens_per_s if self.read_tokens_per_s else None

@@ -1,0 +1,336 @@
+"""The public engine: generates text with a pair of models, and keeps what later generations can use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from threading import RLock
+from typing import Unpack
+
+from edgespec.decoding.choices import DrafterName, Objective
+from edgespec.decoding.options import OptionKeywords, Options
+from edgespec.decoding.records import Provenance, Result
+from edgespec.drafting.costs import CONTEXTS
+from edgespec.drafting.earlier_texts import EarlierTexts
+from edgespec.drafting.knowledge import Knowledge
+from edgespec.drafting.proposal import DraftStep
+from edgespec.energy import EnergyMeter
+from edgespec.engine.batcher import Passed
+from edgespec.engine.capacity import Capacity
+from edgespec.engine.pair import Pair
+from edgespec.engine.pair_options import PairOptions
+from edgespec.engine.plan import make_plan
+from edgespec.engine.stream import Stream
+from edgespec.engine.texts import Texts
+from edgespec.errors import UsageError, check_choice
+from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.weights import Model
+from edgespec.nodes.addresses import NodeAddress
+from edgespec.platform.closing import Closing
+from edgespec.platform.signals import Cancellation
+
+
+class Engine(Closing):
+    """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
+
+    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. Models not given come from the registry's
+    pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Threads take
+    turns: with `parallel` 1 a `generate` waits for another to end, with more they share passes.
+
+        with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
+            print(engine.generate("Write a quicksort").text)
+    """
+
+    _closed = False
+
+    def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
+        self,
+        target: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        drafter: DrafterName = "auto",
+        n_ctx: int | None = None,
+        n_threads: int | None = None,
+        kernels: KernelsChoice = "auto",
+        objective: Objective = "latency",
+        profile: bool = True,
+        history: bool = False,
+        meter: EnergyMeter | None = None,
+        signals: Cancellation | None = None,
+        prefix_cache: int | None = None,
+        parallel: int | None = 1,
+        n_cells: int | None = None,
+        cache_type: CacheType = "f16",
+        chat_template: str | None = None,
+        nodes: tuple[NodeAddress, ...] = (),
+        on_message: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """Load the models; missing ones are pulled.
+
+        `drafter` says what may draft (choices.py); with "suffix" and "none" no draft model is loaded.
+        `n_ctx`: context in tokens, by default as much as a generation needs. `n_threads`: by default one per
+        physical core, fewer under a CPU quota. `kernels`: "auto" uses edgespec's own if possible, "off"
+        llama.cpp's. `objective`: what drafting should save, time or joules. `profile`: start with what is
+        stored about this pair on this machine, and store what was learnt when closed. `history`: draft from
+        earlier prompts and answers on disk, and add those of this engine (docs/cache.md). `meter`: measures
+        the joules of each generation. `signals`: lets Ctrl-C, or another thread, end a running pass.
+        `prefix_cache`: None reads every prompt from its beginning; 0 reads only the part of a prompt that is
+        new after the last timeline; more keeps earlier timelines too, in at most so many bytes. `parallel`:
+        most texts at once, whose passes are shared; None: as many as pay and fit in memory. `n_cells`: tokens
+        that the cache holds, of all texts together; by default as many as one text needs, or for several what
+        capacity.py says. `cache_type`: how the target's cache holds keys and values, "f16" or "q8_0", which
+        takes half the memory and changes the logits a little. `chat_template`: in place of the target's
+        own, the name of another in its file or of a form of llama.cpp's ("chatml"), a file, or a program in
+        Jinja. `nodes`: machines that hold layers of the target (`read_addresses`).
+        `on_message` takes lines that the user should know.
+        Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
+        """
+        check_choice("objective", objective, Objective)
+        if objective == "energy" and not profile:
+            problem = "takes joules from the profile: leave out profile=False"
+            raise UsageError(problem, field="objective", value=objective)
+        drafts = drafter != "none"
+        options = PairOptions(
+            drafter,
+            n_ctx,
+            n_threads,
+            kernels=kernels,
+            cache_type=cache_type,
+            prefix_cache=prefix_cache,
+            signals=signals,
+            parallel=parallel,
+            n_cells=n_cells,
+            chat_template=chat_template,
+            nodes=nodes,
+        )
+        self.meter = meter
+        """Measures the joules of each generation, from the next one on; None for no measurement."""
+        self._on_message = on_message
+        self._signals = signals
+        self._lock = RLock()  # held for a pass, or for as long as a text has the engine for itself
+        self._pair = Pair(target, draft, options)
+        header = self._pair.target_header
+        self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
+        self._pair.load(on_message)
+        try:
+            self._knowledge = Knowledge(
+                self.target,
+                self.draft,
+                kernels=self.kernels,
+                n_threads=self.n_threads,
+                objective=objective if drafts else "latency",
+                kept=profile and drafts,
+                on_message=on_message,
+            )
+            self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
+            self._texts = Texts(self._pair, self._knowledge, self._earlier_texts)
+        except BaseException:
+            self._pair.close()
+            raise
+
+    @property
+    def target(self) -> Model:
+        """The model whose distribution the text has."""
+        return self._pair.target
+
+    @property
+    def draft(self) -> Model | None:
+        """The draft model, or None."""
+        return self._pair.draft
+
+    @property
+    def target_name(self) -> str:
+        """The target as it was given, or its name in the registry."""
+        return self._pair.target_name
+
+    @property
+    def draft_name(self) -> str | None:
+        """The draft as it was given, or its name in the registry; None without a draft model."""
+        return self._pair.draft_name
+
+    @property
+    def kernels(self) -> str:
+        """The name of the kernels that the models run on."""
+        return self._pair.kernels
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads that compute."""
+        return self._pair.n_threads
+
+    @property
+    def parallel(self) -> int:
+        """Most texts at once."""
+        return self._pair.parallel
+
+    @property
+    def n_ctx_shared(self) -> int | None:
+        """The context of each text, where the cache's size was decided before there were any; else None."""
+        return self._pair.n_ctx_shared
+
+    @property
+    def capacity(self) -> Capacity:
+        """How many texts at once, and how many tokens of them the cache holds."""
+        return self._pair.capacity
+
+    @property
+    def n_earlier_tokens(self) -> int:
+        """Tokens of earlier prompts and answers that were read from the history."""
+        return self._earlier_texts.n_tokens
+
+    @property
+    def last_pass(self) -> Passed:
+        """The last step's pass of the target, of texts that share passes."""
+        return self._texts.last_pass
+
+    def forget(self, *, tables: bool = False) -> None:
+        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
+        with self._lock:
+            self._texts.forget()
+            self._earlier_texts.ready().forget()
+            self._pair.forget()
+            if tables:
+                self._knowledge.forget()
+
+    def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
+        """Return the tokens of `prompt`, in the model's chat template if it has one.
+
+        `chat` True or False forces or forbids the template; `system` is a system message, which needs the
+        template. Raises UsageError for an impossible combination.
+        """
+        if chat is None:
+            chat = self.target.chat_template is not None
+        if not chat:
+            if system is not None:
+                problem = "needs a chat template: ask for one, and use a model that has one"
+                raise UsageError(problem, field="system")
+            return self.target.tokenize(prompt, add_special=True, parse_special=True)
+        messages = [{"role": "user", "content": prompt}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return self.target.tokenize_chat(messages)
+
+    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
+        """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
+        with self._lock:
+            return self._texts.has_room(n_prompt, n_predict)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        options: Options | None = None,
+        *,
+        system: str | None = None,
+        chat: bool | None = None,
+        on_step: Callable[[DraftStep], None] | None = None,
+        **keywords: Unpack[OptionKeywords],
+    ) -> Stream:
+        """Continue `prompt` (text, or token ids), a Token at a time.
+
+        `keywords` are fields of `Options` and override those of `options`. `system` and `chat`: as for
+        `prompt_tokens`. `on_step` is called after every step of a drafter. With `parallel` 1 an earlier
+        stream of this engine is ended, and raises EdgespecError if it is read on; else it runs beside the
+        others, whichever is read. Raises UsageError for bad values or if as many texts are under way as there
+        may be, EdgespecError if the prompt is longer than the context.
+        """
+        with self._lock:
+            return self._begin(prompt, (options or Options()).changed(**keywords), system, chat, on_step)
+
+    def _begin(
+        self,
+        prompt: str | Sequence[int],
+        options: Options,
+        system: str | None,
+        chat: bool | None,
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> Stream:
+        called = time.perf_counter()
+        if self._closed:
+            raise UsageError("the engine is closed")
+        plan = make_plan(self._pair, options)
+        if self.parallel == 1:
+            self._texts.end_all(
+                "the engine writes one at a time and began another; read it first, or choose parallel"
+            )
+        self._texts.keep()
+        if self._signals and not self._texts.n_running:
+            self._signals.drain()  # before the target is loaded again, which they would end too
+        if self._pair.is_lost and not self._texts.n_running:
+            self._pair.reopen()
+        tokens = (
+            self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
+        )
+        if not tokens:
+            raise UsageError("the prompt is empty")
+        running = self._texts.begin(prompt, tokens, plan, on_step)
+        loop = running.loop
+        window = None
+        if self.meter:
+            began = time.perf_counter()
+            window = self.meter.begin()
+            if self.parallel == 1:
+                loop.mark = window.mark
+            called += time.perf_counter() - began  # the meter's time is not the generation's
+        stream = Stream(
+            loop,
+            self.target,
+            Provenance(
+                target=self.target_name,
+                draft=self.draft_name if plan.uses_model else None,
+                kernels=self.kernels,
+                seed=plan.coins.seed if plan.is_reproducible else None,
+                mode=plan.mode,
+            ),
+            stop=plan.options.stop,
+            is_end=plan.options.ends(self.target.is_eog),
+            until=plan.options.until,
+            called=called,
+            window=window,
+        )
+        stream.lock = self._lock
+        self._texts.start(stream, running)
+        return stream
+
+    def step(self) -> None:
+        """Make one pass of the target for all streams, and what is drafted for it; their tokens wait in them.
+
+        Raises KeyboardInterrupt if `signals` interrupts it; streams that failed raise when they are read.
+        """
+        with self._lock:
+            self._texts.step()
+
+    def check_cascade(self) -> Model:
+        """Return the draft model if it can write in a cascade, else raise UsageError."""
+        return self._pair.check_cascade()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        options: Options | None = None,
+        *,
+        system: str | None = None,
+        chat: bool | None = None,
+        on_step: Callable[[DraftStep], None] | None = None,
+        **keywords: Unpack[OptionKeywords],
+    ) -> Result:
+        """Continue `prompt` to the end and return the Result; arguments as for `stream`.
+
+        Where texts are written one at a time, another thread's call waits until this one is done.
+        """
+        with self._lock if self.parallel == 1 else nullcontext():
+            stream = self.stream(prompt, options, system=system, chat=chat, on_step=on_step, **keywords)
+            for _ in stream:
+                pass
+        return stream.result
+
+    def close(self) -> None:
+        """Store what was learnt and free models and sessions; a second call does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._texts.end_all("the engine was closed")
+                self._texts.keep()
+                self._knowledge.store(self._on_message)
+                self._pair.close()

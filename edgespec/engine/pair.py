@@ -1,0 +1,394 @@
+"""A target and its draft model: chosen, checked, loaded, and opened as sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec._core import Interrupt
+from edgespec.decoding.choices import DRAFTLESS
+from edgespec.decoding.options import MAX_GAMMA
+from edgespec.drafting.head import check_head
+from edgespec.drafting.model import DraftModel
+from edgespec.engine.bound_draft import BoundDraft, bind
+from edgespec.engine.capacity import (
+    DRAFT_CELLS,
+    DRAFT_SHARE,
+    Capacity,
+    Demand,
+    check_cache,
+    choose_capacity,
+    fitting_ctx,
+    kept_cells,
+    kept_timelines,
+)
+from edgespec.engine.choosing import choose_models
+from edgespec.engine.draft_checks import check_writer
+from edgespec.engine.lossy.cascade import SmallModel
+from edgespec.engine.pair_options import PairOptions
+from edgespec.engine.remote_target import NO_HEAD, RemoteTarget, open_nodes, refuse_heads
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
+from edgespec.llama.chat_template import check_chat_template
+from edgespec.llama.context import with_cache_type
+from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
+from edgespec.llama.head_file import HeadFile, read_head
+from edgespec.llama.kernels import STOCK, Kernels
+from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
+from edgespec.llama.published_heads import LayersTarget, check_published_head, open_head
+from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.timelines import Timelines
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import (
+    CTX_STEP,
+    USUAL_CTX,
+    draft_rollback,
+    fits_in_memory,
+    target_rollback,
+)
+from edgespec.models.resolve import resolve
+from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import default_threads
+from edgespec.platform.memory import available_bytes
+
+MAX_DRAFT_CTX = 2048
+"""Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
+
+_ROWS = 64  # rows of logits in a pass for several texts
+
+_OWN_HEAD = "mtp"
+"""The name of a draft that is the head in the target's own file."""
+
+
+class Pair(Closing):
+    """A target and perhaps a draft model: chosen and checked when made, loaded by `load`.
+
+    Caches are kept between generations; one that is too small is replaced by a larger one.
+    """
+
+    target: Model
+    draft: Model | None = None
+    kernels: str = STOCK
+    """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
+    head: HeadFile | None = None
+    """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
+    is_published = False
+    """Whether the draft is a head published in a file of its own (llama/published_heads.py)."""
+    draft_is_stuck = False
+    """Whether the draft is not used because it or the target cannot take tokens back."""
+
+    def __init__(self, target: str | Path | None, draft: str | Path | None, options: PairOptions) -> None:
+        """Choose the models with `choose_models`, pull missing ones, and check that they fit in memory.
+
+        Raises UsageError or EdgespecError if a model cannot be had, cannot be used or does not fit.
+        """
+        self.options = options
+        self.n_threads = options.n_threads or default_threads()
+        self.capacity = Capacity(1, options.n_cells, 0)
+        """How much is held at once, once `choose_capacity` has decided it."""
+        self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
+        self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
+        check_target(self.target_header)
+        if options.chat_template is not None:
+            check_chat_template(options.chat_template, self.target_header.gguf.fields)
+        if self.draft_name:
+            path = resolve(self.draft_name)
+            published = check_published_head(read_header(path), self.target_header)
+            self.is_published = published is not None
+            self._headers.append(published or check_model_file(path))
+        self._remote: RemoteTarget | None = None
+        self.uses_mtp = self.draft_name is None and self._has_mtp()
+        """Whether the head in the target's own file drafts."""
+        if self.draft_name and (head := read_head(self._headers[1])):
+            check_head(head, self.target_header)
+            self.head = head
+        elif self.uses_mtp:
+            self.draft_name = _OWN_HEAD
+        n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
+        if n_ctx is not None and n_ctx > n_train:
+            problem = f"{self.target_name} was trained for {n_train} tokens"
+            raise UsageError(problem, field="n_ctx", value=n_ctx)
+        if not options.nodes:  # with them: once it is known what they hold
+            fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers])
+        self._bound: BoundDraft | None = None
+        self._models: list[Model] = []
+        self._timelines: Timelines | None = None
+        self._draft_timelines: Timelines | None = None
+        self._idle_drafts: list[DraftModel] = []
+        self._small: SmallModel | None = None
+
+    @property
+    def rollback(self) -> RollbackSize:
+        """What the target's cache sets aside to take drafts back."""
+        drafts = self.options.drafter != "none"
+        return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
+
+    def _has_mtp(self) -> bool:
+        """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
+        reason = self._why_no_mtp()
+        if reason and self.options.drafter == "mtp":
+            raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
+        return not reason and self.options.drafter not in DRAFTLESS
+
+    def _why_no_mtp(self) -> str:
+        on_nodes = self._remote is not None and self._remote.placement
+        return why_no_mtp(self.target_header) or (NO_HEAD if on_nodes else "")
+
+    def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> None:
+        """Connect to the nodes, and leave out a head that cannot read what is between layers there."""
+        self._remote = open_nodes(self.options, self._headers, kernels, on_message)
+        refuse_heads(self._remote, self.draft_name, is_published=self.is_published)
+        if self.uses_mtp and not self._has_mtp():
+            self.uses_mtp, self.draft_name = False, None
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the draft, once loaded, is a head, which reads the target's hidden states."""
+        return self._bound is not None and self._bound.reads_states
+
+    @property
+    def target_header(self) -> GGUFHeader:
+        """The header of the target's file, known before the model is loaded."""
+        return self._headers[0]
+
+    def load(self, on_message: Callable[[str], None]) -> None:
+        """Load the models; `on_message` takes lines that the user should know."""
+        try:
+            self._load(on_message)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, on_message: Callable[[str], None]) -> None:
+        own_kernels = self.options.kernels == "auto"
+        loaded = load_kernels() if own_kernels else None
+        if loaded and not loaded.available and not loaded.declined:
+            on_message(f"stock kernels: {loaded.reason}")
+        self._open_nodes(loaded, on_message)
+        if self.uses_mtp:
+            with_head = MtpTarget(self.target_header, kernels=own_kernels)
+            self._models, self.draft = [with_head], MtpHead(with_head)
+            self._bound = BoundDraft(with_head, self.draft, reads_states=True)
+        elif self.is_published:
+            target = LayersTarget(*self._headers, kernels=own_kernels)
+            self._models.append(target)
+            self._models.append(
+                open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
+            )
+        else:
+            for header in self._headers:
+                where = self._remote.placement if self._remote and not self._models else None
+                self._models.append(Model(header.path, kernels=own_kernels, header=header, placement=where))
+        if loaded and any(model.uses_kernels for model in self._models):
+            self.kernels = loaded.name
+        self.target = self._models[0]
+        if self.options.chat_template is not None:
+            self.target.use_chat_template(self.options.chat_template)
+        if self.options.cache_type != "f16":  # a pass costs something else then
+            self.kernels += f", {self.options.cache_type} cache"
+        if self._remote and self._remote.placement:
+            self.kernels += f", {self._remote.placement}"
+            self._remote.warm_up(self.target, self._interrupt)
+        if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
+            on_message(f"{self.target.name} cannot take tokens back: one text at a time")
+        if len(self._models) > 1:
+            self.draft = self._models[1]
+            self._bind_draft(self.draft, on_message)
+        elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
+            on_message(f"nothing but text seen before drafts: {self._why_no_mtp()}")
+
+    @property
+    def _interrupt(self) -> Interrupt | None:
+        return self.options.signals.interrupt if self.options.signals else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a node of the target was lost, so that `reopen` must come before its next pass."""
+        return self._remote is not None and self._remote.is_lost(self.target)
+
+    def reopen(self) -> None:
+        """Load the target again. Raises NodeLost where a node is still lost."""
+        if self._remote:
+            if self._timelines:
+                self._timelines.close()
+                self._timelines = None
+            self._remote.reopen(self.target, self._interrupt)
+
+    def _footprint(self, model: Model) -> GGUFHeader:
+        """Return the header to estimate the memory of `model` here with."""
+        return self._remote.home if self._remote and model is self.target else model.header
+
+    def _bind_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
+        """Bind the draft to the target, or leave it out if one of them cannot take tokens back."""
+        stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
+        if stuck:
+            what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
+            on_message(f"{stuck[0]} cannot take tokens back: {what}")
+            draft.close()
+            self._models.remove(draft)
+            self.draft_name = self.draft = self.head = None
+            self.draft_is_stuck = True
+            return
+        self._bound = bind(
+            self.target,
+            draft,
+            (self.target_name, self.draft_name),
+            head=self.head,
+            is_published=self.is_published,
+            on_message=on_message,
+        )
+
+    def check_cascade(self) -> Model:
+        """Return the draft model if it can write in a cascade, else raise UsageError."""
+        names, is_cut = (self.target_name, self.draft_name), self._cut is not None
+        return check_writer(self.target, self.draft, *names, is_head=self.reads_states, is_cut=is_cut)
+
+    @property
+    def parallel(self) -> int:
+        """Most texts at once."""
+        return self.capacity.parallel
+
+    def choose_capacity(self, costs: Sequence[float]) -> None:
+        """Decide, before the first text, how much is held at once; `costs`: T(0), T(1) .. of the target."""
+        options = self.options
+        demand = Demand(
+            options.parallel if self.target.can_rewind else 1,
+            options.n_ctx,
+            self._remote.n_cells if self._remote else options.n_cells,
+            options.prefix_cache or 0,
+        )
+        draft = self.draft.header if self.draft else None
+        target = self._footprint(self.target)
+        self.capacity = choose_capacity(costs, target, draft, demand, available_bytes())
+
+    def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
+        """Return the context for a generation: `options.n_ctx`, else as much as it needs.
+
+        Raises EdgespecError if the prompt does not fit.
+        """
+        asked = self.options.n_ctx
+        n_ctx = self.n_ctx_shared or asked or fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        if n_prompt < n_ctx:
+            return n_ctx
+        problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
+        if self.n_ctx_shared and n_ctx < self.target.n_ctx_train:
+            raise EdgespecError(f"{problem}; shorten it, or give the texts a larger cache")
+        if asked:
+            raise EdgespecError(f"{problem}; shorten it or choose a larger one", field="n_ctx", value=asked)
+        raise EdgespecError(f"{problem}, what {self.target_name} was trained for; shorten it")
+
+    @property
+    def n_ctx_shared(self) -> int | None:
+        """The context of each text, where the cache's size was decided before there were any; else None."""
+        cells = self.capacity.n_cells
+        return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
+
+    def timelines(self, n_ctx: int) -> Timelines:
+        """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
+        if self._timelines is None or self._timelines.n_ctx < n_ctx:
+            cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
+            smaller, self._timelines = self._timelines, None
+            self._timelines = self._replaced(smaller, self.target, cells, n_ctx)
+        return self._timelines
+
+    def _kept_cells(self, model: Model, share: float) -> int:
+        """Return how many tokens are kept beside those of the texts under way."""
+        return kept_cells(model.header, share * (self.options.prefix_cache or 0))
+
+    def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
+        """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
+        parallel, prefix_cache = self.parallel, self.options.prefix_cache
+        rollback = self.rollback if model is self.target else draft_rollback()
+        n_kept = kept_timelines(model.header, parallel, prefix_cache or 0, rollback)
+        n_kept = min(n_kept, MAX_TIMELINES - parallel)
+        n_timelines = parallel + n_kept
+        size = CacheSize(
+            n_ctx=cells,
+            n_batch=model.most_batch,
+            n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
+            n_timelines=n_timelines if model.can_rewind else 1,
+            rollback=replace(rollback, n_kept=n_kept),
+        )
+        kept = smaller.last() if smaller else None
+        if smaller:
+            smaller.close()
+        larger = Timelines(
+            self._cache(model, size),
+            n_ctx=n_ctx,
+            reserved=parallel * n_ctx if model is self.draft else 0,
+            keeps=self.options.prefix_cache is not None,
+        )
+        if kept:
+            larger.adopt(kept)
+        return larger
+
+    def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
+        """Return a draft model for a generation, until `end_draft`; or None.
+
+        Its context holds what the generation needs, or only the recent part of a long one.
+        """
+        bound = self._bound
+        if bound is None:
+            return None
+        parallel, n_train = self.parallel, bound.draft.n_ctx_train
+        if parallel > 1:
+            n_ctx = min(DRAFT_CELLS, n_train)
+        else:
+            n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, n_train), MAX_DRAFT_CTX)
+        n_own = bound.n_own(n_ctx)
+        if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
+            self._idle_drafts.clear()
+            cells = parallel * n_own + self._kept_cells(bound.draft, DRAFT_SHARE)
+            smaller, self._draft_timelines = self._draft_timelines, None
+            self._draft_timelines = self._replaced(smaller, bound.draft, cells, n_own)
+        return self._idle_drafts.pop() if self._idle_drafts else bound.begin(self._draft_timelines)
+
+    def end_draft(self, model: DraftModel) -> None:
+        """Take back a draft model: the next generation may have it."""
+        model.rest()
+        self._idle_drafts.append(model)
+
+    def small_model(self, n_ctx: int) -> SmallModel:
+        """Return the draft model as a cascade's writer.
+
+        Its context holds all of a generation that it writes, and what it drafts for a span.
+        """
+        draft = self.check_cascade()
+        n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
+        if self._small is None or self._small.n_ctx < n_ctx:
+            self._small = None
+            size = CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1, rollback=draft_rollback())
+            cache = self._cache(draft, size)
+            self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
+        return self._small
+
+    @property
+    def _cut(self) -> CutVocabulary | None:
+        return self._bound.cut if self._bound else None
+
+    def _cache(self, model: Model, size: CacheSize) -> Cache:
+        check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
+        return Cache(
+            model,
+            size,
+            n_threads=self.n_threads,
+            embeddings=Embeddings(self._cut) if self._cut and model is self.draft else None,
+            takes_inputs=self.reads_states and model is self.draft,
+            interrupt=self._interrupt,
+        )
+
+    def forget(self) -> None:
+        """Forget the timelines that were kept."""
+        for timelines in (self._timelines, self._draft_timelines):
+            if timelines:
+                timelines.forget()
+
+    def close(self) -> None:
+        """Free models and sessions; a second call does nothing."""
+        for model in self._models:
+            model.close()
+        if self._remote:
+            self._remote.close()

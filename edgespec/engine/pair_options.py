@@ -1,0 +1,60 @@
+"""How a target and its draft model are loaded and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.decoding.choices import DrafterName
+from edgespec.errors import UsageError, check_choice
+from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.platform.signals import Cancellation
+
+if TYPE_CHECKING:  # it would load llama.cpp
+    from edgespec.nodes.addresses import NodeAddress
+
+MAX_PARALLEL = 64
+"""Most texts at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """How a pair is loaded and run. Raises UsageError for invalid values."""
+
+    drafter: DrafterName = "auto"
+    """With "suffix" and "none" no draft model is loaded."""
+    n_ctx: int | None = None
+    """Context in tokens; None: as much as a generation needs."""
+    n_threads: int | None = None
+    """None: one per physical core."""
+    kernels: KernelsChoice = "auto"
+    cache_type: CacheType = "f16"
+    """Of the target's cache; a draft's, which is small, is in F16."""
+    prefix_cache: int | None = None
+    """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
+    is read from its beginning."""
+    signals: Cancellation | None = None
+    """Lets Ctrl-C, or another thread, end a running pass."""
+    parallel: int | None = 1
+    """Most texts at once; None: as many as pay and fit in memory."""
+    n_cells: int | None = None
+    """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
+    as capacity.py says for several."""
+
+    chat_template: str | None = None
+    """A template in place of the target's own (`Model.use_chat_template`); None: its own."""
+    nodes: tuple[NodeAddress, ...] = ()
+    """Machines that hold layers of the target; () for none."""
+
+    def __post_init__(self) -> None:
+        check_choice("drafter", self.drafter, DrafterName)
+        check_choice("kernels", self.kernels, KernelsChoice)
+        check_choice("cache_type", self.cache_type, CacheType)
+        for name in ("n_ctx", "n_threads", "n_cells"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError("must be 1 or more", field=name, value=value)
+        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
+            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
+        if self.prefix_cache is not None and self.prefix_cache < 0:
+            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)

@@ -1,0 +1,119 @@
+"""Decide, before a generation begins, what its options leave open."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+
+from edgespec.decoding.choices import DrafterName, Rule
+from edgespec.decoding.loop import Task
+from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.records import Mode
+from edgespec.decoding.sampling import Coins
+from edgespec.drafting.policy import Policy
+from edgespec.engine.lossy.calibration import calibrated
+from edgespec.engine.pair import Pair
+from edgespec.errors import UsageError
+
+_POLICIES: dict[DrafterName, Policy] = {
+    # Sampled siblings are accepted too rarely to be worth their cost: docs/measurements/scheduler.md.
+    "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
+    "tree": Policy(suffix=True, model=True, staged=True),
+    "chain": Policy(suffix=True, model=True, staged=True, branches=False),
+    "model": Policy(suffix=False, model=True, staged=False),
+    "mtp": Policy(suffix=False, model=True, staged=False),
+    "suffix": Policy(suffix=True, model=False, staged=False),
+    "staged": Policy(suffix=False, model=True, staged=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Task):
+    """A loop's task, and what may be drafted for it."""
+
+    policy: Policy | None
+    """None to decode plainly."""
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the text is the target's own, and if not, why."""
+        return "cascade" if self.options.cascade else "lenient" if self.options.lenience < 1.0 else "exact"
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the draft model is used."""
+        return self.options.cascade is not None or (self.policy is not None and self.policy.model)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the seed alone decides the text.
+
+        Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
+        timing and on what was learnt before.
+        """
+        return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
+
+
+def make_plan(pair: Pair, options: Options) -> Plan:
+    """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
+    if options.cascade:
+        options = replace(options, cascade=_resolved(pair, options.cascade))
+    constraint = None
+    if options.grammar:
+        if options.grammar.model is not pair.target:
+            problem = f"made for another model than {pair.target_name}"
+            raise UsageError(problem, field=options.grammar.name)
+        constraint = options.grammar.begin(options.params)
+    policy = _policy(pair, options)
+    return Plan(
+        options=options,
+        coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
+        rule=_rule(options, drafts=policy is not None),
+        constraint=constraint,
+        policy=policy,
+    )
+
+
+def _resolved(pair: Pair, cascade: Waking) -> Waking:
+    """Return `cascade` with a threshold: its own, or the one calibrated for this pair."""
+    draft = pair.check_cascade()
+    return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)
+
+
+def _policy(pair: Pair, options: Options) -> Policy | None:
+    """Return what may be drafted; None to decode plainly."""
+    name = options.drafter or pair.options.drafter
+    if name == "none" or options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
+        return None
+    if name == "mtp" and not pair.uses_mtp:
+        problem = "no head in the target's own file was loaded: its file has none, or another draft was given"
+        raise UsageError(problem, field="drafter", value=name)
+    policy = replace(_POLICIES[name], gamma=options.gamma)
+    if policy.model and pair.draft is None:
+        if pair.draft_is_stuck and not policy.suffix:
+            return None
+        if not policy.suffix:
+            raise UsageError("no draft model was loaded", field="drafter", value=name)
+        policy = replace(policy, model=False, staged=False)
+    if pair.target.keeps_state:
+        rereads = pair.rollback.n_snapshots == 0
+        policy = replace(policy, branches=False, siblings=False, rereads=rereads, splits=True)
+    if policy.model and pair.draft and pair.draft.keeps_state:
+        policy = replace(policy, staged=False)  # a wrong guess would take all of its pass with it
+    if pair.reads_states:
+        policy = replace(policy, staged=False, after_store=False)
+    if options.cascade and options.cascade.span != "rest":
+        # No suffix store: it would have to read the text again for each span.
+        policy = replace(policy, suffix=False, model=True, staged=False)
+    return policy
+
+
+def _rule(options: Options, *, drafts: bool) -> Rule:
+    """Return the rule that the options give, or the best one."""
+    if options.lenience < 1.0:
+        return "match" if options.params.greedy else "chain"
+    if options.rule:
+        return options.rule
+    if options.cascade or options.seed is not None or options.params.greedy or not drafts:
+        return "match"
+    return "block"

@@ -1,0 +1,259 @@
+"""One generation as its reader sees it: tokens with their text, and the result so far."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from threading import RLock
+
+from edgespec.decoding.loop import Event, Loop
+from edgespec.decoding.records import (
+    Logprobs,
+    Origin,
+    Provenance,
+    Result,
+    Stats,
+    StopReason,
+    Tally,
+    Token,
+    summarise,
+)
+from edgespec.decoding.text import TextStream
+from edgespec.energy import Measurement, Window
+from edgespec.errors import EdgespecError
+from edgespec.llama.weights import Model
+from edgespec.platform.memory import peak_rss_bytes
+
+
+class Stream:
+    """An iterator over the tokens of one generation. `result` holds what has come so far.
+
+    What the loop does is told to it (`take`, `end`); a token becomes text when the reader takes it. Threads
+    may read streams of one engine, each its own: the engine's lock lets one at a time go on.
+    """
+
+    def __init__(  # noqa: PLR0913 - all that one generation is read with
+        self,
+        loop: Loop,
+        model: Model,
+        provenance: Provenance,
+        *,
+        stop: Sequence[str],
+        is_end: Callable[[int], bool],
+        until: Callable[[], Callable[[Token], bool]] | None = None,
+        called: float,
+        window: Window | None,
+    ) -> None:
+        """Read `loop`, which writes tokens of `model`, until the text has one of the `stop` strings.
+
+        `is_end`: says which tokens end a text and are no part of it. `until`: as in Options. `called`: when
+        the text was asked for, by `time.perf_counter`. `window`: what counts its energy.
+        """
+        self._loop = loop
+        self._model = model
+        self._provenance = provenance
+        self._text = TextStream(stop)
+        self._is_end = is_end
+        self._is_last = until() if until else _never
+        self._n_prompt = len(loop.tokens)
+        self._window = window
+        self._energy: Measurement | None = None
+        self.energy_share = 1.0
+        """Of the energy measured while it ran, what belongs to it and not to others that ran beside it."""
+        self._n_alone = 0
+        self._parts: list[str] = []
+        self._ids: list[int] = []
+        self._tally = Tally()
+        self._ttft_s: float | None = None
+        self._called = called
+        self._ended: float | None = None
+        self._stop_reason: StopReason = "interrupted"
+        self._note = ""
+        self._plain_rate: float | None = None
+        self._emitted: deque[tuple[int, Origin, Logprobs | None]] = deque()  # no text yet
+        self._waiting: Token | None = None  # the last token, while text is held back with it
+        self._end_token: Token | None = None
+        self._loop_ended = False
+        self._error: BaseException | None = None
+        self.advance: Callable[[], None] = self.close
+        """Lets the loop go on; set by whoever runs it."""
+        self.lock = RLock()
+        """Held by whoever lets texts of the engine go on; set by whoever runs it."""
+        self.on_closed: Callable[[Stream], None] = lambda _stream: None
+        """Called once, when nothing more will come; set by whoever runs it."""
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        while True:
+            with self.lock:  # for a pass at most: other threads have their turn between two
+                if token := self._take_token():
+                    return token
+                self._raise()
+                if self.finished:
+                    raise StopIteration
+                try:
+                    self.advance()
+                except BaseException:
+                    self.close()
+                    raise
+
+    def made(self) -> list[Token]:
+        """Return the tokens made since the last call, and compute nothing.
+
+        Raises what ended the generation, if it failed, once no tokens are left.
+        """
+        tokens = []
+        with self.lock:
+            while token := self._take_token():
+                tokens.append(token)
+            if not tokens:
+                self._raise()
+        return tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended is not None
+
+    def close(self) -> None:
+        """End the generation here; `result` stays."""
+        with self.lock:
+            if not self.finished:
+                self._finish()
+
+    def cut(self, error: EdgespecError) -> None:
+        """End the generation, which its reader did not ask for: whoever reads on gets `error`."""
+        if not self.finished:
+            self._finish()
+            self._loop_ended, self._error = True, error
+
+    @property
+    def timeline(self) -> list[int]:
+        """The prompt and what was emitted."""
+        return self._loop.tokens
+
+    @property
+    def result(self) -> Result:
+        """The Result of the tokens so far; its stop_reason is "interrupted" until the end is known."""
+        with self.lock:
+            return self._result()
+
+    def _result(self) -> Result:
+        made_with = self._provenance
+        return Result(
+            text="".join(self._parts),
+            token_ids=tuple(self._ids),
+            prompt_tokens=self._n_prompt,
+            stop_reason=self._stop_reason,
+            seed=made_with.seed,
+            target=made_with.target,
+            draft=made_with.draft,
+            kernels=made_with.kernels,
+            sources=self._loop.sources(),
+            note=self._note or self._loop.note(),
+            stats=self._stats(),
+            plain_tokens_per_s=self._plain_rate if self.finished else self._loop.plain_rate(),
+            energy=self._energy,
+            mode=made_with.mode,
+            n_cached=self._loop.n_known,
+            prompt_logprobs=tuple(self._loop.prompt_logprobs),
+            end_token=self._end_token,
+            target_share=1.0 - self._n_alone / len(self._ids) if self._ids else 1.0,
+        )
+
+    # ---- told by whoever runs the loop ----
+
+    def take(self, event: Event) -> None:
+        """Take what the loop has done."""
+        event.add_to(self._tally)
+        if self._ttft_s is None and event.tokens:
+            self._ttft_s = time.perf_counter() - self._called
+        logprobs = event.logprobs or (None,) * len(event.tokens)
+        for token, origin, said in zip(event.tokens, event.origins, logprobs, strict=True):
+            if not self._is_end(token):
+                self._emitted.append((token, origin, said))
+            elif said:
+                self._end_token = Token(token, "", origin, said.logprob, said.top)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take note that the loop ended, by itself or because of `error`."""
+        self._loop_ended, self._error = True, error
+
+    # ---- tokens with their text ----
+
+    def _take_token(self) -> Token | None:
+        """Return the next token; None if none is there."""
+        if self.finished:
+            return None
+        if self._waiting and self._emitted:
+            token, self._waiting = self._waiting, None
+            return token
+        while self._emitted:
+            made = self._write(*self._emitted.popleft())
+            if self._is_last(made) or self._text.stopped:
+                self._stop_reason = "stop"
+                self._finish()
+                return made
+            if not self._text.holds:
+                return made
+            if self._emitted:
+                return made
+            self._waiting = made
+        if self._loop_ended:
+            self._stop_reason = self._loop.stop_reason
+            waiting, self._waiting = self._waiting, None
+            held = self._finish()
+            return replace(waiting, text=waiting.text + held) if waiting else None
+        return None
+
+    def _write(self, token: int, origin: Origin, said: Logprobs | None) -> Token:
+        started = time.perf_counter()
+        piece = self._model.piece(token)
+        # A control token, which shows no text, also ends a stop string that has begun.
+        text = self._text.feed(piece) if piece or not self._text.holds else self._text.finish()
+        made = Token(token, text, origin, said.logprob, said.top) if said else Token(token, text, origin)
+        self._parts.append(made.text)
+        self._ids.append(token)
+        self._n_alone += origin == "alone"
+        self._tally.rest_s += time.perf_counter() - started
+        return made
+
+    def _finish(self) -> str:
+        """End it; return the text that was held back."""
+        self._ended = time.perf_counter()
+        self._emitted.clear()
+        if self._window:
+            self._energy, self._window = self._window.end(), None
+        self.on_closed(self)
+        if self._energy:
+            self._energy = self._energy.part(self.energy_share)
+        self._note = self._loop.note()  # now: it speaks of tables that later texts go on changing
+        self._plain_rate = self._loop.plain_rate()
+        held = self._text.finish()
+        self._parts.append(held)
+        return held
+
+    def _raise(self) -> None:
+        error = self._error
+        if error and self._loop_ended and not self._emitted:
+            self.close()
+            self._error = None
+            raise error
+
+    def _stats(self) -> Stats:
+        return summarise(
+            self._tally,
+            n_prompt=self._loop.n_read,
+            n_tokens=len(self._ids),
+            ttft_s=self._ttft_s,
+            total_s=(self._ended or time.perf_counter()) - self._called,
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+
+
+def _never(_token: Token) -> bool:
+    return False

@@ -1,0 +1,260 @@
+"""The texts that an engine writes: what each has of models and sessions, and what is kept when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from edgespec.decoding.generate import Generation
+from edgespec.decoding.loop import Event
+from edgespec.drafting.block_head import BlockModel
+from edgespec.drafting.earlier_texts import EarlierTexts
+from edgespec.drafting.head import HeadModel, states_worth
+from edgespec.drafting.knowledge import Knowledge
+from edgespec.drafting.model import DraftModel
+from edgespec.drafting.policy import Policy
+from edgespec.drafting.proposal import DraftStep
+from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.trees import TreeDrafter
+from edgespec.engine.batcher import Batcher, Passed, Text
+from edgespec.engine.lossy.cascade import Cascade
+from edgespec.engine.pair import Pair
+from edgespec.engine.plan import Plan
+from edgespec.engine.stream import Stream
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.session import Session
+
+_LEADING = 32  # tokens of a text
+_SOON = 256  # tokens that a text is expected to need soon
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A stream under way, and what it has of the engine."""
+
+    prompt: str | Sequence[int]
+    plan: Plan
+    loop: Generation | Cascade = field(init=False)
+    session: Session | None = None
+    draft: DraftModel | None = None
+    scheduler: Scheduler | None = None
+    text: Text | None = None
+    """Where it shares passes."""
+    events: Generator[Event] | None = None
+    """Where it runs by itself."""
+    n_steps: int = 0
+    shares: float = 0.0
+    """Of these steps, the parts that were its own."""
+
+    @property
+    def n_soon(self) -> int:
+        """Tokens that it is expected to need beside those it has."""
+        n_left = self.loop.n_left
+        return _SOON if n_left is None else min(_SOON, n_left)
+
+
+class Texts:
+    """The streams under way."""
+
+    def __init__(self, pair: Pair, knowledge: Knowledge, earlier_texts: EarlierTexts) -> None:
+        """Write with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them."""
+        self._pair = pair
+        self._knowledge = knowledge
+        self._earlier_texts = earlier_texts
+        self._running: dict[Stream, Running] = {}
+        self._unkept: list[list[int]] = []
+        self.batcher: Batcher | None = None
+        """What runs them; None before the first."""
+        self._is_advancing = False
+
+    @property
+    def n_running(self) -> int:
+        """Streams under way."""
+        return len(self._running)
+
+    @property
+    def last_pass(self) -> Passed:
+        """The last step's pass of the target."""
+        return self.batcher.last if self.batcher else Passed()
+
+    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
+        """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
+        running = [one for stream, one in self._running.items() if not stream.finished]
+        if len(running) >= self._pair.parallel:
+            return False
+        if not running or self.batcher is None:
+            return True
+        if any(one.text is None or one.text.is_paused for one in running):
+            return False
+        held = sum(len(one.loop.tokens) + one.n_soon for one in running)  # of prompts what is unread, too
+        needed = n_prompt + min(_SOON, n_predict or _SOON)
+        return held + needed <= self.batcher.timelines.cache.n_ctx
+
+    def begin(
+        self,
+        prompt: str | Sequence[int],
+        tokens: list[int],
+        plan: Plan,
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> Running:
+        """Prepare a text over sessions that are large enough for it; `tokens` are those of its prompt.
+
+        Raises UsageError if as many are under way as there may be, EdgespecError if it does not fit.
+        """
+        self._refuse_inside_step()
+        if self.n_running >= self._pair.parallel:
+            problem = "as many texts are being written: end one, or allow more"
+            raise UsageError(problem, field="parallel", value=self._pair.parallel)
+        if plan.options.cascade and self._pair.parallel > 1:
+            raise UsageError("a cascade writes one text at a time: use an engine for one", field="cascade")
+        running = Running(prompt, plan)
+        try:
+            running.loop = self._loop(running, tokens, on_step)
+        except BaseException:
+            self._release(running)
+            raise
+        return running
+
+    def start(self, stream: Stream, running: Running) -> None:
+        """Let `stream` be told what its loop does."""
+        loop = running.loop
+        self._running[stream] = running
+        stream.on_closed = self._ended
+        if isinstance(loop, Generation) and running.session and self.batcher:
+            text = Text(loop, running.session, running.scheduler, stream.take, stream.end)
+            running.text = text
+            self.batcher.add(text)
+            stream.advance = self.step
+        else:
+            running.events = loop.events()
+            stream.advance = partial(self._advance, stream, running.events)
+
+    def _advance(self, stream: Stream, events: Generator[Event]) -> None:
+        """Let a loop that runs by itself go on, and tell its stream."""
+        with self._advancing():
+            try:
+                stream.take(next(events))
+            except StopIteration:
+                stream.end()
+
+    @contextmanager
+    def _advancing(self) -> Iterator[None]:
+        self._is_advancing = True
+        try:
+            yield
+        finally:
+            self._is_advancing = False
+
+    def step(self) -> None:
+        """Make one pass of the target for all streams: `Engine.step`."""
+        if self.batcher:
+            with self._advancing():
+                self.batcher.step()
+            n_running = max(1, len(self._running))
+            for running in self._running.values():
+                running.n_steps += 1
+                running.shares += 1.0 / n_running
+
+    def _loop(
+        self, running: Running, tokens: list[int], on_step: Callable[[DraftStep], None] | None
+    ) -> Generation | Cascade:
+        """Return the loop that generates the text, over sessions that are large enough for it."""
+        plan = running.plan
+        n_predict = plan.options.n_predict
+        n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
+        timelines = self._pair.timelines(n_ctx)
+        if self.batcher is None or self.batcher.timelines is not timelines:
+            self.batcher = Batcher(timelines, self._knowledge.clocks)
+        drafter = features = None
+        if plan.options.cascade:
+            small = self._pair.small_model(n_ctx)
+            target = running.session = timelines.begin([0])
+            if plan.policy:
+                drafter = self._drafter(running, plan.policy, small, on_step)
+            return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
+        # A prompt's logits are not kept: where they are asked for, all of it is read.
+        known = tokens[:1] if plan.options.prompt_logprobs else tokens
+        target = running.session = timelines.begin(known)
+        n_known = target.n_past
+        if plan.policy:
+            if plan.uses_model:
+                running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
+            drafter = self._drafter(running, plan.policy, running.draft, on_step)
+            if isinstance(running.draft, HeadModel | BlockModel) and running.scheduler:
+                features = running.draft.features
+                features.n_prompt = states_worth(
+                    running.scheduler, target.model, len(tokens) - n_known, n_predict
+                )
+        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+
+    def _drafter(
+        self,
+        running: Running,
+        policy: Policy,
+        model: DraftModel | None,
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> TreeDrafter:
+        plan = running.plan
+        running.scheduler = self._knowledge.scheduler(
+            policy, running.prompt, greedy=plan.options.params.greedy
+        )
+        return TreeDrafter(
+            running.scheduler,
+            suffix=self._earlier_texts.ready(),
+            model=model,
+            is_eog=plan.options.ends(self._pair.target.is_eog),
+            clocks=self._knowledge.clocks,
+            on_step=on_step,
+            constraint=plan.constraint,
+        )
+
+    def end_all(self, why: str) -> None:
+        """End the streams under way; `why` is told to those who read on, lest the text seem complete.
+
+        Raises UsageError inside a step, whose texts cannot be ended.
+        """
+        self._refuse_inside_step()
+        for stream in list(self._running):
+            stream.cut(EdgespecError(f"this text was ended before it was complete: {why}"))
+
+    def _refuse_inside_step(self) -> None:
+        if self._is_advancing:
+            raise UsageError("on_step was called in the middle of a text: begin and end others after it")
+
+    def keep(self) -> None:
+        """Remember the texts that ended for drafting; until then they can be forgotten."""
+        while self._unkept:
+            self._earlier_texts.keep(self._unkept.pop(0))
+
+    def forget(self) -> None:
+        """End the streams under way, and forget the texts that were not kept yet."""
+        self.end_all("the engine was told to forget")
+        self._unkept.clear()
+
+    def _ended(self, stream: Stream) -> None:
+        """Keep what can be used of a stream that has ended, and free the rest."""
+        running = self._running.pop(stream)
+        if running.text and self.batcher:
+            self.batcher.close(running.text)
+        if running.events:
+            running.events.close()
+        if running.n_steps:
+            stream.energy_share = running.shares / running.n_steps
+        self._release(running)
+        result = stream.result
+        if result.stop_reason in ("eog", "stop", "length"):
+            unfinished = result.stop_reason == "length"
+            self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
+        # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
+        self._unkept.append(stream.timeline[max(0, result.n_cached - _LEADING) :])
+
+    def _release(self, running: Running) -> None:
+        """Give back the sessions of a text, and what was learnt with it."""
+        if running.session and self.batcher:
+            self.batcher.timelines.end(running.session)
+        if running.draft:
+            self._pair.end_draft(running.draft)
+        if running.scheduler:
+            self._knowledge.ended(running.scheduler)

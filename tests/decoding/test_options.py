@@ -1,0 +1,89 @@
+"""What a generation is asked for: bad values and contradictions are refused, by the name of their field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, get_type_hints
+
+import pytest
+
+from edgespec import SamplingParams
+from edgespec.decoding.options import MAX_GAMMA, MAX_LOGPROBS, OptionKeywords, Options, Waking
+from edgespec.errors import UsageError
+
+
+def test_keywords_are_the_fields() -> None:
+    fields = [field.name for field in dataclasses.fields(Options)]
+    assert list(OptionKeywords.__annotations__) == fields
+    of_keywords, of_fields = get_type_hints(OptionKeywords), get_type_hints(Options)
+    # `None` for the parameters stands for their defaults.
+    assert of_keywords | {"params": SamplingParams} == of_fields
+
+
+def test_what_is_left_out() -> None:
+    assert Options() == Options(params=SamplingParams(), n_predict=256, lenience=1.0)
+    assert Options(seed=1).changed(params=None, gamma=2) == Options(seed=1, gamma=2)
+    assert Options(stop="x").stop == Options(stop=["x"]).stop == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("gamma", -1),
+        ("gamma", MAX_GAMMA + 1),
+        ("n_predict", 0),
+        ("seed", -1),
+        ("seed", 1 << 64),
+        ("n_logprobs", -1),
+        ("n_logprobs", MAX_LOGPROBS + 1),
+        ("drafter", "magic"),
+        ("rule", "fair"),
+        *[("lenience", value) for value in (0.0, -1.0, -0.5, 1.01, 1.5, math.nan, math.inf)],
+    ],
+)
+def test_bad_values(field: str, value: object) -> None:
+    with pytest.raises(UsageError, match="must be ") as found:
+        Options(**{field: value})  # type: ignore[arg-type]
+    assert found.value.field == field
+    said = f"{value:g}" if isinstance(value, float) else value
+    assert str(found.value).startswith(f"{field} {said}: ")
+
+
+def test_an_empty_stop() -> None:
+    with pytest.raises(UsageError, match=r"^stop: an empty string"):
+        Options(stop=["a", ""])
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("rule", {"lenience": 0.5, "rule": "match"}),
+        ("lenience", {"lenience": 0.5, "cascade": Waking(threshold=0.5)}),
+        ("rule", {"rule": "block", "cascade": Waking(threshold=0.5)}),
+    ],
+)
+def test_contradictions(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"contradicts|leave it out") as found:
+        Options(**options)
+    assert found.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "waking"),
+    [
+        ("threshold", {"signal": "margin", "threshold": 1.5}),
+        ("threshold", {"signal": "margin", "threshold": math.nan}),
+        ("threshold", {"signal": "entropy", "threshold": -0.1}),
+        ("threshold", {"signal": "entropy", "threshold": math.nan}),
+        ("signal", {"signal": "surprise", "threshold": 0.5}),
+        ("span", {"threshold": 0.5, "span": 0}),
+        ("span", {"threshold": 0.5, "span": "all"}),
+        ("window", {"threshold": 0.5, "window": 0}),
+    ],
+)
+def test_what_a_cascade_cannot_be_told(field: str, waking: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as found:
+        Waking(**waking)
+    assert found.value.field == field
+    assert str(found.value).startswith(f"{field} {waking[field]}: ")

@@ -1,0 +1,303 @@
+"""Calibrations: curves of made-up signals, the choice on them, and the file they are kept in."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from edgespec import Engine
+from edgespec.benchmark.humaneval import Judged
+from edgespec.benchmark.tradeoff import (
+    ALWAYS,
+    NEVER,
+    best_curve,
+    candidates,
+    choose,
+    curve,
+    point,
+    problem_point,
+    ratio_error,
+    read_answers,
+    simulate,
+)
+from edgespec.decoding.options import Waking
+from edgespec.engine.lossy.calibration import (
+    Choice,
+    Point,
+    calibrated,
+    calibration_path,
+    check_storable,
+    load,
+    store,
+)
+from edgespec.engine.lossy.cascade import signal_of
+from edgespec.engine.lossy.teacher import Marks, Teacher
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.session import Session
+from tiny_gguf import write_tiny_gguf
+
+# ---- walking along an answer ----
+
+
+def marks(margins, wrong=(), kl=0.5):
+    return Marks(
+        margin=list(margins),
+        entropy=[1.0 - value for value in margins],
+        agrees=[i not in wrong for i in range(len(margins))],
+        best=[True] * len(margins),
+        kl=[kl] * len(margins),
+    )
+
+
+ANSWER = marks([0.9, 0.2, 0.1, 0.9, 0.3, 0.9], wrong={1, 4})
+
+
+@pytest.mark.parametrize(
+    ("waking", "expected"),
+    [
+        (Waking("margin", 0.0, span=2), (2, 0, 3.0)),
+        (Waking("margin", 1.0, span=2), (0, 6, 0.0)),
+        (Waking("margin", 0.2, span=1), (1, 2, 2.0)),
+        (Waking("margin", 0.2, span=2), (1, 2, 2.0)),
+        (Waking("margin", 0.3, span=2), (0, 4, 1.0)),
+        (Waking("margin", 0.2, span="rest"), (0, 5, 0.5)),
+        (Waking("margin", 0.3, window=2, span=1), (2, 1, 2.5)),
+        (Waking("entropy", 0.7, span=2), (0, 4, 1.0)),
+        (Waking("margin", 0.3, span=100), (0, 5, 0.5)),
+    ],
+    ids=str,
+)
+def test_a_cascade_along_an_answer(waking, expected):
+    assert simulate(ANSWER, waking) == expected
+
+
+def test_a_point_is_of_all_tokens_of_all_prompts():
+    texts = [ANSWER, marks([0.9] * 4, wrong={0})]
+    found = point(texts, Waking("margin", 0.2, span=1))
+    assert (found.loss, found.target_share, found.kl) == (0.2, 0.2, 0.4)
+    assert found.error == ratio_error([1, 1], [6, 4])
+
+
+def test_the_error_is_over_prompts():
+    assert ratio_error([3], [10]) == 0.0
+    assert ratio_error([1, 1, 1], [10, 10, 10]) == 0.0, "all prompts alike"
+    # Alike in length it is the standard error of the mean of the prompts' own shares.
+    shares = [0.0, 0.2, 0.1, 0.5]
+    mean = sum(shares) / 4
+    error = math.sqrt(sum((share - mean) ** 2 for share in shares) / 3 / 4)
+    assert ratio_error([10 * share for share in shares], [10] * 4) == pytest.approx(error)
+
+
+# ---- the curve, and the choice ----
+
+
+def toy_texts(n=30, length=60, seed=1):
+    """The small model is wrong as often as its margin says: half of it is missing to 1."""
+    coin = random.Random(seed)
+    texts = []
+    for _ in range(n):
+        margins = [coin.random() ** 0.3 for _ in range(length)]
+        wrong = {i for i, margin in enumerate(margins) if coin.random() > (1 + margin) / 2}
+        texts.append(marks(margins, wrong))
+    return texts
+
+
+@pytest.mark.parametrize("signal", ["margin", "entropy"])
+@pytest.mark.parametrize("span", [1, 16, "rest"])
+def test_a_curve_goes_from_the_small_model_to_the_target(signal, span):
+    texts = toy_texts()
+    points = curve(texts, signal, span, 1)
+    n = sum(len(one.agrees) for one in texts)
+    n_wrong = sum(not agrees for one in texts for agrees in one.agrees)
+    assert (points[0].threshold, points[0].target_share, points[0].loss) == (NEVER[signal], 0.0, n_wrong / n)
+    assert (points[-1].threshold, points[-1].target_share, points[-1].loss) == (ALWAYS[signal], 1.0, 0.0)
+    assert len(points) > 20
+    thresholds = [one.threshold for one in points]
+    assert thresholds == sorted(thresholds, reverse=signal == "entropy")
+    if span in (1, "rest"):  # where a later wake can not come from an earlier one
+        shares = [one.target_share for one in points]
+        assert shares == sorted(shares)
+
+
+@pytest.mark.parametrize("signal", ["margin", "entropy"])
+def test_what_is_chosen_keeps_the_loss_with_the_fewest_tokens(signal):
+    texts = toy_texts()
+    best, points = best_curve(texts, signal, 4, 0.03)
+    assert best in points
+    assert best.loss + best.error <= 0.03
+    assert 0.0 < best.target_share < 1.0
+    assert all(one.target_share >= best.target_share for one in points if one.loss + one.error <= 0.03)
+    fresh = point(toy_texts(n=200, seed=2), Waking(signal, best.threshold, best.window, 4))
+    assert fresh.loss <= 0.03, "it holds for other prompts of the kind"
+    assert point(texts, Waking(signal, best.threshold, best.window, 4)) == best
+
+
+def test_no_loss_is_nearly_the_target_alone_and_any_loss_the_small_model():
+    points = curve(toy_texts(), "margin", 16, 1)
+    assert choose(points, 0.0).loss == 0.0
+    assert choose(points, 0.0).target_share > 0.9
+    assert choose(points, 0.99) == points[0]
+
+
+def test_surely_is_with_the_standard_error():
+    points = [
+        Point(0.0, 1, 0.10, 0.0, 0.0),
+        Point(0.4, 1, 0.015, 0.01, 0.2),
+        Point(0.5, 1, 0.012, 0.005, 0.3),
+        Point(1.0, 1, 0.0, 0.0, 1.0),
+    ]
+    assert choose(points, 0.02).threshold == 0.5
+    assert choose(points, 0.02, surely=False).threshold == 0.4
+
+
+# ---- HumanEval ----
+
+
+def judged(passed, share=0.5, tokens=10):
+    return [Judged(str(i), good, "", 0.0, tokens, share) for i, good in enumerate(passed)]
+
+
+def test_problems_are_set_beside_the_target_alone():
+    alone, cascade = judged([True, True, False, True], 1.0), judged([True, False, True, False])
+    found = problem_point(alone, cascade, Waking("margin", 0.4, 2))
+    assert (found.loss, found.target_share, found.threshold, found.window) == (0.25, 0.5, 0.4, 2)
+    assert found.error == pytest.approx(math.sqrt((0.25**2 + 0.75**2 + 1.25**2 + 0.75**2) / 3 / 4))
+    assert problem_point(alone, alone, Waking("margin", 1.0)).loss == 0.0
+
+
+def test_candidates_are_the_ends_and_some_between():
+    points = curve(toy_texts(), "margin", 16, 1)
+    found = candidates(points)
+    assert (found[0], found[-1]) == (points[0], points[-1])
+    assert 4 <= len(found) <= 6
+    assert [one.target_share for one in found] == sorted(one.target_share for one in found)
+
+
+# ---- the file ----
+
+
+@pytest.fixture
+def headers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = [
+        write_tiny_gguf(tmp_path / f"{name}.gguf", seed=seed) for seed, name in enumerate(("big", "small"))
+    ]
+    return tuple(check_model_file(file) for file in files)
+
+
+CHOICE = Choice(
+    "margin", 16, "tokens", 0.02, Point(0.4, 2, 0.01, 0.002, 0.3, 0.05), (), "default", 3, 90, "2026-11-22"
+)
+
+
+def test_what_is_kept_is_what_a_cascade_is_told(headers):
+    assert load(*headers).choices == {}
+    file = store(*headers, [CHOICE])
+    assert file == calibration_path(*headers)
+    assert file.name.startswith("big+small-")
+    assert calibrated(*headers, Waking()) == Waking("margin", 0.4, 2, 16)
+    rest = replace(CHOICE, span="rest", point=replace(CHOICE.point, threshold=0.1))
+    store(*headers, [rest])
+    assert calibrated(*headers, Waking(span="rest")) == Waking("margin", 0.1, 2, "rest")
+    assert calibrated(*headers, Waking()).threshold == 0.4, "the other one is still there"
+    assert sorted(path.name for path in file.parent.iterdir()) == [".lock", file.name]
+
+
+@pytest.mark.parametrize(
+    ("waking", "words"),
+    [
+        (Waking(), "signal margin and the span 16"),
+        (Waking("entropy"), "signal entropy and the span 16"),
+        (Waking(span=9), "signal margin and the span 9"),
+        (Waking(span="rest"), "signal margin and the span rest"),
+    ],
+    ids=str,
+)
+def test_without_a_calibration_it_says_what_to_run(headers, waking, words):
+    store(*headers, [replace(CHOICE, span=5)])
+    with pytest.raises(UsageError, match=rf"{words}; run `edgespec calibrate`") as found:
+        calibrated(*headers, waking)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-20],
+        lambda _text: "",
+        lambda _text: "[]",
+        lambda text: text.replace('"margin"', '"surprise"', 1),
+        lambda text: text.replace('"threshold": 0.4', '"threshold": 4'),
+        lambda text: text.replace('"format": 1', '"format": 0'),
+        lambda text: text.replace('"target": "', '"target": "00'),
+    ],
+    ids=range(7),
+)
+def test_a_damaged_file_is_one_line_and_is_replaced(headers, damage):
+    file = store(*headers, [CHOICE])
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(UsageError, match="run `edgespec calibrate`") as found:
+        calibrated(*headers, Waking())
+    assert "\n" not in str(found.value)
+    assert file.with_name(f"{file.name}.set-aside").exists()
+    assert load(*headers).choices == {}
+    store(*headers, [CHOICE])
+    assert calibrated(*headers, Waking()).threshold == 0.4
+
+
+def test_a_later_edgespecs_file_stays(headers):
+    file = store(*headers, [CHOICE])
+    later = file.read_text().replace('"format": 1', '"format": 2')
+    file.write_text(later)
+    with pytest.raises(UsageError, match=r"later edgespec \(format 2\)"):
+        calibrated(*headers, Waking())
+    for keep in (lambda: check_storable(*headers), lambda: store(*headers, [CHOICE])):
+        with pytest.raises(EdgespecError, match=r"later edgespec \(format 2\)"):
+            keep()
+    assert file.read_text() == later
+    file.write_text("damaged")
+    check_storable(*headers)  # it would be set aside
+    assert file.read_text() == "damaged"
+
+
+# ---- with models ----
+
+
+def test_marks_are_what_the_models_say_token_by_token(tiny_target, tiny_draft):
+    prompt, answer = list(range(40, 52)), list(range(60, 95))
+    with Teacher(tiny_target, tiny_draft, n_ctx=100, n_threads=1) as teacher:
+        found = teacher.marks(prompt, answer)
+        assert teacher.marks(prompt, answer) == found, "it begins anew each time"
+    rows = []
+    for model in (tiny_target, tiny_draft):
+        with Session(model, n_ctx=128, n_threads=1) as session:
+            row = session.eval(prompt)[0].copy()
+            own = [row]
+            for token in answer[:-1]:
+                own.append(session.eval([token])[0].copy())
+            rows.append(own)
+    assert found.best == [int(row.argmax()) == token for row, token in zip(rows[0], answer, strict=True)]
+    assert found.agrees == [int(a.argmax()) == int(b.argmax()) for a, b in zip(*rows, strict=True)]
+    for name in ("margin", "entropy"):
+        assert getattr(found, name) == pytest.approx([signal_of(row, name) for row in rows[1]], abs=1e-4)
+    assert all(value >= 0.0 for value in found.kl)
+    with Teacher(tiny_target, tiny_target, n_ctx=100, n_threads=1) as teacher:
+        assert teacher.marks(prompt, answer).kl == [0.0] * len(answer)
+    with Teacher(tiny_target, None, n_ctx=100, n_threads=1) as teacher:
+        assert teacher.marks(prompt, answer).best == found.best
+
+
+def test_the_targets_own_answers_are_what_it_likes_best(tiny_path, tiny_draft_path):
+    seen = []
+    with Engine(tiny_path, tiny_draft_path, n_threads=1, kernels="off", profile=False) as engine:
+        texts = read_answers(
+            engine, ["abc", "the thing"], n_predict=24, on_progress=lambda *now: seen.append(now)
+        )
+    assert len(texts) == 2
+    assert {len(one.kl) for one in texts} == {24}
+    assert all(best for one in texts for best in one.best)
+    assert seen[-1][1:] == (2, 2)

@@ -19,25 +19,34 @@ from edgespec.platform.limits import address_limit, is_refusal, why_refused
 
 _LONGEST_LINE = 1000  # characters
 
-_EXAMPLES = {
-    "run": 'edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."',
-    "chat": 'edgespec chat --system "Answer in one sentence."',
-    "quantize": "edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models",
-    "doctor": "edgespec doctor --retest my-model.gguf",
-    "profile": "edgespec profile --target my-model.gguf --threads 4",
-    "calibrate": "edgespec calibrate --loss 0.05 --per-category 2",
-    "energy": "edgespec energy --json",
-    "bench": "edgespec bench --category code --report bench.html",
-    "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
-    "--drafts qwen2.5-coder-0.5b-q4_0,none",
-    "serve": "edgespec serve --port 8080 --pair default",
-    "batch": "edgespec batch requests.jsonl -o answers.jsonl",
-    "node": "edgespec node --threads 4",
+_COMMANDS = {
+    "Write": {
+        "run": 'edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."',
+        "chat": 'edgespec chat --system "Answer in one sentence."',
+        "serve": "edgespec serve --port 8080 --pair default",
+        "batch": "edgespec batch requests.jsonl -o answers.jsonl",
+    },
+    "Measure": {
+        "bench": "edgespec bench --category code --report bench.html",
+        "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
+        "--drafts qwen2.5-coder-0.5b-q4_0,none",
+        "profile": "edgespec profile --target my-model.gguf --threads 4",
+        "calibrate": "edgespec calibrate --loss 0.05 --per-category 2",
+        "energy": "edgespec energy --json",
+    },
+    "Models and drafts": {
+        "models": "",
+        "draft": "",
+        "cache": "",
+        "quantize": "edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models",
+    },
+    "Machine": {
+        "doctor": "edgespec doctor --retest my-model.gguf",
+        "node": "edgespec node --threads 4",
+    },
 }
-"""Commands, each `NAME_command` of the module of its name."""
-
-_GROUPS = ("models", "draft", "cache")
-"""Commands with sub-commands, each `NAME_app` of the module of its name."""
+"""The groups of `--help`: each command with its example, which is `NAME_command` of the module of its name. A
+command without an example has sub-commands and is `NAME_app` of its module."""
 
 # typer keeps its own copy of click; these two are the bases of what its parser raises.
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -54,7 +63,7 @@ class _Root(TyperGroup):
     """Imports a command when it is called: together they take a second, and seconds on a Raspberry Pi."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own signature, over a private click
-        return [*_EXAMPLES, *_GROUPS]
+        return [name for commands in _COMMANDS.values() for name in commands]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         known = self.list_commands(ctx)
@@ -102,10 +111,14 @@ with suppress(AttributeError, KeyError):  # private names, which another typer m
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
     module = import_module(f"edgespec.cli.{name}")
     loaded = typer.Typer(rich_markup_mode="rich")
-    if name in _GROUPS:
-        loaded.add_typer(getattr(module, f"{name}_app"), name=name)
+    panel, example = next(
+        (panel, commands[name]) for panel, commands in _COMMANDS.items() if name in commands
+    )
+    if example:
+        add = loaded.command(name, epilog=f"Example: {example}", rich_help_panel=panel)
+        add(getattr(module, f"{name}_command"))
     else:
-        loaded.command(name, epilog=f"Example: {_EXAMPLES[name]}")(getattr(module, f"{name}_command"))
+        loaded.add_typer(getattr(module, f"{name}_app"), name=name, rich_help_panel=panel)
     command = typer.main.get_group(loaded).commands[name]
     for one in getattr(command, "commands", {"": command}).values():
         for parameter in one.params:

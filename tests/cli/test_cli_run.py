@@ -261,10 +261,21 @@ def test_every_help_shows_an_example(command, child_environment):
     assert ("--install-completion" in shown) == (not command), "of edgespec itself, and of it alone"
 
 
-def test_help_names_every_command_at_the_start_of_its_row(child_environment):
+def test_help_names_every_command_in_its_group(child_environment):
     with Terminal([*COMMAND, "--help"], child_environment) as terminal:
         shown = terminal.expect("Example: edgespec")
-    rows = dict(re.findall(r"│ (\w+) +(\w[^│]*)", shown[shown.index(" Commands ") :]))
+    panels = re.split(r"╭─ ([A-Z][\w ]+) ─+╮", shown)[1:]
+    groups = {
+        panel: re.findall(r"│ (\w+) +\w", rows) for panel, rows in zip(panels[::2], panels[1::2], strict=True)
+    }
+    assert groups.pop("Options") == []
+    assert groups == {
+        "Write": ["run", "chat", "serve", "batch"],
+        "Measure": ["bench", "compare", "profile", "calibrate", "energy"],
+        "Models and drafts": ["models", "draft", "cache", "quantize"],
+        "Machine": ["doctor", "node"],
+    }
+    rows = dict(re.findall(r"│ (\w+) +(\w[^│]*)", shown))
     assert {"run", "quantize", "models", "draft", "cache"} <= set(rows)
     assert rows["models"].startswith("List, pull, check and remove models.")
     assert rows["draft"].startswith("Make drafts: ")
@@ -275,7 +286,7 @@ def test_help_names_every_command_at_the_start_of_its_row(child_environment):
 def test_a_command_that_needs_another_one_shows_its_help_and_no_error(command, child_environment):
     process = run_cli(*command, env=child_environment)
     assert (process.returncode, process.stderr) == (2, "")
-    assert "Commands" in process.stdout
+    assert "Usage: edgespec" in process.stdout
 
 
 @pytest.mark.parametrize("module", ["rich.console", "typer", "llama_cpp"])

@@ -169,18 +169,18 @@ def timed(run: Callable[[], None]) -> float:
 def measure(
     positions: Iterator[Position], rounds: int
 ) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
-    """Return seconds by case and way, all of them; and the seconds of every step's passes."""
+    """Return seconds by case and variant, all of them; and the seconds of every step's passes."""
     seconds: dict[str, dict[str, list[float]]] = {case: {} for case in CASES}
     steps: list[float] = []
-    ways: dict[str, tuple[Edgespec, LlamaChain]] = {}
+    variants: dict[str, tuple[Edgespec, LlamaChain]] = {}
     for number, position in enumerate(positions):
         if position.step_s is not None:
             steps.append(position.step_s)
         for case, params in CASES.items():
             n_vocab = position.target_rows.shape[1]
-            if case not in ways:
-                ways[case] = Edgespec(params, n_vocab), LlamaChain(params, n_vocab)
-            ours, chain = ways[case]
+            if case not in variants:
+                variants[case] = Edgespec(params, n_vocab), LlamaChain(params, n_vocab)
+            ours, chain = variants[case]
 
             def note(name: str, spent: float, case: str = case) -> None:
                 seconds[case].setdefault(name, []).append(spent)
@@ -198,7 +198,7 @@ def measure(
                     note(name, spent)
                     if name == OURS:
                         note(OUR_DRAFTS, ours.drafts_s)
-    for _, chain in ways.values():
+    for _, chain in variants.values():
         chain.free()
     return seconds, steps
 
@@ -209,13 +209,13 @@ def report(result: dict[str, Any]) -> None:
     if result["step_s"]:
         step_ms, low, high = (1e3 * x for x in spread(result["step_s"]))
         print(f"{'a step decodes':<16}{step_ms:.1f} ms (quartiles {low:.1f} .. {high:.1f})")
-    for case, ways in result["seconds"].items():
+    for case, variants in result["seconds"].items():
         print(f"\n{case}\n{'':<30}{'median ms':>10}{'quartiles':>18}{'edgespec is':>14}{'of a step':>11}")
-        ours = spread(ways[OURS])[0]
+        ours = spread(variants[OURS])[0]
         for name in (OURS, OUR_DRAFTS, FULL, APPLY):
-            if name not in ways:
+            if name not in variants:
                 continue
-            median, low, high = (1e3 * x for x in spread(ways[name]))
+            median, low, high = (1e3 * x for x in spread(variants[name]))
             ratio = f"{median / 1e3 / ours:.1f}x faster" if name not in (OURS, OUR_DRAFTS) else ""
             share = f"{median / (median + step_ms):.2%}" if step_ms else ""
             print(f"{name:<30}{median:>10.3f}{f'{low:.3f} .. {high:.3f}':>18}{ratio:>14}{share:>11}")
@@ -228,7 +228,7 @@ def main() -> None:
         "--text", type=Path, default=Path(__file__), help="the text that the rows are taken from"
     )
     parse.add_argument("--positions", type=int, default=12, help="steps along the text")
-    parse.add_argument("--rounds", type=int, default=4, help="turns of every way at each position")
+    parse.add_argument("--rounds", type=int, default=4, help="turns of every variant at each position")
     args = parse.parse_args()
     names = (None, None) if args.synthetic else choose_models(args.target, args.draft, writes=True)
 

@@ -1,4 +1,4 @@
-"""How engines are asked when ways to generate are compared: in turns, no way seeing another's answers."""
+"""How engines are asked when variants to generate are compared: in turns, none seeing another's answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 from edgespec import Engine, SamplingParams
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
-from edgespec.benchmark.ways import Way
+from edgespec.benchmark.variants import Variant
 from edgespec.decoding.records import Result
 from edgespec.models.store import Store
 from edgespec.models.suites import Prompt
@@ -36,7 +36,7 @@ def at_plains_length(runs: Sequence[Run]) -> list[Run]:
     A run whose length differs from plain's is returned with 0 tokens, and so has no speed, if one of the two
     has fewer than FEWEST.
     """
-    plain = {(one.prompt, one.round): one for one in runs if one.way == PLAIN}
+    plain = {(one.prompt, one.round): one for one in runs if one.variant == PLAIN}
     found = []
     for one in runs:
         n = plain[one.prompt, one.round].tokens
@@ -53,8 +53,8 @@ def at_plains_length(runs: Sequence[Run]) -> list[Run]:
 
 
 def in_order(runs: list[Run], names: list[str]) -> list[Run]:
-    """Return the runs with the ways in the order of `names`."""
-    return sorted(runs, key=lambda one: names.index(one.way))
+    """Return the runs with the variants in the order of `names`."""
+    return sorted(runs, key=lambda one: names.index(one.variant))
 
 
 class Bench:
@@ -73,14 +73,14 @@ class Bench:
         """By prompt: the engine's last note on why auto drafted or did not."""
 
     def one_text(self, temperature: float) -> bool:
-        """Whether all ways should write the same text."""
+        """Whether all variants should write the same text."""
         return self._seeded or temperature == 0
 
     def n_predict(self, prompt: Prompt) -> int:
         """Return the most tokens of an answer."""
         return self._limits.get(prompt.id, Limits()).n_predict or self._n_predict
 
-    def ask(self, prompt: Prompt, way: Way, turn: int, temperature: float) -> Result:
+    def ask(self, prompt: Prompt, variant: Variant, turn: int, temperature: float) -> Result:
         """Generate once."""
         knowledge = self._engine._knowledge
         learnt = knowledge._learnt.values()
@@ -90,10 +90,10 @@ class Bench:
             params=SamplingParams(temperature=temperature),
             seed=turn if self.one_text(temperature) else None,
             n_predict=self.n_predict(prompt),
-            drafter=way.drafter,
-            gamma=way.gamma,
+            drafter=variant.drafter,
+            gamma=variant.gamma,
         )
-        if way.name == AUTO:
+        if variant.name == AUTO:
             self.notes[prompt.id] = result.note
         else:
             self._engine.forget()  # which ends the generation: then the length of its answer is learnt
@@ -122,13 +122,13 @@ class Bench:
         if others:
             self._engine._earlier_texts.ready().load(np.concatenate(others).astype(np.int32))
 
-    def warm_up(self, prompts: Sequence[Prompt], ways: Sequence[Way]) -> None:
+    def warm_up(self, prompts: Sequence[Prompt], variants: Sequence[Variant]) -> None:
         """Make the contexts large enough for every prompt, and run each drafter once."""
         sizes = {p: len(self._engine.prompt_tokens(p.text)) + self.n_predict(p) for p in prompts}
         longest = max(sizes, key=lambda prompt: sizes[prompt])
-        for way in {way.drafter: way for way in ways}.values():
+        for variant in {variant.drafter: variant for variant in variants}.values():
             stream = self._engine.stream(
-                longest.text, n_predict=self.n_predict(longest), drafter=way.drafter, gamma=way.gamma
+                longest.text, n_predict=self.n_predict(longest), drafter=variant.drafter, gamma=variant.gamma
             )
             for _ in itertools.islice(stream, FEWEST):
                 pass
@@ -136,16 +136,16 @@ class Bench:
 
 
 def compared(
-    asked: Mapping[str, tuple[Bench, Way]], prompts: Sequence[Prompt], rounds: int, temperature: float
+    asked: Mapping[str, tuple[Bench, Variant]], prompts: Sequence[Prompt], rounds: int, temperature: float
 ) -> list[Run]:
-    """Run each way, by its name, on each prompt: one right after the other, in an order that shifts."""
+    """Run each variant, by its name, on each prompt: one right after the other, in an order that shifts."""
     runs = []
     for turn in range(rounds):
         for place, prompt in enumerate(prompts):
             for name in rotated(list(asked), turn + place):
-                bench, way = asked[name]
+                bench, variant = asked[name]
                 bench.forget(prompt)
-                result = bench.ask(prompt, way, turn, temperature)
+                result = bench.ask(prompt, variant, turn, temperature)
                 runs.append(run_of(result, prompt, name, turn))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)

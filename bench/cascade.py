@@ -1,7 +1,7 @@
 """Measures the cascade's curve: the small model alone, the target woken at some thresholds, the target alone.
 
-    speed     interleaved: every round runs each way once on each prompt, in an order that shifts; tokens a
-              second of whole generations, median, and the median ratio to plain decoding
+    speed     interleaved: every round runs each variant once on each prompt, in an order that shifts;
+              tokens a second of whole generations, median, and the median ratio to plain decoding
     share     tokens that the target wrote or judged
     loss      tokens that are not the target's likeliest after those before, and mean KL, over the text itself
     pass@1    --problems N of HumanEval, greedy, in the sandbox (tests are not timed)
@@ -23,7 +23,7 @@ from edgespec.benchmark.humaneval import load_problems, pass_at_1
 from edgespec.benchmark.runs import Cell, Run
 from edgespec.benchmark.summary import summarise_cell
 from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
-from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.cli.options import parse_span
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import SPAN, Span, Waking
@@ -32,14 +32,14 @@ from edgespec.models.suites import DEFAULT, Prompt, evenly, load_suite
 from ratios import shown_interval
 from script import Measuring, parser, start
 
-TARGET = Way("target alone (auto)", "auto")
+TARGET = Variant("target alone (auto)", "auto")
 
 
-def cascade_way(signal: Signal, threshold: float, window: int, span: Span) -> Way:
-    """Return a way with its threshold in its name."""
+def cascade_variant(signal: Signal, threshold: float, window: int, span: Span) -> Variant:
+    """Return a variant with its threshold in its name."""
     waking = Waking(signal, threshold, window, span)
     ends = {NEVER[signal]: "small alone"}
-    return Way(ends.get(threshold, f"cascade {waking}"), "auto", cascade=waking)
+    return Variant(ends.get(threshold, f"cascade {waking}"), "auto", cascade=waking)
 
 
 def chosen_thresholds(engine: Engine, prompts: list[Prompt], args: argparse.Namespace) -> list[float]:
@@ -54,7 +54,7 @@ def chosen_thresholds(engine: Engine, prompts: list[Prompt], args: argparse.Name
 
 
 def measured(engine: Engine, prompts: list[Prompt], settings: Settings, rounds: int) -> list[Run]:
-    """Run every way on every prompt in every round; each comes first equally often."""
+    """Run every variant on every prompt in every round; each comes first equally often."""
     runs: list[Run] = []
     with leaving_no_trace(engine):
         warm_up(engine, prompts, settings)
@@ -66,26 +66,28 @@ def measured(engine: Engine, prompts: list[Prompt], settings: Settings, rounds: 
     return runs
 
 
-def rows_of(runs: list[Run], ways: list[Way], solved: dict[str, tuple[int, float]]) -> list[dict[str, Any]]:
-    """Return a row per way: speed, ratio within prompt and round, share, loss, KL, problems."""
+def rows_of(
+    runs: list[Run], variants: list[Variant], solved: dict[str, tuple[int, float]]
+) -> list[dict[str, Any]]:
+    """Return a row per variant: speed, ratio within prompt and round, share, loss, KL, problems."""
     overall = summarise_cell(Cell("", None, "", tuple(runs)))[0]
-    summaries = {found.way: found for found in overall.ways}
-    beside = {found.way: found.speedup for found in overall.comparisons}
+    summaries = {found.variant: found for found in overall.variants}
+    beside = {found.variant: found.speedup for found in overall.comparisons}
     greedy = any(run.agreement is not None for run in runs)
     rows = []
-    for way in ways:
-        found = summaries[way.name]
-        agreement = 1.0 if way.exact else found.agreement
+    for variant in variants:
+        found = summaries[variant.name]
+        agreement = 1.0 if variant.exact else found.agreement
         rows.append(
             {
-                "way": way.name,
-                "exact": way.exact,
+                "variant": variant.name,
+                "exact": variant.exact,
                 "tokens/s": found.whole_tokens_per_s,
-                "x plain": beside.get(way.name),
+                "x plain": beside.get(variant.name),
                 "target share": found.target_share,
                 "loss of tokens": 1.0 - agreement if greedy and agreement is not None else None,
-                "KL": 0.0 if way.exact else found.kl,
-                "pass@1": solved.get(way.name),
+                "KL": 0.0 if variant.exact else found.kl,
+                "pass@1": solved.get(variant.name),
             }
         )
     return rows
@@ -123,26 +125,32 @@ def main() -> None:
         signal: Signal = args.signal
         thresholds = args.thresholds or chosen_thresholds(engine, prompts, args)
         between = [t for t in thresholds if t not in (NEVER[signal], ALWAYS[signal])]
-        ways = [
-            cascade_way(signal, NEVER[signal], args.window, args.span),
-            *(cascade_way(signal, threshold, args.window, args.span) for threshold in between),
-            *(parse_ways(f"lenience-{lenience:g}")[0] for lenience in args.lenience),
+        variants = [
+            cascade_variant(signal, NEVER[signal], args.window, args.span),
+            *(cascade_variant(signal, threshold, args.window, args.span) for threshold in between),
+            *(parse_variants(f"lenience-{lenience:g}")[0] for lenience in args.lenience),
             TARGET,
         ]
-        settings = Settings(tuple(ways), args.n_predict, args.temp)
-        ways.append(PLAIN_WAY)
+        settings = Settings(tuple(variants), args.n_predict, args.temp)
+        variants.append(PLAIN_VARIANT)
         runs = measured(engine, prompts, settings, args.rounds)
-        for way in ways if problems else []:
+        for variant in variants if problems else []:
             judged = list(
-                pass_at_1(engine, problems, drafter=way.drafter, cascade=way.cascade, lenience=way.lenience)
+                pass_at_1(
+                    engine,
+                    problems,
+                    drafter=variant.drafter,
+                    cascade=variant.cascade,
+                    lenience=variant.lenience,
+                )
             )
             n_tokens = max(1, sum(one.tokens for one in judged))
             share = sum(one.target_share * one.tokens for one in judged) / n_tokens
-            solved[way.name] = (sum(one.passed for one in judged), share)
-            print(f"{way.name}: {solved[way.name][0]} of {len(problems)}", file=sys.stderr)
+            solved[variant.name] = (sum(one.passed for one in judged), share)
+            print(f"{variant.name}: {solved[variant.name][0]} of {len(problems)}", file=sys.stderr)
         models = {"target": engine.target_name, "draft": engine.draft_name}
     measuring.end()
-    rows = rows_of(runs, ways, solved)
+    rows = rows_of(runs, variants, solved)
 
     print(f"{models['target']} woken by {models['draft']}, span {args.span}, temperature {args.temp:g}")
     print(f"{len(prompts)} prompts, {args.n_predict} tokens, {args.rounds} rounds, interleaved")
@@ -150,7 +158,7 @@ def main() -> None:
     for row in rows:
         loss = "-" if row["loss of tokens"] is None else f"{row['loss of tokens']:.1%}"
         kl = "-" if row["KL"] is None else f"{row['KL']:.4f}"
-        line = f"{row['way']:<44}{row['tokens/s'] or 0:>10.1f}{shown_interval(row['x plain']):>24}"
+        line = f"{row['variant']:<44}{row['tokens/s'] or 0:>10.1f}{shown_interval(row['x plain']):>24}"
         line += f"{row['target share']:>7.0%}{loss:>7}{kl:>8}"
         print(line + (f"  {row['pass@1'][0]}/{len(problems)}" if row["pass@1"] else "  -"))
     result = {

@@ -44,7 +44,7 @@ from servers import Request, Server, ask
 
 PLAIN = "plain"
 DRAFTERS = {"auto": "auto", PLAIN: "none", "suffix": "suffix", "model": "model", "staged": "staged"}
-"""The drafter of a way of edgespec."""
+"""The drafter of a variant of edgespec."""
 _WARM_UP_TOKENS = 16
 
 
@@ -130,17 +130,17 @@ def contenders_of(args: argparse.Namespace) -> list[Contender]:
     """Return the contenders that were asked for. Raises UsageError."""
     found = []
     own = Path(__file__).resolve().parents[1]
-    for way in args.ways:
-        command = [*edgespec_command(sys.executable, drafter_of(way), args), *args.server]
-        found.append(Contender(f"edgespec {way}", tuple(command), own))
+    for variant in args.variants:
+        command = [*edgespec_command(sys.executable, drafter_of(variant), args), *args.server]
+        found.append(Contender(f"edgespec {variant}", tuple(command), own))
     if args.older:
         older = args.older.absolute()
         python = older / ".venv/bin/python"
         if not python.exists():
             raise UsageError("no .venv/bin/python is there; build it there first", field="older", value=older)
-        for way in args.older_ways:
-            command = edgespec_command(python, drafter_of(way), args)
-            found.append(Contender(f"{OLDER} {way}", tuple(command), older))
+        for variant in args.older_variants:
+            command = edgespec_command(python, drafter_of(variant), args)
+            found.append(Contender(f"{OLDER} {variant}", tuple(command), older))
     for text in args.peer:
         name, _, program = text.partition("=")
         if not name or not program:
@@ -155,11 +155,11 @@ def contenders_of(args: argparse.Namespace) -> list[Contender]:
     return found
 
 
-def drafter_of(way: str) -> str:
-    """Return the drafter of a way. Raises UsageError."""
-    if way not in DRAFTERS:
-        raise UsageError(f"must be of {', '.join(DRAFTERS)}", field="ways", value=way)
-    return DRAFTERS[way]
+def drafter_of(variant: str) -> str:
+    """Return the drafter of a variant. Raises UsageError."""
+    if variant not in DRAFTERS:
+        raise UsageError(f"must be of {', '.join(DRAFTERS)}", field="variants", value=variant)
+    return DRAFTERS[variant]
 
 
 def prompts_of(suites: Sequence[Suite], args: argparse.Namespace) -> list[Prompt]:
@@ -185,9 +185,9 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--least", type=int, default=8, help="prompts that few clients ask at least, together")
     parse.add_argument("--longest", type=int, default=1500, help="characters of a prompt, at most")
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--ways", type=numbers(str), default=["auto", PLAIN, "suffix"], help="of edgespec")
+    parse.add_argument("--variants", type=numbers(str), default=["auto", PLAIN, "suffix"], help="of edgespec")
     parse.add_argument("--older", type=Path, metavar="DIR", help="another checkout, built in DIR/.venv")
-    parse.add_argument("--older-ways", type=numbers(str), default=["auto"])
+    parse.add_argument("--older-variants", type=numbers(str), default=["auto"])
     parse.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="may be repeated")
     parse.add_argument("--ctx", type=int, default=1024, help="tokens of a peer's context for each client")
     parse.add_argument("--name", default="clients", help="of the saved file")

@@ -1,9 +1,10 @@
 """What drafts gain: stock plain, edgespec plain, and `auto` with each of several drafts, in turns.
 
 Every draft has an engine of its own, with edgespec's kernels; one more has llama.cpp's, and is loaded before
-edgespec's enter the process. Whole generations through the real loop: each round asks each way once on each
-prompt, one right after the other, in an order that shifts (bench/asking.py says what is forgotten between,
-and how answers of different lengths are compared). The benchmark works on a copy of the user's profiles.
+edgespec's enter the process. Whole generations through the real loop: each round asks each variant once on
+each prompt, one right after the other, in an order that shifts (bench/asking.py says what is forgotten
+between, and how answers of different lengths are compared). The benchmark works on a copy of the user's
+profiles.
 
 Printed for each temperature: tokens a second as ratios to plain decoding with edgespec's kernels, by
 category, with the 95 % interval of docs/measuring.md, and their geometric means over the categories of each
@@ -31,7 +32,7 @@ import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, own_cache
 from edgespec import Engine
 from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.models.hashes import sha256_of
 from edgespec.models.made_drafts import read_record
 from edgespec.models.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
@@ -44,7 +45,7 @@ SLOWEST = 0.97
 """The goal of each category, short answers included: of plain."""
 OF_SPEC_BENCH = {"translation", "rag"}
 """Categories that only Spec-Bench has."""
-_AUTO_WAY = parse_ways(AUTO)[0]
+_AUTO_VARIANT = parse_variants(AUTO)[0]
 
 
 def goals(suite: Suite) -> list[tuple[str, float]]:
@@ -62,9 +63,9 @@ def class_ratio(ratios: Ratios, name: str, base: str, categories: Iterable[str])
 
 
 def drafting_cost(runs: Sequence[Run], name: str) -> float | None:
-    """Return seconds of drafting for each drafted token of a way, divided by those of plain's tokens."""
-    plain = [one for one in runs if one.way == PLAIN and one.decode_tokens_per_s]
-    drafted = [one for one in runs if one.way == name and one.draft_s is not None]
+    """Return seconds of drafting for each drafted token of a variant, divided by those of plain's tokens."""
+    plain = [one for one in runs if one.variant == PLAIN and one.decode_tokens_per_s]
+    drafted = [one for one in runs if one.variant == name and one.draft_s is not None]
     n_drafted = sum(depth * steps for one in drafted for depth, _, steps in one.histogram or ())
     if not plain or not n_drafted:
         return None
@@ -96,7 +97,7 @@ def report(runs: Sequence[Run], drafts: Sequence[str], suites: Sequence[Suite]) 
     line = f"{'':<26}{'prompts':>8}{'plain tokens/s':>16}{'stock':>8}"
     print(line + "".join(f"{f'[{i}]':>8}{'95 %':>12}" for i, _ in enumerate(drafts, 1)))
     for category in ratios.categories:
-        speed = ratios.summaries[category].ways[0].whole_tokens_per_s
+        speed = ratios.summaries[category].variants[0].whole_tokens_per_s
         line = f"{category:<26}{len(ratios.prompts(category)):>8}{shown(speed, 16)}"
         line += shown(ratios.ratio(STOCK, PLAIN, category))
         for name in drafts:
@@ -116,9 +117,14 @@ def report(runs: Sequence[Run], drafts: Sequence[str], suites: Sequence[Suite]) 
         print(f"\n{name}: c {shown(cost, 0)}; accepted at position 1, at 2 given 1, ..")
         for category in (*ratios.categories, OVERALL):
             some = [one for one in runs if category in (one.category, OVERALL)]
-            way = next(way for way in ratios.summaries[category].ways if way.way == name)
+            variant = next(
+                variant for variant in ratios.summaries[category].variants if variant.variant == name
+            )
             positions = " ".join(f"{share:.2f}" for share in accepted(some, name))
-            print(f"{category:<26}tau {shown(way.tau, 5)}  alpha {shown(way.alpha, 5)}  {positions or '-'}")
+            print(
+                f"{category:<26}tau {shown(variant.tau, 5)}  alpha {shown(variant.alpha, 5)}  "
+                f"{positions or '-'}"
+            )
     if silent := sorted({one.prompt for one in at_plains_length(runs) if not one.tokens}):
         print(f"\nnot comparable in some round, an answer of fewer than {FEWEST} tokens: {silent}")
 
@@ -127,7 +133,7 @@ def accepted(runs: Iterable[Run], name: str) -> list[float]:
     """Return what share of a draft's tokens is accepted at each position, where those before it were."""
     steps: Counter[tuple[int, int]] = Counter()
     for one in runs:
-        if one.way == name:
+        if one.variant == name:
             steps.update({(drafted, n): count for drafted, n, count in one.histogram or ()})
     shares = []
     for place in range(max((drafted for drafted, _ in steps), default=0)):
@@ -186,11 +192,11 @@ def main() -> None:
     measuring = Measuring(args)
     runs: dict[float, list[Run]] = {}
     with own_cache(), ExitStack() as stack:
-        asked: dict[str, tuple[Bench, Way]] = {}
+        asked: dict[str, tuple[Bench, Variant]] = {}
         if not args.no_stock:
             engine = Engine(args.target, n_threads=args.threads, kernels="off", drafter="none")
-            asked[STOCK] = bench_of(stack.enter_context(engine)), PLAIN_WAY
-            asked[STOCK][0].warm_up(prompts, [PLAIN_WAY])
+            asked[STOCK] = bench_of(stack.enter_context(engine)), PLAIN_VARIANT
+            asked[STOCK][0].warm_up(prompts, [PLAIN_VARIANT])
         require_kernels()
         engines = {
             name_of(draft): stack.enter_context(Engine(args.target, draft, n_threads=args.threads))
@@ -198,9 +204,9 @@ def main() -> None:
         }
         for name, engine in engines.items():
             bench = bench_of(engine)
-            bench.warm_up(prompts, [PLAIN_WAY, _AUTO_WAY])
-            asked.setdefault(PLAIN, (bench, PLAIN_WAY))
-            asked[name] = bench, _AUTO_WAY
+            bench.warm_up(prompts, [PLAIN_VARIANT, _AUTO_VARIANT])
+            asked.setdefault(PLAIN, (bench, PLAIN_VARIANT))
+            asked[name] = bench, _AUTO_VARIANT
         for temperature in dict.fromkeys(args.temp):
             some = [p for p in prompts if limits.get(p.id, Limits()).temperature in (None, temperature)]
             runs[temperature] = compared(asked, some, args.rounds, temperature)

@@ -1,7 +1,7 @@
 """Measures code completion: functions of Python's standard library whose middle is written anew, greedily.
 
 Each task is a file with the middle of one function's body taken out; the model sees up to 60 lines before the
-gap and 40 after it, as an editor sends them. Every round fills each gap once each way, in an order that
+gap and 40 after it, as an editor sends them. Every round fills each gap once each variant, in an order that
 shifts. The store of texts seen before is emptied before each, so that it knows the file alone.
 
     plain    --drafter none
@@ -36,7 +36,7 @@ MODULES = (
     "imaplib", "ipaddress", "mailbox", "optparse", "plistlib", "shlex", "statistics", "tarfile", "textwrap",
     "zipfile",
 )  # fmt: skip
-WAYS: dict[str, DrafterName] = {PLAIN: "none", "suffix": "suffix", "auto": "auto"}
+VARIANTS: dict[str, DrafterName] = {PLAIN: "none", "suffix": "suffix", "auto": "auto"}
 BEFORE, AFTER = 60, 40  # lines
 LEAST_LINES, MOST_LINES = 9, 40  # of a function
 
@@ -79,7 +79,7 @@ def tasks(modules: Sequence[str], each: int) -> Iterator[Task]:
             yield Task(f"{name}.{function.name}", Gap(before, after))
 
 
-def fill(engine: Engine, task: Task, way: str, n_predict: int, turn: int) -> Filled:
+def fill(engine: Engine, task: Task, variant: str, n_predict: int, turn: int) -> Filled:
     """Fill a gap once."""
     engine.forget()
     target = engine.target
@@ -87,10 +87,10 @@ def fill(engine: Engine, task: Task, way: str, n_predict: int, turn: int) -> Fil
     result = engine.generate(
         prompt,
         params=SamplingParams(temperature=0),
-        drafter=WAYS[way],
+        drafter=VARIANTS[variant],
         n_predict=n_predict,
     )
-    run = run_of(result, Prompt(task.name, "infill", task.name), way, turn)
+    run = run_of(result, Prompt(task.name, "infill", task.name), variant, turn)
     return Filled(run, result.sources)
 
 
@@ -98,17 +98,17 @@ def report(filled: Sequence[Filled]) -> None:
     """Print what the runs say."""
     print(f"{'':<10}{'tokens/s':>10}{'x plain, after the first (95 %)':>34}{'accepted':>10}  sources")
     overall = summarise_cell(Cell("", None, "", tuple(one.run for one in filled)))[0]
-    beside = {found.way: found for found in overall.comparisons}
-    for way in overall.ways:
-        own = [one for one in filled if one.run.way == way.way]
+    beside = {found.variant: found for found in overall.comparisons}
+    for variant in overall.variants:
+        own = [one for one in filled if one.run.variant == variant.variant]
         tokens = sum(one.run.tokens for one in own)
         decoding = sum(one.run.total_s - (one.run.ttft_s or 0.0) for one in own)
         drafted: Counter[str] = Counter()
         for one in own:
             drafted.update({name: accepted for name, (_, accepted) in one.sources.items()})
-        found = beside.get(way.way)
+        found = beside.get(variant.variant)
         print(
-            f"{way.way:<10}{(tokens - len(own)) / decoding:>10.1f}"
+            f"{variant.variant:<10}{(tokens - len(own)) / decoding:>10.1f}"
             f"{shown_interval(found.decode_speedup if found else None):>34}"
             f"{drafted.total() / tokens:>10.0%}"
             f"  {', '.join(f'{name} {n / tokens:.0%}' for name, n in drafted.most_common())}"
@@ -128,12 +128,13 @@ def main() -> None:
     measuring = Measuring(args)
     runs: list[Filled] = []
     with Engine(args.target, args.draft, n_threads=args.threads, profile=False, prefix_cache=None) as engine:
-        for way in WAYS:  # both models run once, and every context is made
-            fill(engine, chosen[0], way, args.n_predict, 0)
+        for variant in VARIANTS:  # both models run once, and every context is made
+            fill(engine, chosen[0], variant, args.n_predict, 0)
         for turn in range(args.rounds):
             for shift, task in enumerate(chosen):
                 runs += [
-                    fill(engine, task, way, args.n_predict, turn) for way in rotated(list(WAYS), turn + shift)
+                    fill(engine, task, variant, args.n_predict, turn)
+                    for variant in rotated(list(VARIANTS), turn + shift)
                 ]
     measuring.end()
     print(measuring)

@@ -12,7 +12,7 @@ from pathlib import Path
 from script import spread
 
 OLDER = "older"
-"""How the names of another checkout's ways begin."""
+"""How the names of another checkout's variants begin."""
 
 
 @dataclass(frozen=True)

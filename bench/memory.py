@@ -54,25 +54,26 @@ def main() -> None:
     require_kernels()
 
     measuring = Measuring(args)
-    ways: dict[str, KernelsChoice] = {"stock": "off", "edgespec": "auto"}
-    measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    variants: dict[str, KernelsChoice] = {"stock": "off", "edgespec": "auto"}
+    measured: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     for _ in range(args.rounds):
-        for way, kernels in ways.items():
-            measured[way].append(in_child(generate, args, kernels))
+        for variant, kernels in variants.items():
+            measured[variant].append(in_child(generate, args, kernels))
     measuring.end()
 
-    def middle(way: str, figure: str) -> float:
-        return spread([run[figure] for run in measured[way]])[0]
+    def middle(variant: str, figure: str) -> float:
+        return spread([run[figure] for run in measured[variant]])[0]
 
     print(f"{args.target or 'the default pair'}{', no draft' if args.plain else ''}: ", end="")
     print(f"weights {middle('stock', 'models') / GIB:.2f} GiB in the files; medians of {args.rounds}")
     print(f"{measuring}\n")
     print(f"{'GiB':<12}{'peak':>8}{'x stock':>9}{'anonymous':>11}{'file pages':>12}{'load s':>9}")
-    for way in ways:
+    for variant in variants:
         print(
-            f"{way:<12}{middle(way, 'peak') / GIB:>8.2f}{middle(way, 'peak') / middle('stock', 'peak'):>9.2f}"
-            f"{middle(way, 'anonymous') / GIB:>11.2f}{middle(way, 'file') / GIB:>12.2f}"
-            f"{middle(way, 'load_s'):>9.2f}"
+            f"{variant:<12}{middle(variant, 'peak') / GIB:>8.2f}"
+            f"{middle(variant, 'peak') / middle('stock', 'peak'):>9.2f}"
+            f"{middle(variant, 'anonymous') / GIB:>11.2f}{middle(variant, 'file') / GIB:>12.2f}"
+            f"{middle(variant, 'load_s'):>9.2f}"
         )
     result = {"runs": measured}
     measuring.keep(f"memory{'-plain' if args.plain else ''}", result)

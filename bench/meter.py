@@ -20,7 +20,7 @@ from script import Measuring, parser, spread, start
 PROMPT = "Write a quicksort in Python."
 GOAL = 0.005
 """Issue 5: below this share of a run."""
-WAYS: tuple[DrafterName, ...] = ("none", "auto")
+VARIANTS: tuple[DrafterName, ...] = ("none", "auto")
 
 
 class TimedMeter(EnergyMeter):
@@ -65,30 +65,32 @@ def main() -> None:
 
 def measure(meter: TimedMeter, args: argparse.Namespace) -> None:
     measuring = Measuring(args)
-    seconds: dict[DrafterName, dict[str, list[float]]] = {way: {"with": [], "without": []} for way in WAYS}
+    seconds: dict[DrafterName, dict[str, list[float]]] = {
+        variant: {"with": [], "without": []} for variant in VARIANTS
+    }
     marks: dict[str, tuple[float, int]] = {}
     with Engine(n_threads=args.threads) as engine:
-        for way in WAYS:
+        for variant in VARIANTS:
             for round_ in range(args.rounds + 1):
                 if round_ == 1:  # the first one warmed up
                     meter.marks_s, meter.n_marks = 0.0, 0
-                for name in sorted(seconds[way], reverse=bool(round_ % 2)):
+                for name in sorted(seconds[variant], reverse=bool(round_ % 2)):
                     engine.meter = meter if name == "with" else None
                     engine.forget()
                     params = SamplingParams(temperature=0)
-                    result = engine.generate(PROMPT, params=params, n_predict=args.n_predict, drafter=way)
+                    result = engine.generate(PROMPT, params=params, n_predict=args.n_predict, drafter=variant)
                     if round_:
-                        seconds[way][name].append(result.stats.total_s)
-            marks[way] = meter.marks_s, meter.n_marks
+                        seconds[variant][name].append(result.stats.total_s)
+            marks[variant] = meter.marks_s, meter.n_marks
     measuring.end()
     print(f"{measuring}; {meter.source}; {args.rounds} rounds, {args.n_predict} tokens")
-    for way in WAYS:
-        times = seconds[way]
+    for variant in VARIANTS:
+        times = seconds[variant]
         median, low, high = spread([a / b - 1 for a, b in zip(times["with"], times["without"], strict=True)])
-        marks_s, n_marks = marks[way]
+        marks_s, n_marks = marks[variant]
         share = marks_s / sum(times["with"])
         print(
-            f"{way:<5} {n_marks} marks of {1e6 * marks_s / n_marks:.1f} us: {share:.2%} of the time   "
+            f"{variant:<5} {n_marks} marks of {1e6 * marks_s / n_marks:.1f} us: {share:.2%} of the time   "
             f"{'met' if share < GOAL else 'MISSED'}: below {GOAL:.1%}; "
             f"with against without {median:+.1%} (quartiles {low:+.1%} to {high:+.1%})"
         )

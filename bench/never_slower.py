@@ -1,21 +1,21 @@
 """Measures whether `auto` is ever slower than plain decoding, and how near it comes to the best fixed choice.
 
-One engine with the same kernels for all ways (`--kernels off`: llama.cpp's). Every round runs each way once
-on each prompt, one right after the other, in an order that shifts from prompt to prompt and from round to
-round. Times are of whole generations, including both models' reading of the prompt, without loading. Ratios
-are taken within a round and prompt: bench/ratios.py.
+One engine with the same kernels for all variants (`--kernels off`: llama.cpp's). Every round runs each
+variant once on each prompt, one right after the other, in an order that shifts from prompt to prompt and from
+round to round. Times are of whole generations, including both models' reading of the prompt, without loading.
+Ratios are taken within a round and prompt: bench/ratios.py.
 
-Before each generation the engine forgets the texts it has seen (`Engine.forget`); otherwise every way would
-copy the answer of the way before it. What auto learns about acceptance and the length of answers stays from
-prompt to prompt and round to round, as for a user; what it could learn from the other ways on the same prompt
-is undone. `--cold`: auto begins each time with the stored profile (`edgespec profile`). The benchmark works
-on a copy of the user's profiles.
+Before each generation the engine forgets the texts it has seen (`Engine.forget`); else every variant would copy
+the answer of the variant before it. What auto learns about acceptance and the length of answers stays from
+prompt to prompt and round to round, as for a user; what it could learn from the other variants on the
+same prompt is undone. `--cold`: auto begins each time with the stored profile (`edgespec profile`). The
+benchmark works on a copy of the user's profiles.
 
-Answers of different lengths: at temperature 0 all ways write the same text. Above 0 there is no seed, as by
-default, so two ways write two texts. Forbidding the end of the text would make the lengths equal, but a model
-that must not end repeats itself, and repetition is easy to draft. So each way's time is scaled to the length
-of plain's answer in that round: time spent once (up to the first token, and the draft's reading of the
-prompt) stays, the rest is scaled by the tokens. For equal lengths this changes nothing. A pair of unequal
+Answers of different lengths: at temperature 0 all variants write the same text. Above 0 there is no seed, as
+by default, so two variants write two texts. Forbidding the end of the text would make the lengths equal, but
+a model that must not end repeats itself, and repetition is easy to draft. So each variant's time is scaled to
+the length of plain's answer in that round: time spent once (up to the first token, and the draft's reading of
+the prompt) stays, the rest is scaled by the tokens. For equal lengths this changes nothing. A pair of unequal
 lengths is left out if one is below 8 tokens.
 
 The best fixed choice of a category is chosen afterwards from these same runs, with `--sweep` among all
@@ -26,7 +26,7 @@ overstated.
 drafting matter most. `--remembered`: the suffix store holds the plain answers to all other prompts, as after
 earlier use; it never holds the answer to the current one.
 
-Plain decoding is always measured; other ways are those of `edgespec bench --ways`. model-3 is llama.cpp's
+Plain decoding is always measured; other ways are those of `edgespec bench --variants`. model-3 is llama.cpp's
 default. Prompts: our own sets, and other suites beside them (bench/prompts.py). A prompt with a temperature
 of its own runs at that one only.
 
@@ -48,7 +48,7 @@ from asking import AUTO, FEWEST, Bench, at_plains_length, compared, in_order, ow
 from edgespec import Engine
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
-from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.llama.kernels import STOCK
 from edgespec.models.suites import OVERALL, Prompt
 from prompts import Limits
@@ -64,18 +64,18 @@ SLOWEST, OF_BEST, COPY_GAIN = 0.97, 0.95, 3.0
 
 
 def fixed(ratios: Ratios) -> list[str]:
-    """Return the ways that neither decide nor learn, plain included."""
-    return [name for name in ratios.ways if name == PLAIN or "-" in name]
+    """Return the variants that neither decide nor learn, plain included."""
+    return [name for name in ratios.variants if name == PLAIN or "-" in name]
 
 
 def best_fixed(ratios: Ratios, category: str) -> str:
-    """Return the fastest fixed way in a category."""
+    """Return the fastest fixed variant in a category."""
     return max(fixed(ratios), key=lambda name: ratios.ratio(name, PLAIN, category) or 0.0)
 
 
 def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
     """Return a line for each goal of auto that the runs can test."""
-    if AUTO not in ratios.ways:
+    if AUTO not in ratios.variants:
         return []
 
     def judged(goal: str, base: str | None, least: float, *, more: bool = False) -> str:
@@ -96,7 +96,7 @@ def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
     lines = [judged(f"no category below {SLOWEST} of plain", PLAIN, SLOWEST)]
     if any(name not in (PLAIN, DEFAULT) for name in fixed(ratios)):
         lines.append(judged(f"at least {OF_BEST} of the best fixed choice", None, OF_BEST))
-    if DEFAULT in ratios.ways:
+    if DEFAULT in ratios.variants:
         lines.append(judged(f"ahead of {DEFAULT}, llama.cpp's default", DEFAULT, 1.0, more=True))
     copying = ratios.ratio(AUTO, PLAIN, COPY) if COPY in ratios.categories else None
     if copying is not None and own_kernels:
@@ -114,23 +114,23 @@ def report(
 ) -> None:
     """Print the figures of one temperature; `texts` and `notes` by prompt.
 
-    `one_text`: all ways should have written the same.
+    `one_text`: all variants should have written the same.
     """
-    ways = [name for name in ratios.ways if name != PLAIN]
-    has_auto = AUTO in ways
-    print("times plain, whole generation:" + "".join(f"  [{i}] {name}" for i, name in enumerate(ways, 1)))
+    variants = [name for name in ratios.variants if name != PLAIN]
+    has_auto = AUTO in variants
+    print("times plain, whole generation:" + "".join(f"  [{i}] {name}" for i, name in enumerate(variants, 1)))
     line = f"{'':<26}{'prompts':>8}{'plain tokens/s':>16}"
-    line += "".join(f"{f'[{i}]':>8}" for i, _ in enumerate(ways, 1))
+    line += "".join(f"{f'[{i}]':>8}" for i, _ in enumerate(variants, 1))
     print(line + (f"{'auto: 95 %':>18}{'best fixed':>12}{'auto/best':>11}" if has_auto else ""))
     for category in ratios.categories:
         line = f"{category:<26}{len(ratios.prompts(category)):>8}{shown(plain_speed(ratios, category), 16)}"
-        line += "".join(shown(ratios.ratio(name, PLAIN, category)) for name in ways)
+        line += "".join(shown(ratios.ratio(name, PLAIN, category)) for name in variants)
         if has_auto:
             best = best_fixed(ratios, category)
             line += f"{interval(ratios, AUTO, PLAIN, category):>18}{best:>12}"
             line += shown(ratios.ratio(AUTO, best, category), 11)
         print(line)
-    print(f"{'geometric mean':<50}" + "".join(shown(ratios.ratio(name)) for name in ways))
+    print(f"{'geometric mean':<50}" + "".join(shown(ratios.ratio(name)) for name in variants))
     for verdict in verdicts(ratios, own_kernels=own_kernels):
         print(verdict)
     for ratio, category, prompt in worst(ratios, AUTO, 5) if has_auto else []:
@@ -138,21 +138,28 @@ def report(
         print(f"auto at its worst: {ratio:.2f}  {category}  {prompt}  {start!r}  {notes.get(prompt, '')}")
     if one_text:
         same = ratios.summaries[OVERALL].comparisons
-        print("same text as plain: " + ", ".join(f"{c.way} {c.n_identical} of {c.n_compared}" for c in same))
-        if different := [found.way for found in same if found.n_identical < found.n_compared]:
+        print(
+            "same text as plain: " + ", ".join(f"{c.variant} {c.n_identical} of {c.n_compared}" for c in same)
+        )
+        if different := [found.variant for found in same if found.n_identical < found.n_compared]:
             print(f"NOT THE SAME TEXT as plain: {', '.join(different)}")
 
 
 def report_second(ratios: Ratios) -> None:
     """Print what a request gains from a similar one before it."""
     columns = ((UNSEEN, PLAIN), (SEEN, PLAIN), (SEEN, UNSEEN))
-    line = f"{'':<26}{'plain tokens/s':>16}" + "".join(f"{f'{way}/{base}':>14}" for way, base in columns)
+    line = f"{'':<26}{'plain tokens/s':>16}" + "".join(
+        f"{f'{variant}/{base}':>14}" for variant, base in columns
+    )
     print(line + f"{'95 %':>14}")
     for family in ratios.categories:
         line = f"{family:<26}{shown(plain_speed(ratios, family), 16)}"
-        line += "".join(shown(ratios.ratio(way, base, family), 14) for way, base in columns)
+        line += "".join(shown(ratios.ratio(variant, base, family), 14) for variant, base in columns)
         print(line + f"{interval(ratios, SEEN, UNSEEN, family):>14}")
-    print(f"{'geometric mean':<42}" + "".join(shown(ratios.ratio(way, base), 14) for way, base in columns))
+    print(
+        f"{'geometric mean':<42}"
+        + "".join(shown(ratios.ratio(variant, base), 14) for variant, base in columns)
+    )
 
 
 def second_run(
@@ -163,30 +170,30 @@ def second_run(
     temperature: float,
 ) -> list[Run]:
     """Run the second request of each family: plainly, by itself, and after the first."""
-    auto = parse_ways(AUTO)[0]
-    ways = {PLAIN: PLAIN_WAY, UNSEEN: auto, SEEN: auto}
+    auto = parse_variants(AUTO)[0]
+    variants = {PLAIN: PLAIN_VARIANT, UNSEEN: auto, SEEN: auto}
     runs = []
     for turn in range(rounds):
         for place, (family, requests) in enumerate(families.items()):
             first, second = (Prompt(f"{family} {i}", family, text) for i, text in enumerate(requests, 1))
-            for name in rotated(list(ways), turn + place):
+            for name in rotated(list(variants), turn + place):
                 with own_cache():
                     if name == SEEN:
                         with open_engine() as engine:
                             open_bench(engine).ask(first, auto, turn, temperature)
                     with open_engine() as engine:
-                        result = open_bench(engine).ask(second, ways[name], turn, temperature)
+                        result = open_bench(engine).ask(second, variants[name], turn, temperature)
                 runs.append(run_of(result, second, name, turn))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return in_order(runs, list(ways))
+    return in_order(runs, list(variants))
 
 
-def chosen_ways(args: argparse.Namespace, *, has_draft: bool) -> list[Way]:
-    """Return the ways to compare: plain, those asked for, and the sweep's."""
+def chosen_variants(args: argparse.Namespace, *, has_draft: bool) -> list[Variant]:
+    """Return the variants to compare: plain, those asked for, and the sweep's."""
     swept = [f"{drafter}-{gamma}" for drafter, gammas in SWEEP.items() for gamma in gammas]
-    ways = [PLAIN_WAY, *args.ways, *(parse_ways(",".join(swept)) if args.sweep else ())]
-    return [way for way in dict.fromkeys(ways) if has_draft or not way.needs_model]
+    variants = [PLAIN_VARIANT, *args.variants, *(parse_variants(",".join(swept)) if args.sweep else ())]
+    return [variant for variant in dict.fromkeys(variants) if has_draft or not variant.needs_model]
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -195,7 +202,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parse.add_argument("--rounds", type=int, default=3)
     parse.add_argument("--temp", type=numbers(float), default=[0.0, 0.8], metavar="T,T")
     parse.add_argument("-n", "--n-predict", type=int, default=192)
-    parse.add_argument("--ways", type=parse_ways, default=parse_ways(f"{AUTO},{DEFAULT}"), metavar="A,B")
+    parse.add_argument(
+        "--variants", type=parse_variants, default=parse_variants(f"{AUTO},{DEFAULT}"), metavar="A,B"
+    )
     parse.add_argument("--sweep", action="store_true", help="all fixed choices too")
     parse.add_argument("--kernels", choices=["auto", "off"], default="auto")
     parse.add_argument("--second-run", action="store_true", help="measure second requests instead")
@@ -204,13 +213,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parse.add_argument(
         "--remembered", action="store_true", help="the suffix store holds the answers to the other prompts"
     )
-    parse.add_argument("--seeded", action="store_true", help="one seed for all ways above temperature 0, too")
+    parse.add_argument(
+        "--seeded", action="store_true", help="one seed for all variants above temperature 0, too"
+    )
     parse.add_argument("--label", help="of the file that --save writes")
     args = parse.parse_args(argv)
     if min(args.rounds, args.per_category or 1) < 1 or args.n_predict < FEWEST:
         parse.error(f"numbers must be at least 1, --n-predict at least {FEWEST}")
-    if not all(way.exact for way in args.ways):
-        parse.error("--ways: only exact ones; bench/cascade.py measures the others")
+    if not all(variant.exact for variant in args.variants):
+        parse.error("--variants: only exact ones; bench/cascade.py measures the others")
     return args
 
 
@@ -234,9 +245,9 @@ def main() -> None:
         models = {"target": engine.target_name, "draft": engine.draft_name}
         in_use = engine.kernels
         if not args.second_run:
-            ways = chosen_ways(args, has_draft=engine.draft is not None)
-            bench.warm_up(prompts, ways)
-            asked = {way.name: (bench, way) for way in ways}
+            variants = chosen_variants(args, has_draft=engine.draft is not None)
+            bench.warm_up(prompts, variants)
+            asked = {variant.name: (bench, variant) for variant in variants}
             if args.remembered:
                 bench.remember(prompts)
             for temperature in dict.fromkeys([*args.temp, *own_temperatures]):

@@ -40,7 +40,7 @@ from edgespec import Engine
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
 from edgespec.benchmark.summary import compare
-from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, parse_variants
 from edgespec.models.suites import DEFAULT, Prompt
 from edgespec.nodes.addresses import read_addresses
 from script import Measuring, numbers, parser, require_kernels, spread, start
@@ -50,7 +50,7 @@ GOAL, LEAST = 1.7, 0.97
 """Drafting over nodes with our kernels beside plain over them: decoding at 1 ms and 1 Gbit/s, on the mean of
 the prompts; whole answers over any network, of each prompt."""
 
-WAYS = {PLAIN: PLAIN_WAY, AUTO: parse_ways(AUTO)[0]}
+VARIANTS = {PLAIN: PLAIN_VARIANT, AUTO: parse_variants(AUTO)[0]}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Opened:
 class Passed:
     """What went over the network for one answer, over all nodes."""
 
-    way: str
+    variant: str
     prompt: str
     round: int
     steps: int
@@ -106,13 +106,13 @@ def _open(args: argparse.Namespace, nodes: str, kernels: str) -> float:
 
 def _warm_up(asked: Sequence[Prompt], first: Prompt) -> None:
     """Make the contexts large enough, and learn what passes cost over this network from one answer."""
-    _bench.warm_up([*asked, first], tuple(WAYS.values()))
+    _bench.warm_up([*asked, first], tuple(VARIANTS.values()))
     _ask(first, AUTO, 0)
 
 
-def _ask(prompt: Prompt, way: str, turn: int) -> Run:
+def _ask(prompt: Prompt, variant: str, turn: int) -> Run:
     _bench.forget(prompt)
-    return run_of(_bench.ask(prompt, WAYS[way], turn, 0.0), prompt, way, turn)
+    return run_of(_bench.ask(prompt, VARIANTS[variant], turn, 0.0), prompt, variant, turn)
 
 
 def _n_layers() -> int:
@@ -129,12 +129,14 @@ def _close() -> None:
 class Asked:
     """An engine in a child, and the network to its nodes."""
 
-    def __init__(self, args: argparse.Namespace, kernels: str, ways: Sequence[Proxy], n_layers: int) -> None:
-        self._args, self._kernels, self._proxies = args, kernels, ways
-        n = max(1, len(ways))
-        shares = [n_layers // n + (i < n_layers % n) for i in range(len(ways))]
+    def __init__(
+        self, args: argparse.Namespace, kernels: str, variants: Sequence[Proxy], n_layers: int
+    ) -> None:
+        self._args, self._kernels, self._proxies = args, kernels, variants
+        n = max(1, len(variants))
+        shares = [n_layers // n + (i < n_layers % n) for i in range(len(variants))]
         self._nodes = ",".join(
-            f"127.0.0.1:{proxy.get_port()}={n}" for proxy, n in zip(ways, shares, strict=True)
+            f"127.0.0.1:{proxy.get_port()}={n}" for proxy, n in zip(variants, shares, strict=True)
         )
         self._pool = self._new_pool()
 
@@ -158,17 +160,17 @@ class Asked:
         """Ask `first` and learn from it."""
         self._pool.submit(_warm_up, asked, first).result()
 
-    def ask(self, prompt: Prompt, way: str, turn: int) -> tuple[Run, Passed]:
+    def ask(self, prompt: Prompt, variant: str, turn: int) -> tuple[Run, Passed]:
         """Generate once; return what went over the network too."""
         before = self._traffic()
-        run = self._pool.submit(_ask, prompt, way, turn).result()
+        run = self._pool.submit(_ask, prompt, variant, turn).result()
         now = self._traffic()
         requests = {
             name: (n - before.requests.get(name, (0, 0))[0], size - before.requests.get(name, (0, 0))[1])
             for name, (n, size) in now.requests.items()
         }
         return run, Passed(
-            way,
+            variant,
             prompt.id,
             turn,
             sum(steps for _, _, steps in run.histogram or ()),
@@ -233,14 +235,14 @@ class Compared:
     runs: list[Run]
     passed: list[Passed]
 
-    def ratios(self, way: str, base: str, *, decoding: bool = False) -> dict[str, float]:
+    def ratios(self, variant: str, base: str, *, decoding: bool = False) -> dict[str, float]:
         """Return by prompt the speed beside `base`, the median over the rounds.
 
         Of whole answers, the prompt's reading included, or of `decoding` alone, from the first token on.
         """
         found = {}
         for prompt in dict.fromkeys(run.prompt for run in self.runs):
-            both = compare((run for run in self.runs if run.prompt == prompt), way, base)
+            both = compare((run for run in self.runs if run.prompt == prompt), variant, base)
             one = both.decode_speedup if decoding else both.speedup
             if one:
                 found[prompt] = one.median
@@ -252,8 +254,8 @@ class Compared:
         print(f"\n{self.nodes} nodes, round trip {1e3 * self.link.round_trip_s:g} ms, {per_s / 1e6:g} Mbit/s")
         print(f"{'':<14}{'tokens/s (quartiles)':>26}{'x plain (quartiles)':>26}{'tau':>6}", end="")
         print(f"{'KB to, from nodes a step':>27}{'round trips':>13}  texts as alone")
-        for way in dict.fromkeys(run.way for run in self.runs):
-            self._report_way(way)
+        for variant in dict.fromkeys(run.variant for run in self.runs):
+            self._report_variant(variant)
         both = f"nodes {AUTO}", f"nodes {PLAIN}"
         ratios, decoding = self.ratios(*both), self.ratios(*both, decoding=True)
         whole, gain = (statistics.geometric_mean(of.values()) for of in (ratios, decoding))
@@ -264,17 +266,19 @@ class Compared:
             print(f"goal {'met' if gain >= GOAL else 'MISSED'}: at least {GOAL} times plain, decoding")
         print(f"goal {'met' if ratios[worst] >= LEAST else 'MISSED'}: never below {LEAST} of plain")
 
-    def _report_way(self, way: str) -> None:
-        runs = [run for run in self.runs if run.way == way]
+    def _report_variant(self, variant: str) -> None:
+        runs = [run for run in self.runs if run.variant == variant]
         speeds = [run.whole_tokens_per_s or 0.0 for run in runs]
-        ratios = list(self.ratios(way, f"{way.partition(' ')[0]} {PLAIN}").values())
-        steps = [one for one in self.passed if one.way == way]
+        ratios = list(self.ratios(variant, f"{variant.partition(' ')[0]} {PLAIN}").values())
+        steps = [one for one in self.passed if one.variant == variant]
         n_steps = max(1, sum(one.steps for one in steps))
-        alone = {(run.prompt, run.round): run.text_sha256 for run in self.runs if run.way == f"alone {PLAIN}"}
+        alone = {
+            (run.prompt, run.round): run.text_sha256 for run in self.runs if run.variant == f"alone {PLAIN}"
+        }
         same = sum(run.text_sha256 == alone[run.prompt, run.round] for run in runs)
         tau = sum(run.n_emitted or 0 for run in runs) / n_steps
         mean = statistics.geometric_mean(ratios)
-        line = f"{way:<14}{'{:.1f} ({:.1f} - {:.1f})'.format(*spread(speeds)):>26}"
+        line = f"{variant:<14}{'{:.1f} ({:.1f} - {:.1f})'.format(*spread(speeds)):>26}"
         line += f"{'{:.2f} ({:.2f} - {:.2f})'.format(mean, *spread(ratios)[1:]):>26}{tau:>6.2f}"
         kb_to = sum(one.bytes_to_node for one in steps) / n_steps / 1e3
         kb_from = sum(one.bytes_from_node for one in steps) / n_steps / 1e3
@@ -285,19 +289,19 @@ class Compared:
 def measured(
     args: argparse.Namespace, engines: dict[str, Asked], asked: Sequence[Prompt], link: Link, n_nodes: int
 ) -> Compared:
-    """Ask every engine every prompt in each way, in turns."""
+    """Ask every engine every prompt in each variant, in turns."""
     found = Compared(n_nodes, link, [], [])
-    ways = [f"{name} {way}" for name in engines for way in WAYS]
+    variants = [f"{name} {variant}" for name in engines for variant in VARIANTS]
     for turn in range(args.rounds):
         for place, prompt in enumerate(asked):
-            for name in rotated(ways, turn + place):
-                engine, way = name.split()
-                run, passed = engines[engine].ask(prompt, way, turn)
-                found.runs.append(replace(run, way=name))
-                found.passed.append(replace(passed, way=name))
+            for name in rotated(variants, turn + place):
+                engine, variant = name.split()
+                run, passed = engines[engine].ask(prompt, variant, turn)
+                found.runs.append(replace(run, variant=name))
+                found.passed.append(replace(passed, variant=name))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    found.runs.sort(key=lambda run: ways.index(run.way))
+    found.runs.sort(key=lambda run: variants.index(run.variant))
     return found
 
 

@@ -55,7 +55,7 @@ class IkSpecBench:
             yield Run(
                 prompt=prompt.id,
                 category=prompt.category,
-                way=f"{IK} model-{gamma}",
+                variant=f"{IK} model-{gamma}",
                 round=round_,
                 prompt_tokens=len(self.engine.prompt_tokens(prompt.text)),
                 tokens=row["generated"],

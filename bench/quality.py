@@ -73,7 +73,7 @@ class Quality:
 
     n_tokens: int
     nll: dict[str, list[float]]
-    """way -> negative log-likelihood of each scored token."""
+    """variant -> negative log-likelihood of each scored token."""
     across: Agreement = field(default_factory=Agreement)
     """stock against edgespec, batch 1."""
     across_batched: Agreement = field(default_factory=Agreement)
@@ -83,9 +83,9 @@ class Quality:
     ours: Agreement = field(default_factory=Agreement)
     """edgespec, batch 1 against the larger."""
 
-    def perplexity(self, way: str) -> float:
-        """Return the perplexity under one of the four ways."""
-        return math.exp(statistics.fmean(self.nll[way]))
+    def perplexity(self, variant: str) -> float:
+        """Return the perplexity under one of the four variants."""
+        return math.exp(statistics.fmean(self.nll[variant]))
 
     def difference(self, batch: str) -> tuple[float, float]:
         """Return edgespec's perplexity relative to stock's, less 1; and its standard error."""
@@ -95,20 +95,20 @@ class Quality:
         return math.expm1(statistics.fmean(logs)), error
 
 
-WAYS = ("stock 1", "stock N", "edgespec 1", "edgespec N")
+VARIANTS = ("stock 1", "stock N", "edgespec 1", "edgespec N")
 
 
 def measure(path: Path, text: str, args: argparse.Namespace) -> Quality:
     """Run the text through the four timelines."""
-    found = Quality(0, {way: [] for way in WAYS})
+    found = Quality(0, {variant: [] for variant in VARIANTS})
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
         for kernels in (False, True):
             model = stack.enter_context(Model(path, kernels=kernels))
             for batch in "1N":
-                way = f"{'edgespec' if kernels else 'stock'} {batch}"
+                variant = f"{'edgespec' if kernels else 'stock'} {batch}"
                 window = min(args.window, model.n_ctx_train)
-                sessions[way] = stack.enter_context(
+                sessions[variant] = stack.enter_context(
                     Session(model, n_ctx=window, n_threads=args.threads, n_logits_max=args.batch)
                 )
         tokens = model.tokenize(text, add_special=False, parse_special=False)[: args.tokens]
@@ -119,15 +119,19 @@ def measure(path: Path, text: str, args: argparse.Namespace) -> Quality:
             here = tokens[start : start + window]
             for at in range(0, len(here), args.batch):
                 batch_tokens, following = here[at : at + args.batch], here[at + 1 : at + 1 + args.batch]
-                add(found, {way: rows(sessions[way], way, batch_tokens) for way in WAYS}, following)
+                add(
+                    found,
+                    {variant: rows(sessions[variant], variant, batch_tokens) for variant in VARIANTS},
+                    following,
+                )
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found
 
 
-def rows(session: Session, way: str, tokens: list[int]) -> Logits:
+def rows(session: Session, variant: str, tokens: list[int]) -> Logits:
     """Return the logits after each of the tokens."""
-    if way.endswith("N"):
+    if variant.endswith("N"):
         return session.eval(tokens, n_logits=len(tokens)).copy()
     return np.stack([session.eval([token], n_logits=1)[0].copy() for token in tokens])
 
@@ -135,10 +139,10 @@ def rows(session: Session, way: str, tokens: list[int]) -> Logits:
 def add(found: Quality, logits: dict[str, Logits], following: list[int]) -> None:
     """Count the rows of one batch; `following` are the tokens that come after each, where known."""
     both = {}
-    for way, values in logits.items():
+    for variant, values in logits.items():
         shifted = values.astype(np.float64) - values.max(axis=1, keepdims=True)
-        both[way] = values, shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        found.nll[way] += [-float(both[way][1][i, token]) for i, token in enumerate(following)]
+        both[variant] = values, shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        found.nll[variant] += [-float(both[variant][1][i, token]) for i, token in enumerate(following)]
     found.across.add(both["stock 1"], both["edgespec 1"])
     found.across_batched.add(both["stock N"], both["edgespec N"])
     found.stock.add(both["stock 1"], both["stock N"])

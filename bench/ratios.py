@@ -1,4 +1,4 @@
-"""Compares the ways of a benchmark: by prompt, by category, over all.
+"""Compares the variants of a benchmark: by prompt, by category, over all.
 
 Ratios are taken within a round (`summary.compare`). A prompt's ratio is the median over its rounds, a
 category's the geometric mean over its prompts, and the overall one the geometric mean over the categories.
@@ -17,18 +17,18 @@ from edgespec.models.suites import OVERALL
 
 
 class Ratios:
-    """Some runs, and the ratios between their ways."""
+    """Some runs, and the ratios between their variants."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
         summaries = summarise_cell(Cell("", None, "", tuple(runs)))
         self.summaries: dict[str, CategorySummary] = {found.category: found for found in summaries}
         self.categories = [name for name in self.summaries if name != OVERALL]
-        self.ways = [way.way for way in summaries[0].ways] if summaries else []
+        self.variants = [variant.variant for variant in summaries[0].variants] if summaries else []
         self._compared = cache(self._compare)
 
     def beside(self, name: str, base: str = PLAIN, category: str = OVERALL) -> Comparison:
-        """Return a way beside another one in a category."""
+        """Return a variant beside another one in a category."""
         return compare((run for run in self._runs if category in (run.category, OVERALL)), name, base)
 
     def prompts(self, category: str) -> list[str]:
@@ -58,7 +58,7 @@ class Ratios:
 
 
 def worst(ratios: Ratios, name: str, n: int) -> list[tuple[float, str, str]]:
-    """Return ratio, category and prompt where a way was slowest beside plain, the slowest first."""
+    """Return ratio, category and prompt where a variant was slowest beside plain, the slowest first."""
     found = [
         (ratio, category, prompt)
         for category in ratios.categories
@@ -76,7 +76,7 @@ def interval(ratios: Ratios, name: str, base: str, category: str) -> str:
 
 def plain_speed(ratios: Ratios, category: str) -> float | None:
     """Return plain decoding's tokens a second of whole generations."""
-    return ratios.summaries[category].ways[0].whole_tokens_per_s
+    return ratios.summaries[category].variants[0].whole_tokens_per_s
 
 
 def shown_interval(found: Interval | None) -> str:

@@ -3,16 +3,16 @@
 No weights of such a model are at hand, so the models are made here, in shapes of published ones, from random
 weights (Q4_0): a pass costs what it costs with real ones, as long as nobody asks what it says. What
 llama.cpp's sources do not tell of a shape is as its authors publish it. For each model, in a process of its
-own, the ways of taking tokens back are opened side by side:
+own, the variants of taking tokens back are opened side by side:
 
-- none: nothing set aside, plain decoding's way;
+- none: nothing set aside, plain decoding's variant;
 - marks: an earlier state beside the current one; accepted tokens are read again if not all were;
 - snapshots N: the states after the last N + 1 tokens of a pass, where the architecture has them.
 
-Every round times each pass once in each way, one right after the other, in an order that shifts from round to
-round. T(n) is a pass over n tokens with all their logits. A step drafts 4 tokens, of which 0, 2 or 4 are
-accepted, and is made to its end: with marks a pass more where accepted tokens have to be read again, which
-gives a token too. So steps are compared by their time for each token, with plain decoding beside them.
+Every round times each pass once in each variant, one right after the other, in an order that shifts from
+round to round. T(n) is a pass over n tokens with all their logits. A step drafts 4 tokens, of which 0, 2 or 4
+are accepted, and is made to its end: with marks a pass more where accepted tokens have to be read again,
+which gives a token too. So steps are compared by their time for each token, with plain decoding beside them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ SHAPES: dict[str, tuple[str, Mapping[str, Value]]] = {
 COMMON: dict[str, Value] = {"context_length": 32_768, "attention.layer_norm_rms_epsilon": 1e-5}
 
 Seconds = dict[str, list[float]]
-"""Way -> seconds, round by round."""
+"""Variant -> seconds, round by round."""
 
 
 def make_model(name: str, directory: Path, layers: int | None) -> Path:
@@ -114,8 +114,8 @@ def make_model(name: str, directory: Path, layers: int | None) -> Path:
     return path
 
 
-class Way:
-    """A session that takes tokens back in one way."""
+class Variant:
+    """A session that takes tokens back in one variant."""
 
     def __init__(self, session: Session, context: int) -> None:
         """Read `context` tokens."""
@@ -158,41 +158,41 @@ class Way:
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, object]:
-    """Time all ways on one model file."""
+    """Time all variants on one model file."""
     header = read_header(path)
     sizes = {"none": RollbackSize(n_marks=0), "marks": RollbackSize()}
     if header.has_snapshots:
         sizes |= {f"snapshots {n}": RollbackSize(n_snapshots=n) for n in args.snapshots}
-    passes: dict[int, Seconds] = {n: {way: [] for way in sizes} for n in args.sizes}
-    steps: dict[int, Seconds] = {n: {way: [] for way in sizes if way != "none"} for n in ACCEPTED}
+    passes: dict[int, Seconds] = {n: {variant: [] for variant in sizes} for n in args.sizes}
+    steps: dict[int, Seconds] = {n: {variant: [] for variant in sizes if variant != "none"} for n in ACCEPTED}
     plain: list[float] = []
     with ExitStack() as stack:
         model = stack.enter_context(Model(path, kernels=not args.stock, header=header))
 
-        def opened(size: RollbackSize) -> Way:
+        def opened(size: RollbackSize) -> Variant:
             longest = max(*args.sizes, N_DRAFTED + 1)
             room = CacheSize(n_ctx=args.context + 64, n_logits_max=longest, rollback=size)
             cache = stack.enter_context(Cache(model, room, n_threads=args.threads))
-            return Way(Session.within(cache), args.context)
+            return Variant(Session.within(cache), args.context)
 
-        ways = {name: opened(size) for name, size in sizes.items()}
+        variants = {name: opened(size) for name, size in sizes.items()}
 
-        def timed(one: Callable[[], float], way: Way, into: list[float], turn: int) -> None:
+        def timed(one: Callable[[], float], variant: Variant, into: list[float], turn: int) -> None:
             spent = one()
-            way.reset()
+            variant.reset()
             if turn >= 0:
                 into.append(spent)
 
         for turn in range(-1, args.rounds):  # the first round warms up
             for n in rotated(args.sizes, turn):
-                for name in rotated(list(ways), turn):
-                    way = ways[name]
-                    timed(lambda way=way, n=n: way.timed_pass(n), way, passes[n][name], turn)  # type: ignore[misc]
+                for name in rotated(list(variants), turn):
+                    variant = variants[name]
+                    timed(lambda variant=variant, n=n: variant.timed_pass(n), variant, passes[n][name], turn)  # type: ignore[misc]
             for n in rotated(ACCEPTED, turn):
                 for name in rotated(list(steps[n]), turn):
-                    way = ways[name]
-                    timed(lambda way=way, n=n: way.timed_step(n), way, steps[n][name], turn)  # type: ignore[misc]
-                timed(ways["none"].timed_plain, ways["none"], plain, turn)
+                    variant = variants[name]
+                    timed(lambda variant=variant, n=n: variant.timed_step(n), variant, steps[n][name], turn)  # type: ignore[misc]
+                timed(variants["none"].timed_plain, variants["none"], plain, turn)
     return {
         "weights": "random",
         "kernels": model.uses_kernels,
@@ -216,18 +216,18 @@ def cell(seconds: Sequence[float], base: Sequence[float] | None = None) -> str:
 
 def report(name: str, found: dict, args: argparse.Namespace) -> None:  # type: ignore[type-arg]
     """Print what was measured of one model."""
-    ways = list(found["bytes"])
+    variants = list(found["bytes"])
     kernels = "edgespec's kernels where they take a weight" if found["kernels"] else "stock kernels"
     print(f"\n{name} (random weights), context {args.context}, {args.threads} threads, {kernels}")
     print(f"a state: {found['state_bytes'] / 1e6:.2f} MB; states of a text: ", end="")
-    print(", ".join(f"{way} {n / 1e6:.2f} MB" for way, n in found["bytes"].items()))
-    print(f"\n{'T(n) ms (quartiles), x none':<30}" + "".join(f"{way:>34}" for way in ways))
+    print(", ".join(f"{variant} {n / 1e6:.2f} MB" for variant, n in found["bytes"].items()))
+    print(f"\n{'T(n) ms (quartiles), x none':<30}" + "".join(f"{variant:>34}" for variant in variants))
     for n, seconds in found["passes"].items():
-        cells = (cell(seconds[way], seconds["none"]) for way in ways)
+        cells = (cell(seconds[variant], seconds["none"]) for variant in variants)
         print(f"{n:<30}" + "".join(f"{text:>34}" for text in cells))
-    print(f"\n{'ms for each token, x plain':<30}" + "".join(f"{way:>34}" for way in ways[1:]))
+    print(f"\n{'ms for each token, x plain':<30}" + "".join(f"{variant:>34}" for variant in variants[1:]))
     for n, seconds in found["steps"].items():
-        cells = (cell(seconds[way], found["plain"]) for way in ways[1:])
+        cells = (cell(seconds[variant], found["plain"]) for variant in variants[1:])
         print(f"{f'{n} of {N_DRAFTED} accepted':<30}" + "".join(f"{text:>34}" for text in cells))
     print(f"{'plain':<30}{cell(found['plain']):>34}")
 

@@ -41,7 +41,7 @@ TYPES = {
 """ggml's numbers of the types that can be packed."""
 
 READS = (*CANDIDATES, Prefetch(1, 0))
-"""Ways to read memory: the candidates for products, and with nothing fetched ahead."""
+"""Variants to read memory: the candidates for products, and with nothing fetched ahead."""
 
 COLUMNS = 1536
 MATRIX_BYTES = 96 << 20
@@ -63,7 +63,7 @@ class Times:
         """n -> seconds of T(n), and of the bare products with the target's matrices."""
 
     def bandwidth(self) -> float:
-        """Return the best way's median."""
+        """Return the best variant's median."""
         return max(spread(values)[0] for values in self.reads.values())
 
 
@@ -94,9 +94,9 @@ def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse
     for turn in range(-1, args.rounds):
         if turn == 0:
             times = Times()
-        for way in READS:
+        for variant in READS:
             size = MATRIX_BYTES // (128 << 10) * (128 << 10)
-            times.reads.setdefault(way, []).append(size / stream.read(size, way, threads))
+            times.reads.setdefault(variant, []).append(size / stream.read(size, variant, threads))
         times.peak.append(stream.peak(_PEAK_ROUNDS, threads))
         for type_, shape in matrices.items():
             for n in args.sizes:
@@ -115,10 +115,10 @@ def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse
 def report(times: Times, stream: Stream, session: Session, args: argparse.Namespace) -> None:
     """Print the limits and the tables."""
     bandwidth, peak = times.bandwidth(), spread(times.peak)[0]
-    for way, values in times.reads.items():
+    for variant, values in times.reads.items():
         middle, low, high = (value / 1e9 for value in spread(values))
         rate = f"{middle:.1f} GB/s ({low:.1f} - {high:.1f})"
-        print(f"reading, {way.bytes:>5} bytes ahead into level {way.level}: {rate}")
+        print(f"reading, {variant.bytes:>5} bytes ahead into level {variant.level}: {rate}")
     middle, low, high = (value / 1e9 for value in spread(times.peak))
     print(f"register peak: {middle:.0f} G multiply-adds a second ({low:.0f} - {high:.0f})")
     print(f"\n{'type':<7}{'n':>3}{'ms (quartiles)':>26}{'GB/s':>7}{'G/s':>7}{'of limit':>10}")
@@ -188,7 +188,8 @@ def main() -> None:
         "context": args.context,
         "prefetch": {"level": prefetch.level, "bytes": prefetch.bytes},
         "bytes a second": [
-            {"level": way.level, "bytes": way.bytes, "read": values} for way, values in times.reads.items()
+            {"level": variant.level, "bytes": variant.bytes, "read": values}
+            for variant, values in times.reads.items()
         ],
         "multiply-adds a second": times.peak,
         "seconds": [

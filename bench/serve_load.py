@@ -31,7 +31,7 @@ SINGLE = (
     "Write a SQL query that counts the orders of each customer.",
     "Explain the difference between a process and a thread.",
     "Write a regular expression that matches an IPv4 address.",
-    "List five ways to make a Python program faster.",
+    "List five variants to make a Python program faster.",
 )
 CONVERSATIONS = (
     (

@@ -1,13 +1,13 @@
 """Measures a pass over 16 tokens in a cache that many sequences share: what scattered cells cost.
 
-The ways, each in a context of its own, all before the pass with --context tokens in each sequence:
+The variants, each in a context of its own, all before the pass with --context tokens in each sequence:
 
 - one: 16 tokens of one sequence;
 - beside: one token of each of 16 sequences, whose cells lie one sequence after the other;
 - scattered: the same, but the cells of the sequences alternate, so that none has two neighbours;
 - shared: the same, but the sequences begin with the same --context tokens, which share their cells.
 
-Each round times every way once, in an order that shifts from round to round. Medians, with quartiles as
+Each round times every variant once, in an order that shifts from round to round. Medians, with quartiles as
 spread, and the median of the ratios to `one`.
 """
 
@@ -69,10 +69,10 @@ class Cache:
         llama.llama_free(self.context)
 
 
-def fill(way: str, cache: Cache, context: int) -> list[Place]:
+def fill(variant: str, cache: Cache, context: int) -> list[Place]:
     """Read what comes before the pass; return the places of its 16 tokens."""
     every = range(N_TOKENS)
-    match way:
+    match variant:
         case "one":
             cache.read((0, position) for position in range(context))
             return [(0, context + i) for i in every]
@@ -88,25 +88,25 @@ def fill(way: str, cache: Cache, context: int) -> list[Place]:
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the seconds of each way, round by round."""
+    """Return the seconds of each variant, round by round."""
     seconds: dict[str, list[float]] = {}
     with ExitStack() as stack:
         model = stack.enter_context(Model(path))
         caches, passes = {}, {}
-        for way in ("one", "beside", "scattered", "shared"):
-            n_sequences = N_TOKENS if way in ("beside", "scattered") else 1
+        for variant in ("one", "beside", "scattered", "shared"):
+            n_sequences = N_TOKENS if variant in ("beside", "scattered") else 1
             cache = Cache(model, n_sequences * args.context + N_BATCH, args.threads)
             stack.callback(cache.close)
-            caches[way], passes[way] = cache, fill(way, cache, args.context)
+            caches[variant], passes[variant] = cache, fill(variant, cache, args.context)
         for turn in range(-1, args.rounds):  # the first round warms up
-            for way in rotated(list(caches), turn):
+            for variant in rotated(list(caches), turn):
                 began = time.perf_counter()
-                caches[way].read(passes[way], logits=True)
+                caches[variant].read(passes[variant], logits=True)
                 spent = time.perf_counter() - began
                 if turn >= 0:
-                    seconds.setdefault(way, []).append(spent)
+                    seconds.setdefault(variant, []).append(spent)
                 for sequence in range(N_TOKENS):
-                    llama.llama_memory_seq_rm(caches[way].memory, sequence, args.context, -1)
+                    llama.llama_memory_seq_rm(caches[variant].memory, sequence, args.context, -1)
     return seconds
 
 
@@ -124,10 +124,10 @@ def main() -> None:
     seconds = in_child(measure, path, args)
     measuring.end()
     print(f"{path.name}, {N_TOKENS} tokens after {args.context} of each sequence\n{measuring}")
-    for way, times in seconds.items():
+    for variant, times in seconds.items():
         middle, low, high = (1e3 * x for x in spread(times))
         ratio = spread([a / b for a, b in zip(times, seconds["one"], strict=True)])[0]
-        print(f"{way:>10} {middle:8.1f} ms ({low:.1f} - {high:.1f})   {ratio:.2f} x one")
+        print(f"{variant:>10} {middle:8.1f} ms ({low:.1f} - {high:.1f})   {ratio:.2f} x one")
     result = {"model": path.name, "threads": args.threads, "context": args.context, "seconds": seconds}
     measuring.keep(f"shared-cache-{path.stem}", result)
 

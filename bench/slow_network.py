@@ -2,10 +2,11 @@
 
     client  ->  Proxy  ->  edgespec node
 
-The kernel's own way to do so (tc with netem) is not on every machine and needs root. What passes is delayed
-by half of the round trip in each direction, and goes no faster than the rate, in each direction by itself.
-What a real network adds is not here: headers (6 % of the rate with Ethernet), packets that are lost, and
-TCP's slow start after a pause. The proxy counts what passes, and which requests of llama.cpp's RPC protocol.
+The kernel's own means (tc with netem) is not on every machine and needs root. What passes is
+delayed by half of the round trip in each direction, and goes no faster than the rate, in each direction by
+itself. What a real network adds is not here: headers (6 % of the rate with Ethernet), packets that are lost,
+and TCP's slow start after a pause. The proxy counts what passes, and which requests of llama.cpp's RPC
+protocol.
 """
 
 from __future__ import annotations
@@ -197,15 +198,15 @@ class Proxy(Closing):
 
     def _delayed(self, source: socket.socket, requests: _Requests | None) -> Iterator[bytes]:
         """Yield what comes from `source`, each piece when the network would have brought it."""
-        on_the_way: deque[tuple[float, bytes]] = deque()
+        on_the_variant: deque[tuple[float, bytes]] = deque()
         free_s = 0.0  # when the line has taken all that came
         is_open = True
-        while is_open or on_the_way:
+        while is_open or on_the_variant:
             now = time.perf_counter()
-            while on_the_way and on_the_way[0][0] <= now:
-                yield on_the_way.popleft()[1]
+            while on_the_variant and on_the_variant[0][0] <= now:
+                yield on_the_variant.popleft()[1]
             takes = is_open and free_s - now < _QUEUE_S
-            wait_s = max(0.0, on_the_way[0][0] - now) if on_the_way else None
+            wait_s = max(0.0, on_the_variant[0][0] - now) if on_the_variant else None
             if not takes:
                 time.sleep(wait_s or 0.0)
             elif select.select([source], [], [], wait_s)[0]:
@@ -214,7 +215,7 @@ class Proxy(Closing):
                 free_s = max(free_s, now) + 8 * len(piece) / (link.bits_per_s or float("inf"))
                 is_open = bool(piece)
                 if piece:
-                    on_the_way.append((free_s + link.round_trip_s / 2, piece))
+                    on_the_variant.append((free_s + link.round_trip_s / 2, piece))
                     self._count(piece, requests)
 
     def _count(self, piece: bytes, requests: _Requests | None) -> None:

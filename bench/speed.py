@@ -1,7 +1,7 @@
 """Tokens a second, end to end: llama.cpp's stock kernels, edgespec's, plain and speculative, and peers.
 
 Two engines live in one process, one with stock kernels and one with edgespec's; stock is loaded, and
-its contexts made, before edgespec's kernels enter the process. Every round runs each way once on each
+its contexts made, before edgespec's kernels enter the process. Every round runs each variant once on each
 prompt, one right after the other, in an order that shifts from prompt to prompt and from round to round,
 so that drift affects all alike. Ratios to stock plain decoding are taken within a round and prompt:
 bench/ratios.py.
@@ -25,7 +25,7 @@ from edgespec.benchmark.bench import Peer, Settings, generate, warm_up
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import compare
-from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import DEFAULT, OVERALL, Prompt
@@ -37,51 +37,55 @@ STOCK, OURS = "stock plain", "edgespec plain"
 GOAL = 2.0
 """Issue 3: the geometric mean over HumanEval and Spec-Bench, 1.5B and 0.5B, ratio to stock plain."""
 FEWEST = 8
-"""A prompt is left out if some way answers with fewer tokens, which say nothing about speed."""
+"""A prompt is left out if some variant answers with fewer tokens, which say nothing about speed."""
 
 
-def plain_of(way: str) -> str:
-    """Return the plain way that must write the same text as `way`."""
-    return STOCK if way.startswith("stock") else OURS
+def plain_of(variant: str) -> str:
+    """Return the plain variant that must write the same text as `variant`."""
+    return STOCK if variant.startswith("stock") else OURS
 
 
 def report(runs: Sequence[Run], gammas: Sequence[int]) -> None:
     """Print what the runs say."""
     short = sorted({one.prompt for one in runs if one.tokens < FEWEST})
     ratios = Ratios([one for one in runs if one.prompt not in short])
-    if not ratios.ways:
+    if not ratios.variants:
         raise SystemExit(f"nothing to compare: every prompt was answered in fewer than {FEWEST} tokens")
-    ways = ratios.ways
-    decoding_only = {way for way in ways if way.startswith(IK)}
+    variants = ratios.variants
+    decoding_only = {variant for variant in variants if variant.startswith(IK)}
     print(f"\n{'':<28}{'tokens/s':>10}{'x stock':>9}{'x edgespec':>12}", end="")
     print(f"{'decoding alone: tokens/s':>28}{'x stock':>9}{'alpha':>8}  same text as plain")
-    for way in ratios.summaries[OVERALL].ways:
-        name, whole = way.way, way.way not in decoding_only
-        line = f"{name:<28}{shown(way.whole_tokens_per_s if whole else None, 10)}"
+    for variant in ratios.summaries[OVERALL].variants:
+        name, whole = variant.variant, variant.variant not in decoding_only
+        line = f"{name:<28}{shown(variant.whole_tokens_per_s if whole else None, 10)}"
         line += shown(ratios.ratio(name, STOCK) if whole else None, 9)
         line += shown(ratios.ratio(name, OURS) if whole else None, 12)
-        line += shown(way.decode_tokens_per_s, 28) + shown(ratios.ratio(name, STOCK, decoding=True), 9)
+        line += shown(variant.decode_tokens_per_s, 28) + shown(ratios.ratio(name, STOCK, decoding=True), 9)
         found = compare(runs, name, plain_of(name))
         same = f"  {found.n_identical} of {found.n_compared}" if found.n_compared else ""
-        print(line + shown(way.alpha, 8) + same)
+        print(line + shown(variant.alpha, 8) + same)
 
     best_of = {gamma: f"edgespec model-{gamma}" for gamma in gammas}
 
     def best(category: str) -> tuple[int, float]:
-        found = {g: ratios.ratio(way, STOCK, category) or 0.0 for g, way in best_of.items()}
+        found = {g: ratios.ratio(variant, STOCK, category) or 0.0 for g, variant in best_of.items()}
         gamma = max(found, key=lambda name: found[name])
         return gamma, found[gamma]
 
-    compared = [way for way in ways if way != STOCK]
+    compared = [variant for variant in variants if variant != STOCK]
     for title, some, decoding in (
-        ("whole generation", [way for way in compared if way not in decoding_only], False),
+        ("whole generation", [variant for variant in compared if variant not in decoding_only], False),
         ("decoding alone", compared, True),
     ):
-        print(f"\nx stock plain, {title}" + "".join(f"  [{i}] {way}" for i, way in enumerate(some, 1)))
+        print(
+            f"\nx stock plain, {title}" + "".join(f"  [{i}] {variant}" for i, variant in enumerate(some, 1))
+        )
         print(f"{'':<18}" + "".join(f"{f'[{i}]':>8}" for i in range(1, len(some) + 1)))
         for category in (*ratios.categories, OVERALL):
             line = f"{'geometric mean' if category == OVERALL else category:<18}"
-            line += "".join(shown(ratios.ratio(way, STOCK, category, decoding=decoding), 8) for way in some)
+            line += "".join(
+                shown(ratios.ratio(variant, STOCK, category, decoding=decoding), 8) for variant in some
+            )
             print(line + ("" if decoding else f"   best gamma {best(category)[0]}"))
     gamma, to_stock = best(OVERALL)
     verdict = "met" if round(to_stock, 2) >= GOAL else "MISSED"
@@ -147,8 +151,8 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def fixed(gammas: Sequence[int]) -> tuple[Way, ...]:
-    return parse_ways(",".join(f"model-{gamma}" for gamma in gammas)) if gammas else ()
+def fixed(gammas: Sequence[int]) -> tuple[Variant, ...]:
+    return parse_variants(",".join(f"model-{gamma}" for gamma in gammas)) if gammas else ()
 
 
 def main() -> None:
@@ -164,20 +168,20 @@ def main() -> None:
     names = choose_models(args.target, args.draft, writes=True)  # what peers can run too
     with Engine(*names, n_threads=args.threads, kernels="off") as stock:
         longest = max(len(stock.prompt_tokens(prompt.text)) for prompt in prompts)
-        warm_up(stock, prompts, replace(of_stock, ways=fixed([2])))
+        warm_up(stock, prompts, replace(of_stock, variants=fixed([2])))
         require_kernels()
         with Engine(*names, n_threads=args.threads) as ours:
             warm_up(ours, prompts, of_ours)
-            ways = {STOCK: (stock, PLAIN_WAY), OURS: (ours, PLAIN_WAY)}
-            ways |= {f"stock {way.name}": (stock, way) for way in of_stock.ways}
-            ways |= {f"edgespec {way.name}": (ours, way) for way in of_ours.ways}
+            variants = {STOCK: (stock, PLAIN_VARIANT), OURS: (ours, PLAIN_VARIANT)}
+            variants |= {f"stock {variant.name}": (stock, variant) for variant in of_stock.variants}
+            variants |= {f"edgespec {variant.name}": (ours, variant) for variant in of_ours.variants}
             peers = open_peers(args, stock, of_ours, longest)
             for turn in range(args.rounds):
                 for place, prompt in enumerate(prompts):
-                    for name in rotated(list(ways), turn + place):
-                        engine, way = ways[name]
-                        done = generate(engine, prompt, way, of_ours, round_=turn)
-                        runs.append(replace(done, way=name))
+                    for name in rotated(list(variants), turn + place):
+                        engine, variant = variants[name]
+                        done = generate(engine, prompt, variant, of_ours, round_=turn)
+                        runs.append(replace(done, variant=name))
                     if turn < args.peer_rounds:
                         runs += run_peers(peers, prompt, turn)
                     print(".", end="", file=sys.stderr, flush=True)
@@ -189,8 +193,8 @@ def main() -> None:
             print(file=sys.stderr)
             models = {"target": ours.target_name, "draft": ours.draft_name}
     measuring.end()
-    order = [*ways, *(one.way for one in runs if one.way not in ways)]
-    runs.sort(key=lambda one: order.index(one.way))
+    order = [*variants, *(one.variant for one in runs if one.variant not in variants)]
+    runs.sort(key=lambda one: order.index(one.variant))
 
     print(f"{models['target']} drafted by {models['draft']}, temperature {args.temp:g}; {measuring}")
     print(f"{len(prompts)} prompts, {args.n_predict} tokens, {args.rounds} rounds, interleaved")

@@ -1,9 +1,9 @@
 """Measures how fast JSON schemas are filled: plain and speculative decoding, both with the grammar.
 
-Interleaved: every round fills each schema once each way, in an order that shifts. Figures are of whole
-generations, the prompt's reading included: median tokens a second, and the median ratio to plain decoding of
-the same schema in the same round with its interval (docs/measuring.md). The text is the same each way (a seed
-is given).
+Interleaved: every round fills each schema once with each variant, in an order that shifts. Figures are of
+whole generations, prefill included: median tokens a second, and the median ratio to plain decoding of the same
+schema in the same round with its interval (docs/measuring.md). A seed is given, so that each variant writes the
+same text.
 
     plain             --drafter none
     auto              forced tokens, text seen before, the draft model: what pays
@@ -97,7 +97,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
-WAYS: dict[str, DrafterName] = {PLAIN: "none", "auto": "auto", "auto, none forced": "auto"}
+VARIANTS: dict[str, DrafterName] = {PLAIN: "none", "auto": "auto", "auto, none forced": "auto"}
 
 
 @dataclass(frozen=True)
@@ -147,22 +147,22 @@ def timed(*, forced: bool) -> Iterator[Callable[[], float]]:
 
 
 def fill(
-    engine: Engine, task: str, way: str, grammar: Grammar, args: argparse.Namespace, turn: int
+    engine: Engine, task: str, variant: str, grammar: Grammar, args: argparse.Namespace, turn: int
 ) -> Filled:
     """Fill a schema once."""
     request, schema = TASKS[task]
     prompt = Prompt(task, task, f"{request} Answer with JSON of {', '.join(schema['properties'])}.")
-    with timed(forced="none forced" not in way) as grammar_s:
+    with timed(forced="none forced" not in variant) as grammar_s:
         result = engine.generate(
             prompt.text,
             params=SamplingParams(temperature=args.temp),
             seed=turn,
             grammar=grammar,
-            drafter=WAYS[way],
+            drafter=VARIANTS[variant],
             n_predict=args.n_predict,
         )
     return Filled(
-        run=run_of(result, prompt, way, turn),
+        run=run_of(result, prompt, variant, turn),
         forced=result.sources.get("forced", (0, 0))[1],
         grammar_s=grammar_s(),
         text=result.text,
@@ -174,14 +174,14 @@ def report(filled: Sequence[Filled]) -> None:
     titles = f"{'tokens/s':>10}{'x plain (95 %)':>24}{'accepted':>10}{'forced':>8}{'grammar':>13}"
     print(f"{'':<18}{titles}")
     overall = summarise_cell(Cell("", None, "", tuple(one.run for one in filled)))[0]
-    beside = {found.way: found for found in overall.comparisons}
-    for way in overall.ways:
-        own = [one for one in filled if one.run.way == way.way]
+    beside = {found.variant: found for found in overall.comparisons}
+    for variant in overall.variants:
+        own = [one for one in filled if one.run.variant == variant.variant]
         tokens = sum(one.run.tokens for one in own)
         accepted = sum(n * k for one in own for _, n, k in one.run.histogram or ())
-        found = beside.get(way.way)
+        found = beside.get(variant.variant)
         print(
-            f"{way.way:<18}{way.whole_tokens_per_s or 0:>10.1f}"
+            f"{variant.variant:<18}{variant.whole_tokens_per_s or 0:>10.1f}"
             f"{shown_interval(found.speedup if found else None):>24}{accepted / tokens:>10.0%}"
             f"{sum(one.forced for one in own) / tokens:>8.0%}"
             f"{1e3 * sum(one.grammar_s for one in own) / tokens:>10.2f} ms"
@@ -203,13 +203,13 @@ def main() -> None:
     measuring = Measuring(args)
     with Engine(args.target, args.draft, n_threads=args.threads, profile=False, prefix_cache=None) as engine:
         grammars = {task: Grammar.from_json_schema(engine.target, TASKS[task][1]) for task in args.tasks}
-        for way in WAYS:  # both models run once, and every context is made
-            fill(engine, args.tasks[0], way, grammars[args.tasks[0]], args, 0)
+        for variant in VARIANTS:  # both models run once, and every context is made
+            fill(engine, args.tasks[0], variant, grammars[args.tasks[0]], args, 0)
         for turn in range(args.rounds):
             for shift, task in enumerate(args.tasks):
-                for way in rotated(list(WAYS), turn + shift):
-                    engine.forget()  # else the next way copies the text
-                    runs.append(fill(engine, task, way, grammars[task], args, turn))
+                for variant in rotated(list(VARIANTS), turn + shift):
+                    engine.forget()  # else the next variant copies the text
+                    runs.append(fill(engine, task, variant, grammars[task], args, turn))
     measuring.end()
     print(measuring)
     report(runs)

@@ -1,7 +1,7 @@
 """Measures what checking n tokens costs: T(n), one pass of the target over n tokens with all their logits.
 
 T(n) decides whether speculation can pay: the papers assume T(n) = T(1), and llama.cpp's stock kernels are
-far from that. For each model file (in a process of its own) the ways are loaded side by side:
+far from that. For each model file (in a process of its own) the variants are loaded side by side:
 
 - stock: llama.cpp's own kernels with its run-time repacking, and without flash attention, as edgespec
   uses them. It is loaded, and its context made, before edgespec's kernels enter the process;
@@ -11,15 +11,15 @@ far from that. For each model file (in a process of its own) the ways are loaded
 - earlier (--earlier edgespec_kernels.so): another build of edgespec's kernels, for before and after. Both
   plugins are in the process; each packs its own copy of the model.
 
-Every round times each n once with each way, one right after the other, in an order that shifts from
+Every round times each n once with each variant, one right after the other, in an order that shifts from
 round to round, so that drift affects all alike. Ratios are taken within a round; medians, with quartiles
 as spread. A prefill is 512 tokens into an empty context with the logits of the last one.
 
 --random NAME,... measures models of random weights in the shapes of real ones (random_models.py), written to
 a temporary directory and cut to --gigabytes, since the file and its packed copy are in memory at once. Beside
 experts the limit is printed: the bytes that a pass has to read, by the experts that its tokens choose in that
-very model, over those of one token's pass. --cache-type q8_0: caches of all ways in Q8_0; stock reads them
-by its flash attention.
+very model, over those of one token's pass. --cache-type q8_0: caches of all variants in Q8_0; stock reads
+them by its flash attention.
 
 Other quantizations are made with `edgespec quantize`, for example
     edgespec quantize qwen2.5-coder-1.5b-q4_k_m --type q4_0,q8_0 -o DIRECTORY
@@ -57,7 +57,7 @@ EMPTY = 0
 """The context length of a prefill."""
 
 Cells = dict[tuple[int, int], dict[str, list[float]]]
-"""(tokens before the pass, tokens in it) -> way -> seconds, round by round."""
+"""(tokens before the pass, tokens in it) -> variant -> seconds, round by round."""
 
 
 class Earlier:
@@ -103,7 +103,7 @@ def flash_attention() -> Iterator[None]:
 
 
 def measure(path: Path, args: argparse.Namespace) -> Cells:
-    """Time all ways on one model file."""
+    """Time all variants on one model file."""
     sizes, contexts = args.sizes, args.contexts
     cells: Cells = {}
     with ExitStack() as stack:
@@ -129,19 +129,19 @@ def measure(path: Path, args: argparse.Namespace) -> Cells:
         if args.earlier:
             with Earlier(args.earlier).loading(), flash_attention():
                 sessions["earlier"] = opened(loaded(kernels=False))
-        ways = list(sessions)
+        variants = list(sessions)
         n_vocab = sessions["stock"].model.n_vocab
 
         def timed(cell: tuple[int, int], turn: int, restore: Callable[[Session], None]) -> None:
             context, size = cell
             tokens = [(11 + 13 * (turn + j)) % n_vocab for j in range(size)]
-            for way in rotated(ways, turn):
+            for variant in rotated(variants, turn):
                 began = time.perf_counter()
-                sessions[way].eval(tokens, n_logits=1 if context == EMPTY else size)
+                sessions[variant].eval(tokens, n_logits=1 if context == EMPTY else size)
                 spent = time.perf_counter() - began
                 if turn >= 0:
-                    cells.setdefault(cell, {}).setdefault(way, []).append(spent)
-                restore(sessions[way])
+                    cells.setdefault(cell, {}).setdefault(variant, []).append(spent)
+                restore(sessions[variant])
 
         for turn in range(-1, args.prefill_rounds) if args.prefill_rounds else ():  # the first round warms up
             timed((EMPTY, PREFILL), turn, Session.clear)
@@ -182,27 +182,33 @@ def goals(
 def report(cells: Cells, limits: Mapping[int, tuple[float, float]], *, is_random: bool) -> None:
     """Print a table for each context; `limits`: of `experts_limit`, {} without experts."""
     for context in sorted({context for context, _ in cells}):
-        rows = {size: ways for (at, size), ways in cells.items() if at == context}
-        ways = list(rows[min(rows)])
+        rows = {size: variants for (at, size), variants in cells.items() if at == context}
+        variants = list(rows[min(rows)])
         print(f"\n{'prefill, empty context' if context == EMPTY else f'context {context}'}")
-        print("  n " + "".join(f"{f'{way} ms (quartiles)':>30}{'/T(1)':>7}" for way in ways), end="")
-        print("".join(f"{f'x {way}':>15}" for way in ways if way != "edgespec"), end="")
+        print(
+            "  n " + "".join(f"{f'{variant} ms (quartiles)':>30}{'/T(1)':>7}" for variant in variants), end=""
+        )
+        print("".join(f"{f'x {variant}':>15}" for variant in variants if variant != "edgespec"), end="")
         print("   experts, limit of /T(1)" * bool(limits) + "   goal")
         for size, seconds in sorted(rows.items()):
             line = f"{size:>3} "
             first = rows[min(rows)]
-            for way in ways:
-                middle, low, high = (1e3 * x for x in spread(seconds[way]))
-                growth = "" if context == EMPTY else f"{paired(seconds[way], first[way]):.2f}"
+            for variant in variants:
+                middle, low, high = (1e3 * x for x in spread(seconds[variant]))
+                growth = "" if context == EMPTY else f"{paired(seconds[variant], first[variant]):.2f}"
                 line += f"{f'{middle:.1f} ({low:.1f} - {high:.1f})':>30}{growth:>7}"
-            gains = {way: paired(seconds[way], seconds["edgespec"]) for way in ways if way != "edgespec"}
+            gains = {
+                variant: paired(seconds[variant], seconds["edgespec"])
+                for variant in variants
+                if variant != "edgespec"
+            }
             line += "".join(f"{gain:>15.2f}" for gain in gains.values())
             if size in limits:
                 line += "   {:>7.1f} {:>15.2f}".format(*limits[size])
             verdicts = goals(
                 (context, size),
                 paired(seconds["edgespec"], first["edgespec"]),
-                min(gain for way, gain in gains.items() if way.startswith("stock")),
+                min(gain for variant, gain in gains.items() if variant.startswith("stock")),
                 is_random=is_random,
                 has_experts=bool(limits),
             )
@@ -259,7 +265,8 @@ def main() -> None:
             "experts touched": {size: touched for size, (touched, _) in limits[path].items()},
             "limits": {size: limit for size, (_, limit) in limits[path].items()},
             "seconds": [
-                {"context": context, "n": size, **ways} for (context, size), ways in sorted(cells.items())
+                {"context": context, "n": size, **variants}
+                for (context, size), variants in sorted(cells.items())
             ],
         }
         cache = "" if args.cache_type == "f16" else f"{args.cache_type}-cache-"

@@ -4,9 +4,9 @@
     round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
     ...       until the interval of the speed-up is tight, or the time is up
 
-Neighbouring runs are compared, and each prompt begins with a different way, so that a machine that becomes
-slower slows all ways alike. Before each generation the engine forgets earlier texts and what it learnt from
-them: no answer is drafted from an earlier answer, and each run begins with the same profile.
+Neighbouring runs are compared, and each prompt begins with a different variant, so that a machine that
+becomes slower slows all variants alike. Before each generation the engine forgets earlier texts and what it
+learnt from them: no answer is drafted from an earlier answer, and each run begins with the same profile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Protocol
 
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import noise
-from edgespec.benchmark.ways import PLAIN_WAY, Way
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
@@ -48,8 +48,8 @@ _WARM_UP_TOKENS = 16
 class Settings:
     """What all runs of a benchmark have in common."""
 
-    ways: tuple[Way, ...]
-    """The ways measured beside plain decoding."""
+    variants: tuple[Variant, ...]
+    """The variants measured beside plain decoding."""
     n_predict: int = 128
     temperature: float = 0.0
     seed: int = 0
@@ -61,9 +61,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation accepts, before anything is loaded."""
-        if self.clients and (lossy := next((way.name for way in self.ways if not way.exact), None)):
+        if self.clients and (
+            lossy := next((variant.name for variant in self.variants if not variant.exact), None)
+        ):
             raise UsageError(
-                "is not exact; many texts at once are measured exactly", field="ways", value=lossy
+                "is not exact; many texts at once are measured exactly", field="variants", value=lossy
             )
         Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
 
@@ -75,7 +77,7 @@ class Settings:
     def facts(self) -> dict[str, str | int | float]:
         """Return the settings as an outcome stores them."""
         return {
-            "ways": ", ".join(way.name for way in self.ways),
+            "variants": ", ".join(variant.name for variant in self.variants),
             "n_predict": self.n_predict,
             "temperature": self.temperature,
             "seed": self.seed,
@@ -93,7 +95,7 @@ class Peer(Protocol):
         ...
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
-        """Yield a run of each of its ways."""
+        """Yield a run of each of its variants."""
         ...
 
 
@@ -120,16 +122,16 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
 
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
-    """Begin to answer the longest prompt in every way: this enlarges the contexts and reads the weights."""
+    """Begin to answer the longest prompt in every variant, to enlarge the contexts and read the weights."""
     longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
-    for way in (PLAIN_WAY, *settings.ways):
-        stream = _stream(engine, longest, way, settings)
+    for variant in (PLAIN_VARIANT, *settings.variants):
+        stream = _stream(engine, longest, variant, settings)
         for _ in itertools.islice(stream, _WARM_UP_TOKENS):
             pass
         stream.close()
 
 
-def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_: int = 0) -> Stream:
+def _stream(engine: Engine, prompt: Prompt, variant: Variant, settings: Settings, round_: int = 0) -> Stream:
     """Begin to answer as a new process would, with the profile that the engine was made with."""
     engine.forget(tables=True)
     return engine.stream(
@@ -137,32 +139,32 @@ def _stream(engine: Engine, prompt: Prompt, way: Way, settings: Settings, round_
         params=settings.params,
         seed=settings.seed + round_,
         n_predict=settings.n_predict,
-        drafter=way.drafter,
-        gamma=way.gamma,
-        rule=settings.rule if way.exact else None,
-        cascade=way.cascade,
-        lenience=way.lenience,
+        drafter=variant.drafter,
+        gamma=variant.gamma,
+        rule=settings.rule if variant.exact else None,
+        cascade=variant.cascade,
+        lenience=variant.lenience,
     )
 
 
-def generate(engine: Engine, prompt: Prompt, way: Way, settings: Settings, *, round_: int = 0) -> Run:
-    """Answer one prompt in one way; compare the text of an inexact way with the target's distribution."""
-    stream = _stream(engine, prompt, way, settings, round_)
+def generate(engine: Engine, prompt: Prompt, variant: Variant, settings: Settings, *, round_: int = 0) -> Run:
+    """Answer one prompt in one variant; compare an inexact variant's text with the target's distribution."""
+    stream = _stream(engine, prompt, variant, settings, round_)
     alone = [token.origin == "alone" for token in stream]
-    run = run_of(stream.result, prompt, way.name, round_)
-    if way.exact:
+    run = run_of(stream.result, prompt, variant.name, round_)
+    if variant.exact:
         return run
     agreement, kl = _beside(engine, stream, alone, greedy=settings.params.greedy)
     return replace(run, exact=False, agreement=agreement, kl=kl)
 
 
-def run_of(result: Result, prompt: Prompt, way: str, round_: int) -> Run:
+def run_of(result: Result, prompt: Prompt, variant: str, round_: int) -> Run:
     """Return the record of a generation."""
     stats = result.stats
     return Run(
         prompt=prompt.id,
         category=prompt.category,
-        way=way,
+        variant=variant,
         round=round_,
         prompt_tokens=result.prompt_tokens,
         tokens=len(result.token_ids),
@@ -213,9 +215,9 @@ def turns(
     round_: int,
     place: int,
 ) -> Iterator[Run]:
-    """Yield a run of every way over one prompt; which way comes first depends on round and place."""
-    for way in rotated((PLAIN_WAY, *settings.ways), round_ + place):
-        yield generate(engine, prompt, way, settings, round_=round_)
+    """Yield a run of every variant over one prompt; which variant comes first depends on round and place."""
+    for variant in rotated((PLAIN_VARIANT, *settings.variants), round_ + place):
+        yield generate(engine, prompt, variant, settings, round_=round_)
 
 
 @dataclass(frozen=True, slots=True)

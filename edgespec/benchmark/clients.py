@@ -4,9 +4,9 @@
     round 1   2 at once: T(2), plain, auto    4 at once: ...
 
 All numbers have the same prompts, as many as the largest: those of smaller numbers follow when a text has
-ended. In each round another number begins, and with each number another way, so that a machine that becomes
-slower slows all alike. T(n), the target's pass over n tokens, is timed beside: n / T(n) is what n texts would
-get in a second if each pass gave each its next token and nothing else took time.
+ended. In each round another number begins, and with each number another variant, so that a machine that
+becomes slower slows all alike. T(n), the target's pass over n tokens, is timed beside: n / T(n) is what n
+texts would get in a second if each pass gave each its next token and nothing else took time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from edgespec.benchmark.bench import FEWEST_ROUNDS, Limits, Settings, leaving_no_trace
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
-from edgespec.benchmark.ways import PLAIN_WAY, Way
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.options import Options
 from edgespec.drafting.timings import Timeline
 from edgespec.engine.engine import Engine
@@ -98,7 +98,7 @@ class _Answers:
     """The texts of one measurement, `at_once` of them at a time."""
 
     engine: Engine
-    way: Way
+    variant: Variant
     settings: Settings
     at_once: int
     round: int
@@ -110,7 +110,7 @@ class _Answers:
     def begin(self, prompt: Prompt) -> None:
         """Begin to answer a prompt beside the running texts."""
         began = time.perf_counter()
-        engine, settings, way = self.engine, self.settings, self.way
+        engine, settings, variant = self.engine, self.settings, self.variant
         tokens = engine.prompt_tokens(prompt.text)
         if not engine.has_room(len(tokens), settings.n_predict):
             raise EdgespecError(
@@ -121,8 +121,8 @@ class _Answers:
             params=settings.params,
             seed=settings.seed + self.round,
             n_predict=settings.n_predict,
-            drafter=way.drafter,
-            gamma=way.gamma,
+            drafter=variant.drafter,
+            gamma=variant.gamma,
             rule=settings.rule,
         )
         stream = engine.stream(tokens, options)
@@ -152,15 +152,21 @@ class _Answers:
 
 
 def answer(
-    engine: Engine, prompts: Sequence[Prompt], way: Way, settings: Settings, *, at_once: int, round_: int = 0
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    variant: Variant,
+    settings: Settings,
+    *,
+    at_once: int,
+    round_: int = 0,
 ) -> Throughput:
-    """Answer every prompt once in one way, `at_once` at a time, as a new engine would.
+    """Answer every prompt once in one variant, `at_once` at a time, as a new engine would.
 
     Raises EdgespecError if the engine has no room for so many.
     """
     engine.forget(tables=True)
     waiting = deque(prompts)
-    answers = _Answers(engine, way, settings, at_once, round_)
+    answers = _Answers(engine, variant, settings, at_once, round_)
     began = time.perf_counter()
     try:
         while waiting or answers.running:
@@ -171,24 +177,24 @@ def answer(
     finally:
         answers.close()
     return Throughput(
-        way.name, at_once, round_, answers.n_tokens, total_s, tuple(answers.ttft_s), answers.texts
+        variant.name, at_once, round_, answers.n_tokens, total_s, tuple(answers.ttft_s), answers.texts
     )
 
 
 def one_round(
     engine: Engine, prompts: Sequence[Prompt], settings: Settings, passes: Passes, round_: int
 ) -> Iterator[Measured]:
-    """Yield T(n) and a Throughput of every way for each number of texts at once."""
+    """Yield T(n) and a Throughput of every variant for each number of texts at once."""
     for place, n in enumerate(rotated(settings.clients, round_)):
         yield passes.time(n, round_)
-        for way in rotated((PLAIN_WAY, *settings.ways), round_ + place):
-            yield answer(engine, prompts, way, settings, at_once=n, round_=round_)
+        for variant in rotated((PLAIN_VARIANT, *settings.variants), round_ + place):
+            yield answer(engine, prompts, variant, settings, at_once=n, round_=round_)
 
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
-    """Begin to answer all prompts at once in every way: this makes the buffers and reads the weights."""
-    for way in (PLAIN_WAY, *settings.ways):
-        answers = _Answers(engine, way, settings, max(settings.clients), 0)
+    """Begin to answer all prompts at once in every variant: this makes the buffers and reads the weights."""
+    for variant in (PLAIN_VARIANT, *settings.variants):
+        answers = _Answers(engine, variant, settings, max(settings.clients), 0)
         try:
             for prompt in prompts:
                 answers.begin(prompt)
@@ -206,7 +212,7 @@ class Progress:
     done: int
     """Of this round."""
     of: int
-    """Numbers of texts times ways."""
+    """Numbers of texts times variants."""
     spent_s: float
 
 
@@ -224,7 +230,7 @@ def measure_clients(
     `on_measured` gets each figure at once. Raises what the engine raises.
     """
     rounds = limits.rounds or FEWEST_ROUNDS
-    n_all = len(settings.clients) * (1 + len(settings.ways))
+    n_all = len(settings.clients) * (1 + len(settings.variants))
     with leaving_no_trace(engine), Passes(engine, prompts, settings) as passes:
         began = last = time.monotonic()
         warm_up(engine, prompts, settings)

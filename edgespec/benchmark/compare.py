@@ -23,7 +23,7 @@ from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.cells import Request, merged
 from edgespec.benchmark.machine import Watch
 from edgespec.benchmark.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
-from edgespec.benchmark.ways import Way
+from edgespec.benchmark.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
@@ -61,20 +61,20 @@ class Combination:
         return None if self.draft in WORDS else self.draft
 
     def restrict(self, settings: Settings) -> Settings:
-        """Return `settings` with only those ways that this cell's draft allows."""
-        ways = [way for way in settings.ways if self._allows(way)]
-        return replace(settings, ways=() if self.draft == NO_DRAFT else tuple(ways))
+        """Return `settings` with only those variants that this cell's draft allows."""
+        variants = [variant for variant in settings.variants if self._allows(variant)]
+        return replace(settings, variants=() if self.draft == NO_DRAFT else tuple(variants))
 
-    def _allows(self, way: Way) -> bool:
-        if way.drafter == MTP:
+    def _allows(self, variant: Variant) -> bool:
+        if variant.drafter == MTP:
             return self.draft == MTP
-        if way.cascade:  # a head cannot write by itself
+        if variant.cascade:  # a head cannot write by itself
             return self.draft_model is not None
-        return self.draft != SUFFIX or not way.needs_model
+        return self.draft != SUFFIX or not variant.needs_model
 
     def drafter(self, settings: Settings) -> DrafterName:
         """Return the drafter that the engine loads models for, to run what `restrict` returned."""
-        if not settings.ways:
+        if not settings.variants:
             return "none"
         return "auto" if self.draft_model else "mtp" if self.draft == MTP else "suffix"
 
@@ -96,7 +96,7 @@ class Plan:
     def n_runs(self, combination: Combination) -> int:
         """Return the number of runs of a cell in one round."""
         n_times = len(self.settings.clients) or len(self.prompts)
-        return n_times * (1 + len(combination.restrict(self.settings).ways))
+        return n_times * (1 + len(combination.restrict(self.settings).variants))
 
     def key(self, combination: Combination) -> str:
         """Return a hash of what a cell's runs depend on."""

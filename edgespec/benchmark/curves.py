@@ -15,9 +15,9 @@ from edgespec.benchmark.summary import Interval, paired_interval
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One way with so many texts at once, over the rounds."""
+    """One variant with so many texts at once, over the rounds."""
 
-    way: str
+    variant: str
     at_once: int
     n_rounds: int
     tokens_per_s: float
@@ -31,7 +31,7 @@ class Point:
     longest_ttft_s: float
     """The longest of a round, the median over the rounds."""
     gain: Interval | None
-    """Tokens a second over those of the same way with the fewest texts at once; None for these."""
+    """Tokens a second over those of the same variant with the fewest texts at once; None for these."""
     speedup: Interval | None
     """Tokens a second over plain decoding's with as many; None for plain decoding."""
     limit: float | None
@@ -50,13 +50,13 @@ class Curve:
     """By number of texts, in each plain first."""
 
     @property
-    def ways(self) -> tuple[str, ...]:
-        """The ways, plain first."""
-        return tuple(dict.fromkeys(point.way for point in self.points))
+    def variants(self) -> tuple[str, ...]:
+        """The variants, plain first."""
+        return tuple(dict.fromkeys(point.variant for point in self.points))
 
-    def of(self, way: str) -> tuple[Point, ...]:
-        """Return the points of a way, by number of texts."""
-        return tuple(point for point in self.points if point.way == way)
+    def of(self, variant: str) -> tuple[Point, ...]:
+        """Return the points of a variant, by number of texts."""
+        return tuple(point for point in self.points if point.variant == variant)
 
 
 def curves(outcome: Outcome) -> tuple[Curve, ...]:
@@ -67,14 +67,14 @@ def curves(outcome: Outcome) -> tuple[Curve, ...]:
 def summarise_throughput(cell: Cell) -> tuple[Point, ...]:
     """Return the points of a cell's curve; () without throughputs."""
     numbers = sorted({one.at_once for one in cell.throughput})
-    ways = sorted({one.way: None for one in cell.throughput}, key=lambda way: way != PLAIN)
+    variants = sorted({one.variant: None for one in cell.throughput}, key=lambda variant: variant != PLAIN)
     found = []
     for n in numbers:
-        for way in ways:
-            own = _rounds(cell.throughput, way, n)
+        for variant in variants:
+            own = _rounds(cell.throughput, variant, n)
             if own:
                 fewest, plain = (
-                    _rounds(cell.throughput, way, numbers[0]),
+                    _rounds(cell.throughput, variant, numbers[0]),
                     _rounds(cell.throughput, PLAIN, n),
                 )
                 texts = _rounds(cell.throughput, PLAIN, numbers[0])
@@ -83,11 +83,11 @@ def summarise_throughput(cell: Cell) -> tuple[Point, ...]:
 
 
 _Rounds = dict[int, Throughput]
-"""The throughputs of one way and number, by round."""
+"""The throughputs of one variant and number, by round."""
 
 
-def _rounds(throughput: Iterable[Throughput], way: str, n: int) -> _Rounds:
-    return {one.round: one for one in throughput if (one.way, one.at_once) == (way, n)}
+def _rounds(throughput: Iterable[Throughput], variant: str, n: int) -> _Rounds:
+    return {one.round: one for one in throughput if (one.variant, one.at_once) == (variant, n)}
 
 
 def _speed(one: Throughput) -> float:
@@ -106,7 +106,7 @@ def _point(own: _Rounds, fewest: _Rounds, plain: _Rounds, texts: _Rounds, limit:
     ]
     first = next(iter(fewest.values()), None)
     return Point(
-        way=one.way,
+        variant=one.variant,
         at_once=one.at_once,
         n_rounds=len(own),
         tokens_per_s=statistics.median(speeds),
@@ -115,7 +115,7 @@ def _point(own: _Rounds, fewest: _Rounds, plain: _Rounds, texts: _Rounds, limit:
         ttft_s=statistics.median(s for each in own.values() for s in each.ttft_s),
         longest_ttft_s=statistics.median(max(each.ttft_s) for each in own.values()),
         gain=_ratio(own, fewest) if first and first.at_once != one.at_once else None,
-        speedup=_ratio(own, plain) if one.way != PLAIN else None,
+        speedup=_ratio(own, plain) if one.variant != PLAIN else None,
         limit=limit,
         n_identical=sum(text == other for text, other in pairs),
         n_compared=len(pairs),

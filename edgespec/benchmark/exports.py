@@ -1,7 +1,7 @@
 """Writes a benchmark's figures as CSV and JSON; a failed write leaves the old file as it was.
 
-A CSV has a row for each cell, category and way, and one for each skipped cell; for many texts at once a row
-for each cell, number of texts and way.
+A CSV has a row for each cell, category and variant, and one for each skipped cell; for many texts at once a
+row for each cell, number of texts and variant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from edgespec.benchmark.curves import Point, curves, summarise_throughput
 from edgespec.benchmark.runs import PEER, Accuracy, Cell, Outcome, Solved
-from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary, summarise_cell
+from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, VariantSummary, summarise_cell
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import beside, write_atomically
 
@@ -26,10 +26,10 @@ Summaries = tuple[tuple[CategorySummary, ...], ...]
 """The result of `summarise_cell` for each cell of an outcome, in their order."""
 
 ESTIMATED = "(estimated)"
-"""The end of `WaySummary.energy_source` if the joules are estimated."""
+"""The end of `VariantSummary.energy_source` if the joules are estimated."""
 
-_NOTHING = WaySummary(
-    way="",
+_NOTHING = VariantSummary(
+    variant="",
     n_runs=0,
     decode_tokens_per_s=None,
     whole_tokens_per_s=None,
@@ -65,7 +65,7 @@ def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
 
 
 def write_csv(outcome: Outcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
-    """Write a row for each cell, category and way. An unavailable figure is an empty field.
+    """Write a row for each cell, category and variant. An unavailable figure is an empty field.
 
     Raises EdgespecError in one line if the file cannot be written.
     """
@@ -85,8 +85,8 @@ def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
         where.write(text.getvalue())
 
 
-def _facts(cell: Cell, way: str) -> dict[str, Any]:
-    kernels = PEER.strip() if way.startswith(PEER) else cell.kernels
+def _facts(cell: Cell, variant: str) -> dict[str, Any]:
+    kernels = PEER.strip() if variant.startswith(PEER) else cell.kernels
     return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
 
 
@@ -95,16 +95,16 @@ def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]
         if cell.skipped:
             yield _csv_row(outcome, cell, None, _NOTHING, None)
         for point in summarise_throughput(cell):
-            yield {**_facts(cell, point.way), **_point_columns(point)}
+            yield {**_facts(cell, point.variant), **_point_columns(point)}
         for category in summary:
-            compared = {comparison.way: comparison for comparison in category.comparisons}
-            for way in category.ways:
-                yield _csv_row(outcome, cell, category, way, compared.get(way.way))
+            compared = {comparison.variant: comparison for comparison in category.comparisons}
+            for variant in category.variants:
+                yield _csv_row(outcome, cell, category, variant, compared.get(variant.variant))
 
 
 def _point_columns(point: Point) -> dict[str, Any]:
     return {
-        "way": point.way,
+        "variant": point.variant,
         "texts_at_once": point.at_once,
         "rounds": point.n_rounds,
         "tokens_per_s": point.tokens_per_s,
@@ -124,45 +124,45 @@ def _csv_row(
     outcome: Outcome,
     cell: Cell,
     category: CategorySummary | None,
-    way: WaySummary,
+    variant: VariantSummary,
     comparison: Comparison | None,
 ) -> dict[str, Any]:
     return {
-        **_facts(cell, way.way),
+        **_facts(cell, variant.variant),
         "category": category.category if category else "",
-        "way": way.way,
+        "variant": variant.variant,
         "prompts": category.n_prompts if category else None,
-        **_way_columns(way),
+        **_variant_columns(variant),
         **_comparison_columns(comparison),
-        "peak_rss_bytes": None if way.way.startswith(PEER) else cell.peak_rss_bytes,
-        **_accuracy_columns(outcome.accuracy_of(cell) if measures_target(way) else None),
-        **_solved_columns(outcome.solved_by(cell, way.way)),
+        "peak_rss_bytes": None if variant.variant.startswith(PEER) else cell.peak_rss_bytes,
+        **_accuracy_columns(outcome.accuracy_of(cell) if measures_target(variant) else None),
+        **_solved_columns(outcome.solved_by(cell, variant.variant)),
         "skipped": cell.skipped,
     }
 
 
-def _way_columns(way: WaySummary) -> dict[str, Any]:
-    acceptance = " ".join(f"{share:.6g}" for share in way.acceptance_by_position)
-    known = way.joules_per_token is not None
+def _variant_columns(variant: VariantSummary) -> dict[str, Any]:
+    acceptance = " ".join(f"{share:.6g}" for share in variant.acceptance_by_position)
+    known = variant.joules_per_token is not None
     return {
-        "runs": way.n_runs or None,
-        "decode_tokens_per_s": way.decode_tokens_per_s,
-        "whole_tokens_per_s": way.whole_tokens_per_s,
-        "ttft_s": way.ttft_s,
-        "tau": way.tau,
-        "alpha": way.alpha,
+        "runs": variant.n_runs or None,
+        "decode_tokens_per_s": variant.decode_tokens_per_s,
+        "whole_tokens_per_s": variant.whole_tokens_per_s,
+        "ttft_s": variant.ttft_s,
+        "tau": variant.tau,
+        "alpha": variant.alpha,
         "acceptance_by_position": acceptance,
-        **_shares("time_share", way.time_shares),
-        "gross_joules_per_token": way.joules_per_token,
-        "net_joules_per_token": way.net_joules_per_token,
-        **_shares("joule_share", way.joule_shares),
-        "joule_seconds": way.joule_seconds,
-        "energy_source": way.energy_source,
-        "exact": ("yes" if way.exact else "no") if way.n_runs else None,
-        "target_share": way.target_share if way.n_runs else None,
-        "agreement_with_target": way.agreement,
-        "kl_from_target_nats_per_token": way.kl,
-        "energy_estimated": ("yes" if way.energy_source.endswith(ESTIMATED) else "no") if known else None,
+        **_shares("time_share", variant.time_shares),
+        "gross_joules_per_token": variant.joules_per_token,
+        "net_joules_per_token": variant.net_joules_per_token,
+        **_shares("joule_share", variant.joule_shares),
+        "joule_seconds": variant.joule_seconds,
+        "energy_source": variant.energy_source,
+        "exact": ("yes" if variant.exact else "no") if variant.n_runs else None,
+        "target_share": variant.target_share if variant.n_runs else None,
+        "agreement_with_target": variant.agreement,
+        "kl_from_target_nats_per_token": variant.kl,
+        "energy_estimated": ("yes" if variant.energy_source.endswith(ESTIMATED) else "no") if known else None,
     }
 
 
@@ -188,9 +188,9 @@ def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
     }
 
 
-def measures_target(way: WaySummary) -> bool:
-    """Whether the target's accuracy holds for this way: it is exact, and our process computed it."""
-    return way.exact and not way.way.startswith(PEER)
+def measures_target(variant: VariantSummary) -> bool:
+    """Whether the target's accuracy holds for this variant: it is exact, and our process computed it."""
+    return variant.exact and not variant.variant.startswith(PEER)
 
 
 def _solved_columns(solved: Solved | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     FOLDER/accuracy-TARGET+KERNELS.json     perplexity, KL divergence, top-1 agreement on a text (accuracy.py)
     FOLDER/humaneval-TARGET+KERNELS.json    which of HumanEval's tests its answers pass (humaneval.py)
-    FOLDER/humaneval-TARGET+DRAFT+WAY+KERNELS.json      the same for a way that is not exact
+    FOLDER/humaneval-TARGET+DRAFT+VARIANT+KERNELS.json      the same for a variant that is not exact
 
 A result is measured again only if something it depends on has changed.
 """
@@ -20,7 +20,7 @@ import msgspec
 from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_tokens
 from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
 from edgespec.benchmark.runs import Accuracy, Cell, Solved, as_json
-from edgespec.benchmark.ways import Way
+from edgespec.benchmark.variants import Variant
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
@@ -123,17 +123,18 @@ class Judge:
         file: ModelFile,
         problems: Sequence[Problem],
         draft: ModelFile | None,
-        way: Way | None = None,
+        variant: Variant | None = None,
     ) -> list[Judged] | None:
         """Return whether each problem was solved; None if not all could be tried.
 
-        `way`: a way that is not exact, so its answers depend on the draft; None: the target's own answers.
+        `variant`: a variant that is not exact, so its answers depend on the draft; None: the target's own
+        answers.
         """
         key = _key(*problems, self.kernels, self.facts[file.name].sha256)
         name = file.name
-        if way and draft:
-            key = _key(key, self.facts[draft.name].sha256, way)
-            name = f"{file.name}+{draft.name}+{way.name}"
+        if variant and draft:
+            key = _key(key, self.facts[draft.name].sha256, variant)
+            name = f"{file.name}+{draft.name}+{variant.name}"
         kept = self.folder / f"humaneval-{name}+kernels-{self.kernels}.json"
         judged = _read(kept, key, list[Judged]) or []
         left = problems[len(judged) :]
@@ -145,9 +146,9 @@ class Judge:
             list(left),
             self.kernels,
             self.n_threads,
-            way,
+            variant,
         )
-        what = f"HumanEval by {file.name}{f', {way.name}' if way else ''}"
+        what = f"HumanEval by {file.name}{f', {variant.name}' if variant else ''}"
         self.on_progress(what, len(judged), len(problems))
         for _, value in self._ask("_solve_in_child", request, what):
             judged.append(msgspec.convert(value, Judged))
@@ -155,28 +156,28 @@ class Judge:
             self.on_progress(what, len(judged), len(problems))
         return judged if len(judged) == len(problems) else None
 
-    def ways(
+    def variants(
         self,
         problems: Sequence[Problem],
         cells: Sequence[Cell],
-        ways: Sequence[Way],
+        variants: Sequence[Variant],
         drafts: Sequence[ModelFile],
     ) -> list[Solved]:
-        """Return how many problems each cell that ran with one of `drafts` solves in the inexact `ways`."""
+        """Return how many problems each cell with one of `drafts` solves in the inexact `variants`."""
         found = []
         by_name = {file.name: file for file in (*self.files, *drafts)}
         for cell in cells:
             if not cell.runs or cell.draft not in by_name:
                 continue
-            for way in ways:
-                judged = self._problems(by_name[cell.target], problems, by_name[cell.draft], way)
+            for variant in variants:
+                judged = self._problems(by_name[cell.target], problems, by_name[cell.draft], variant)
                 if judged is None:
                     continue
                 n_tokens = sum(one.tokens for one in judged)
                 share = sum(one.target_share * one.tokens for one in judged) / n_tokens if n_tokens else 1.0
                 n_passed = sum(one.passed for one in judged)
                 found.append(
-                    Solved(cell.target, cell.draft, cell.kernels, way.name, n_passed, len(judged), share)
+                    Solved(cell.target, cell.draft, cell.kernels, variant.name, n_passed, len(judged), share)
                 )
         return found
 
@@ -255,7 +256,7 @@ class _ProblemsRequest:
     problems: list[Problem]
     kernels: KernelsChoice
     n_threads: int | None
-    way: Way | None = None
+    variant: Variant | None = None
 
 
 def _score_in_child() -> int:
@@ -298,11 +299,11 @@ def _solve(request: _ProblemsRequest) -> None:
         n_threads=request.n_threads,
         kernels=request.kernels,
     ) as engine:
-        way = request.way
+        variant = request.variant
         for judged in pass_at_1(
             engine,
             request.problems,
-            cascade=way.cascade if way else None,
-            lenience=way.lenience if way else 1.0,
+            cascade=variant.cascade if variant else None,
+            lenience=variant.lenience if variant else 1.0,
         ):
             say("judged", judged)

@@ -102,7 +102,7 @@ class LlamaCpp:
         return Run(
             prompt=prompt.id,
             category=prompt.category,
-            way=f"{PEER}{PLAIN}",
+            variant=f"{PEER}{PLAIN}",
             round=round_,
             prompt_tokens=int(read[2]),
             tokens=n_passes if ended else n_passes + 1,
@@ -134,7 +134,7 @@ class LlamaCpp:
         return Run(
             prompt=prompt.id,
             category=prompt.category,
-            way=f"{PEER}model-{gamma}",
+            variant=f"{PEER}model-{gamma}",
             round=round_,
             prompt_tokens=int(encoded[1]),
             tokens=max(n_decoded - 1, 0) if ended else n_decoded,
@@ -191,7 +191,7 @@ class LlamaCppPeer:
         return f"llama.cpp {self.programs.version}{f', drafted by {draft.stem}' if draft else ''}"
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
-        """Yield a run of each way. Raises EdgespecError."""
+        """Yield a run of each variant. Raises EdgespecError."""
         prompt = replace(prompt, text=rendered(self.engine, prompt.text))
         yield self.programs.plain(prompt, self.settings, round_)
         for gamma in self.gammas:

@@ -2,8 +2,8 @@
 
 Outcome                the machine, the versions, the settings, the warnings
   Cell  x n            a target, a draft (or none) and kernels; or why it could not run
-    Run x n            one generation: a prompt, a way to generate, a round
-    Throughput x n     or: all prompts, many at once, in a way and a round
+    Run x n            one generation: a prompt, a variant to generate, a round
+    Throughput x n     or: all prompts, many at once, in a variant and a round
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edgespec.errors import EdgespecError
 from edgespec.models.quantizations import ModelFacts
 
 PLAIN = "plain"
-"""The way that every other is compared with: the target alone, with the cell's kernels."""
+"""The variant that every other is compared with: the target alone, with the cell's kernels."""
 
 PEER = "llama.cpp "
-"""Prefix of another program's ways, whose kernels and memory are not edgespec's."""
+"""Prefix of another program's variants, whose kernels and memory are not edgespec's."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON format; files of other versions are not read."""
 
 _T = TypeVar("_T")
@@ -37,9 +37,9 @@ class Run:
     prompt: str
     """The prompt's id, unique in its suite."""
     category: str
-    way: str
-    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" for a fixed draft length; a way that is not
-    exact ("cascade@0.4", "lenience-0.5"); or a peer's way."""
+    variant: str
+    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" for a fixed draft length; a variant that is not
+    exact ("cascade@0.4", "lenience-0.5"); or a peer's variant."""
     round: int
     prompt_tokens: int
     tokens: int
@@ -68,9 +68,10 @@ class Run:
     target_share: float = 1.0
     """Share of the tokens that the target wrote or judged."""
     agreement: float | None = None
-    """Share of the tokens that are the target's likeliest at their place; None: exact way, or sampled."""
+    """Share of the tokens that are the target's likeliest at their place; None: exact variant, or sampled."""
     kl: float | None = None
-    """Mean KL divergence, in nats, of each token's writer from the target; None: exact way, or lenience."""
+    """Mean KL divergence, in nats, of each token's writer from the target; None: exact variant, or
+    lenience."""
 
     @property
     def whole_tokens_per_s(self) -> float | None:
@@ -87,9 +88,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Every prompt answered once in one way, `at_once` of them at a time, the next when one has ended."""
+    """Every prompt answered once in one variant, `at_once` of them at a time, the next when one has ended."""
 
-    way: str
+    variant: str
     at_once: int
     round: int
     tokens: int
@@ -158,12 +159,12 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """How many HumanEval problems a way that is not exact solves."""
+    """How many HumanEval problems a variant that is not exact solves."""
 
     target: str
     draft: str
     kernels: str
-    way: str
+    variant: str
     passed: int
     n_problems: int
     target_share: float
@@ -191,7 +192,7 @@ class Outcome:
     """One for each target with each of the kernels compared."""
     warnings: tuple[str, ...] = ()
     solved: tuple[Solved, ...] = ()
-    """Problems solved by ways that are not exact, if asked for."""
+    """Problems solved by variants that are not exact, if asked for."""
     format: int = FORMAT
 
     def accuracy_of(self, cell: Cell) -> Accuracy | None:
@@ -199,10 +200,10 @@ class Outcome:
         wanted = cell.target, cell.kernels
         return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
 
-    def solved_by(self, cell: Cell, way: str) -> Solved | None:
-        """Return what a way that is not exact solves; None if that was not asked for."""
-        wanted = cell.target, cell.draft, cell.kernels, way
-        return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.way) == wanted), None)
+    def solved_by(self, cell: Cell, variant: str) -> Solved | None:
+        """Return what a variant that is not exact solves; None if that was not asked for."""
+        wanted = cell.target, cell.draft, cell.kernels, variant
+        return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.variant) == wanted), None)
 
 
 def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:

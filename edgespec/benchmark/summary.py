@@ -29,9 +29,10 @@ _FEWEST_RATIOS = 3  # the interval of two ratios would end at these two
 _T = TypeVar("_T", float, None)
 
 _Places = dict[tuple[str, int], Run]
-"""The runs of one way, by prompt and round."""
+"""The runs of one variant, by prompt and round."""
 _Ratio = Callable[[Run, Run], float | None]
-"""Compares a way's run with the plain run of the same prompt and round; None if either lacks the figure."""
+"""Compares a variant's run with the plain run of the same prompt and round; None if either lacks the
+figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class WaySummary:
-    """The figures of one way in one category, medians over its runs. None: unavailable."""
+class VariantSummary:
+    """The figures of one variant in one category, medians over its runs. None: unavailable."""
 
-    way: str
+    variant: str
     n_runs: int
     decode_tokens_per_s: float | None
     whole_tokens_per_s: float | None
@@ -81,15 +82,15 @@ class WaySummary:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A way against plain decoding in one category."""
+    """A variant against plain decoding in one category."""
 
-    way: str
+    variant: str
     speedup: Interval | None
-    """Plain's seconds a token over the way's, for whole generations; above 1 is faster."""
+    """Plain's seconds a token over the variant's, for whole generations; above 1 is faster."""
     decode_speedup: Interval | None
     """The same for decoding alone."""
     joules: Interval | None
-    """The way's joules a token over plain's; below 1 is better."""
+    """The variant's joules a token over plain's; below 1 is better."""
     n_identical: int
     n_compared: int
     """Runs whose tokens were compared with plain's of the same prompt and round."""
@@ -101,10 +102,10 @@ class CategorySummary:
 
     category: str
     n_prompts: int
-    ways: tuple[WaySummary, ...]
+    variants: tuple[VariantSummary, ...]
     """Plain first."""
     comparisons: tuple[Comparison, ...]
-    """Each way but plain."""
+    """Each variant but plain."""
 
 
 def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
@@ -116,10 +117,10 @@ def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
     return tuple(_category(name, runs) for name, runs in [(OVERALL, cell.runs), *parts])
 
 
-def compare(runs: Iterable[Run], way: str, base: str = PLAIN) -> Comparison:
-    """Return `way` beside `base` over the prompts and rounds of `runs` that have both."""
-    ways = _by_way(runs)
-    return _comparison(way, ways.get(way, {}), ways.get(base, {}))
+def compare(runs: Iterable[Run], variant: str, base: str = PLAIN) -> Comparison:
+    """Return `variant` beside `base` over the prompts and rounds of `runs` that have both."""
+    variants = _by_variant(runs)
+    return _comparison(variant, variants.get(variant, {}), variants.get(base, {}))
 
 
 def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = True) -> Interval | None:
@@ -146,12 +147,12 @@ def paired_interval(ratios: Sequence[Sequence[float]], *, over_prompts: bool = T
 def noise(runs: Sequence[Run]) -> float | None:
     """Return the width of the overall speed-up's interval over rounds alone, as a share of its median.
 
-    The widest of all ways counts; None while no prompt was repeated three times.
+    The widest of all variants counts; None while no prompt was repeated three times.
     """
-    ways = _by_way(runs)
-    plain = ways.pop(PLAIN, {})
+    variants = _by_variant(runs)
+    plain = variants.pop(PLAIN, {})
     widths = []
-    for places in ways.values():
+    for places in variants.values():
         ratios = _ratios(_speedup, places, plain)
         if max(map(len, ratios), default=0) >= _FEWEST_ROUNDS:
             found = paired_interval(ratios, over_prompts=False)
@@ -161,32 +162,34 @@ def noise(runs: Sequence[Run]) -> float | None:
 
 
 def _category(name: str, runs: Sequence[Run]) -> CategorySummary:
-    ways = _by_way(runs)
-    plain = ways.get(PLAIN, {})
+    variants = _by_variant(runs)
+    plain = variants.get(PLAIN, {})
     return CategorySummary(
         category=name,
         n_prompts=len({run.prompt for run in runs}),
-        ways=tuple(_way(way, list(places.values())) for way, places in ways.items()),
-        comparisons=tuple(_comparison(way, places, plain) for way, places in ways.items() if way != PLAIN),
+        variants=tuple(_variant(variant, list(places.values())) for variant, places in variants.items()),
+        comparisons=tuple(
+            _comparison(variant, places, plain) for variant, places in variants.items() if variant != PLAIN
+        ),
     )
 
 
-def _by_way(runs: Iterable[Run]) -> dict[str, _Places]:
-    """Return the runs by way, plain first."""
-    ways: dict[str, _Places] = {PLAIN: {}}
+def _by_variant(runs: Iterable[Run]) -> dict[str, _Places]:
+    """Return the runs by variant, plain first."""
+    variants: dict[str, _Places] = {PLAIN: {}}
     for run in runs:
-        ways.setdefault(run.way, {})[run.prompt, run.round] = run
-    return {way: places for way, places in ways.items() if places}
+        variants.setdefault(run.variant, {})[run.prompt, run.round] = run
+    return {variant: places for variant, places in variants.items() if places}
 
 
-# ---- a way beside plain ----
+# ---- a variant beside plain ----
 
 
-def _comparison(way: str, places: _Places, plain: _Places) -> Comparison:
+def _comparison(variant: str, places: _Places, plain: _Places) -> Comparison:
     pairs = [(run.text_sha256, plain[place].text_sha256) for place, run in places.items() if place in plain]
     compared = [(own, other) for own, other in pairs if own is not None and other is not None]
     return Comparison(
-        way=way,
+        variant=variant,
         speedup=paired_interval(_ratios(_speedup, places, plain)),
         decode_speedup=paired_interval(_ratios(_decode_speedup, places, plain)),
         joules=paired_interval(_ratios(_joules, places, plain)),
@@ -256,10 +259,10 @@ def _portions(total: int, most: int) -> list[int]:
     return [min(most, total - start) for start in range(0, total, most)]
 
 
-# ---- one way ----
+# ---- one variant ----
 
 
-def _way(way: str, runs: Sequence[Run]) -> WaySummary:
+def _variant(variant: str, runs: Sequence[Run]) -> VariantSummary:
     counted = [run for run in runs if run.histogram is not None and run.n_emitted is not None]
     steps: Counter[tuple[int, int]] = Counter()
     for run in counted:
@@ -268,8 +271,8 @@ def _way(way: str, runs: Sequence[Run]) -> WaySummary:
     found = rates(steps)
     energies = _energies(runs)
     n_tokens = sum(run.tokens for run in runs)
-    return WaySummary(
-        way=way,
+    return VariantSummary(
+        variant=variant,
         n_runs=len(runs),
         decode_tokens_per_s=_median(run.decode_tokens_per_s for run in runs),
         whole_tokens_per_s=_median(run.whole_tokens_per_s for run in runs),

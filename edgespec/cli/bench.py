@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.bench_options import Prompts, WayChoice
+from edgespec.cli.bench_options import Prompts, VariantChoice
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
@@ -30,7 +30,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 class Measuring:
     """What is measured, and for how long."""
 
-    ways: WayChoice
+    variants: VariantChoice
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time to measure, at most: seconds, or such as 10m.")
     ] = "600"
@@ -91,7 +91,7 @@ def bench_command(
     if (peer.peer is None) != (peer.bin_ is None):
         raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
     outputs.check()
-    settings = measuring.ways.settings(prompts)
+    settings = measuring.variants.settings(prompts)
     if settings.clients and peer.peer:
         raise UsageError("--clients and --peer contradict each other: the peer's programs answer one text")
     limits = Limits(_seconds(measuring.budget), measuring.precision, measuring.rounds)
@@ -100,8 +100,10 @@ def bench_command(
         prompts_for(suite.prompts, settings.clients)  # refuses before anything is loaded
     drafter = _drafter(settings)
     if drafter in ("suffix", "mtp") and models.draft is not None:
-        raise UsageError(f"--draft and --ways {measuring.ways.ways} contradict each other: choose one")
-    writes = any(way.cascade for way in settings.ways)
+        raise UsageError(
+            f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
+        )
+    writes = any(variant.cascade for variant in settings.variants)
     names = choose_models(*models.names(writes=writes), drafter, writes=writes)
     meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
     pull_named(*names)
@@ -118,11 +120,11 @@ def bench_command(
 
 def _drafter(settings: Settings) -> DrafterName:
     """Return the drafter that the engine loads models for."""
-    if any(way.drafter == "mtp" for way in settings.ways):
+    if any(variant.drafter == "mtp" for variant in settings.variants):
         return "mtp"
-    if any(way.needs_model for way in settings.ways):
-        return "model"  # each way says itself what drafts
-    return "auto" if any(way.drafter == "auto" for way in settings.ways) else "suffix"
+    if any(variant.needs_model for variant in settings.variants):
+        return "model"  # each variant says itself what drafts
+    return "auto" if any(variant.drafter == "auto" for variant in settings.variants) else "suffix"
 
 
 def _seconds(text: str) -> float:

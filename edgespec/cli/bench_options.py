@@ -67,10 +67,10 @@ class Prompts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayChoice:
+class VariantChoice:
     """What is compared with plain decoding."""
 
-    ways: Annotated[
+    variants: Annotated[
         str,
         typer.Option(
             help="What is compared with plain decoding, with commas: auto, model, mtp, suffix, staged; "
@@ -94,9 +94,9 @@ class WayChoice:
         """Return how the answers to `prompts` are made. Raises UsageError."""
         from edgespec.benchmark.bench import Settings
         from edgespec.benchmark.clients import parse_clients
-        from edgespec.benchmark.ways import parse_ways
+        from edgespec.benchmark.variants import parse_variants
 
         clients = () if self.clients is None else parse_clients(self.clients)
         return Settings(
-            parse_ways(self.ways), prompts.n_predict, prompts.temp, prompts.seed, self.rule, clients
+            parse_variants(self.variants), prompts.n_predict, prompts.temp, prompts.seed, self.rule, clients
         )

@@ -194,7 +194,7 @@ def draft_of_peers(target: str, draft: str | None) -> Path | None:
 def llama_cpp(
     folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: Settings
 ) -> LlamaCppPeer:
-    """Return llama.cpp's programs on the engine's target; they draft as many tokens as the ways, or 3."""
+    """Return llama.cpp's programs on the engine's target; they draft as many tokens as the variants, or 3."""
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
     programs = LlamaCpp(
         folder,
@@ -203,5 +203,5 @@ def llama_cpp(
         n_threads=engine.n_threads,
         n_ctx=min(context_for(longest, settings.n_predict), engine.target.n_ctx_train),
     )
-    gammas = sorted({way.gamma for way in settings.ways if way.gamma}) or [_PEER_GAMMA]
+    gammas = sorted({variant.gamma for variant in settings.variants if variant.gamma}) or [_PEER_GAMMA]
     return LlamaCppPeer(programs, engine, settings, gammas if draft else ())

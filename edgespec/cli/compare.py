@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.bench_options import Prompts, WayChoice
+from edgespec.cli.bench_options import Prompts, VariantChoice
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
@@ -71,7 +71,7 @@ class Matrix:
 class Measuring:
     """What is measured of each combination, and how often."""
 
-    ways: WayChoice
+    variants: VariantChoice
     rounds: Annotated[int, typer.Option(min=1, help="Times that every cell is measured.")] = 3
     """By default the fewest with which an interval over rounds says something."""
     threads: ThreadsOption = None
@@ -195,9 +195,9 @@ def compare_command(
 
     outputs.check()
     accuracy.check()
-    settings = measuring.ways.settings(prompts)
+    settings = measuring.variants.settings(prompts)
     targets, drafts = names_in(matrix.targets, "targets"), names_in(matrix.drafts, "drafts")
-    _check_drafts(drafts, settings, measuring.ways.ways)
+    _check_drafts(drafts, settings, measuring.variants.variants)
     kernels = matrix.kernels_choices()
     types = parse_types(matrix.quants, "quants") if matrix.quants is not None else []
     suite = prompts.suite.load()
@@ -226,15 +226,17 @@ def compare_command(
     return code
 
 
-def _check_drafts(drafts: list[str], settings: Settings, ways: str) -> None:
-    """Raise UsageError if a draft would be measured in no way, or a way with no draft."""
+def _check_drafts(drafts: list[str], settings: Settings, variants: str) -> None:
+    """Raise UsageError if a draft would be measured in no variant, or a variant with no draft."""
     from edgespec.benchmark.compare import MTP, NO_DRAFT, Combination
 
-    if MTP not in drafts and any(way.drafter == MTP for way in settings.ways):
-        raise UsageError(f"--ways {ways}: for the head in the target's own file, add {MTP} to --drafts")
+    if MTP not in drafts and any(variant.drafter == MTP for variant in settings.variants):
+        raise UsageError(
+            f"--variants {variants}: for the head in the target's own file, add {MTP} to --drafts"
+        )
     for draft in drafts:
-        if draft != NO_DRAFT and not Combination("", draft, "auto").restrict(settings).ways:
-            raise UsageError(f"--drafts {draft} and --ways {ways}: none of them can use it; add auto")
+        if draft != NO_DRAFT and not Combination("", draft, "auto").restrict(settings).variants:
+            raise UsageError(f"--drafts {draft} and --variants {variants}: none of them can use it; add auto")
 
 
 def names_in(text: str, field: str) -> list[str]:

@@ -104,15 +104,15 @@ class Compare:
             found = judge.texts(scoring.text, scoring.n_tokens)
             if scoring.problems and solves:
                 found = judge.human_eval(found, scoring.problems, self._models.drafts_of(cells))
-                self._solved = self._solved_by_ways(judge, cells)
+                self._solved = self._solved_by_variants(judge, cells)
             self._accuracies += found.values()
 
-    def _solved_by_ways(self, judge: Judge, cells: Sequence[Cell]) -> list[Solved]:
-        """Return what ways that are not exact solve, with the judge's kernels."""
-        ways = [way for way in self._plan.settings.ways if not way.exact]
+    def _solved_by_variants(self, judge: Judge, cells: Sequence[Cell]) -> list[Solved]:
+        """Return what variants that are not exact solve, with the judge's kernels."""
+        variants = [variant for variant in self._plan.settings.variants if not variant.exact]
         pairs = zip(self._plan.combinations, cells, strict=True)
         ran = [cell for combination, cell in pairs if combination.kernels == judge.kernels]
-        return judge.ways(self._scoring.problems, ran, ways, list(self._models.files.values()))
+        return judge.variants(self._scoring.problems, ran, variants, list(self._models.files.values()))
 
     def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> Outcome:
         """Return all that was measured so far."""

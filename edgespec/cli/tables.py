@@ -29,7 +29,7 @@ from edgespec.benchmark.report.rows import (
     with_interval,
 )
 from edgespec.benchmark.runs import PLAIN, Outcome
-from edgespec.benchmark.summary import Comparison, WaySummary
+from edgespec.benchmark.summary import Comparison, VariantSummary
 from edgespec.cli.console import out, print_table
 from edgespec.cli.throughput_table import print_throughput
 
@@ -70,14 +70,14 @@ def _joules_heading(reading: Reading) -> str:
     return reading.energy.label.replace(", ", "\n").replace(" (", "\n(") if reading.energy else "J/token"
 
 
-def _figures(reading: Reading, way: WaySummary, comparison: Comparison | None) -> list[str]:
+def _figures(reading: Reading, variant: VariantSummary, comparison: Comparison | None) -> list[str]:
     """Return speed-up, time to first token, tau, alpha, joules a token, identical."""
     return [
         with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
-        milliseconds(way.ttft_s),
-        rate(way, way.tau),
-        rate(way, way.alpha),
-        significant(reading.energy.of(way)) if reading.energy else UNAVAILABLE,
+        milliseconds(variant.ttft_s),
+        rate(variant, variant.tau),
+        rate(variant, variant.alpha),
+        significant(reading.energy.of(variant)) if reading.energy else UNAVAILABLE,
         identical(comparison),
     ]
 
@@ -86,11 +86,13 @@ def _figures(reading: Reading, way: WaySummary, comparison: Comparison | None) -
 
 
 def _print_categories(reading: Reading) -> None:
-    """Print a table for each way but plain: a row per category, and last one for all together."""
+    """Print a table for each variant but plain: a row per category, and last one for all together."""
     (cell, summaries), *_ = reading.cells
     ordered = [*summaries[1:], summaries[0]]
-    ways = {row.way.way: row.way.exact for row in reading.rows if row.comparison} or {PLAIN: True}
-    for name, exact in ways.items():
+    variants = {row.variant.variant: row.variant.exact for row in reading.rows if row.comparison} or {
+        PLAIN: True
+    }
+    for name, exact in variants.items():
         table = _table(
             "category",
             "n",
@@ -104,10 +106,10 @@ def _print_categories(reading: Reading) -> None:
             "identical",
         )
         for summary in ordered:
-            found = {way.way: way for way in summary.ways}
+            found = {variant.variant: variant for variant in summary.variants}
             if name not in found:
                 continue
-            comparison = next((one for one in summary.comparisons if one.way == name), None)
+            comparison = next((one for one in summary.comparisons if one.variant == name), None)
             plain = found.get(PLAIN)
             _add(
                 table,
@@ -133,7 +135,7 @@ def _print_rows(reading: Reading) -> None:
         "target",
         "draft",
         "kernels",
-        "way",
+        "variant",
         "tokens/s",
         "speed-up [95 %]",
         "TTFT\nms",
@@ -157,9 +159,9 @@ def _row(reading: Reading, row: Row) -> list[str]:
         row.cell.target,
         row.draft,
         row.kernels,
-        row.way_name,
-        fixed(row.way.decode_tokens_per_s, 1),
-        *_figures(reading, row.way, row.comparison),
+        row.variant_name,
+        fixed(row.variant.decode_tokens_per_s, 1),
+        *_figures(reading, row.variant, row.comparison),
         megabytes(row.peak_rss_bytes),
     ]
 

@@ -27,7 +27,7 @@ def _table(curve: Curve) -> Table:
     than = fewest_name(curve, curve.points[0])
     heads = (
         "at once",
-        "way",
+        "variant",
         "tokens/s\n[rounds]",
         f"times\n{than}",
         "times\nplain",
@@ -39,7 +39,7 @@ def _table(curve: Curve) -> Table:
     )
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for name in heads:
-        table.add_column(Text(name), justify="left" if name == "way" else "right", overflow="fold")
+        table.add_column(Text(name), justify="left" if name == "variant" else "right", overflow="fold")
     for point in curve.points:
         table.add_row(*map(Text, figures(point)))
     return table

@@ -197,5 +197,5 @@ def _judged(one: Contender, timing: Timing | None, runs: Sequence[Run], rounds: 
     sampled = [run for run in runs if run.round >= rounds]
     n_rounds = len({run.round for run in greedy})
     size = one.path.stat().st_size if one.path else None
-    ways = compare(greedy, DRAFTING), compare(sampled, DRAFTING)
-    return Judged(one, timing, *ways, n_rounds, tuple(runs), size)
+    variants = compare(greedy, DRAFTING), compare(sampled, DRAFTING)
+    return Judged(one, timing, *variants, n_rounds, tuple(runs), size)

@@ -15,7 +15,7 @@ import msgspec
 
 from edgespec.benchmark.bench import run_of
 from edgespec.benchmark.runs import PLAIN, Run, rotated
-from edgespec.benchmark.ways import PLAIN_WAY, Way
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -27,12 +27,12 @@ GREEDY, SAMPLED = 0.0, 0.8
 """The temperatures at which drafts are judged."""
 
 DRAFTING = "auto"
-"""The way that is compared with plain decoding: what a user gets by default."""
+"""The variant that is compared with plain decoding: what a user gets by default."""
 
 N_QUESTIONS = 6
 """Prompts that candidates are judged by, if the user does not say."""
 
-_TIMED = Way("model", "model", 4)
+_TIMED = Variant("model", "model", 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class Timing:
         plain = [
             run.verify_s / run.n_emitted
             for run in runs
-            if run.way == PLAIN and run.verify_s and run.n_emitted
+            if run.variant == PLAIN and run.verify_s and run.n_emitted
         ]
-        drafted = [run for run in runs if run.way != PLAIN]
+        drafted = [run for run in runs if run.variant != PLAIN]
         steps: Counter[tuple[int, int]] = Counter()
         for run in drafted:
             for length, accepted, count in run.histogram or ():
@@ -155,34 +155,34 @@ def _run(trial: Trial) -> None:
         if trial.round is None:
             _answer_all(engine, trial, _TIMED, GREEDY, 0)
             return
-        drafting = Way(DRAFTING, "auto" if trial.draft else "suffix")
+        drafting = Variant(DRAFTING, "auto" if trial.draft else "suffix")
         _answer_all(engine, trial, drafting, GREEDY, trial.round)
         _answer_all(engine, trial, drafting, SAMPLED, trial.round + settings.rounds)
         engine.forget(tables=True)  # the profile must not know these questions
 
 
-def _answer_all(engine: Engine, trial: Trial, drafting: Way, temperature: float, round_: int) -> None:
+def _answer_all(engine: Engine, trial: Trial, drafting: Variant, temperature: float, round_: int) -> None:
     """Answer each question plainly and drafting, in turns, and report the runs."""
-    questions, ways = _fitting(engine, trial), (PLAIN_WAY, drafting)
+    questions, variants = _fitting(engine, trial), (PLAIN_VARIANT, drafting)
 
-    def generate(question: Question, way: Way) -> Run:
+    def generate(question: Question, variant: Variant) -> Run:
         engine.forget(tables=trial.round is not None)
         result = engine.generate(
             question.tokens or question.text,
             params=SamplingParams(temperature=temperature),
             seed=round_,
             n_predict=trial.settings.n_predict,
-            drafter=way.drafter,
-            gamma=way.gamma,
+            drafter=variant.drafter,
+            gamma=variant.gamma,
         )
-        return run_of(result, Prompt(question.id, question.category, question.text), way.name, round_)
+        return run_of(result, Prompt(question.id, question.category, question.text), variant.name, round_)
 
     longest = max(questions, key=lambda one: len(one.tokens) or len(one.text))
-    for way in ways:
-        generate(longest, way)  # enlarges the contexts and reads the weights
+    for variant in variants:
+        generate(longest, variant)  # enlarges the contexts and reads the weights
     for place, question in enumerate(questions):
-        for way in rotated(ways, round_ + place):
-            say("run", generate(question, way))
+        for variant in rotated(variants, round_ + place):
+            say("run", generate(question, variant))
 
 
 def _fitting(engine: Engine, trial: Trial) -> list[Question]:

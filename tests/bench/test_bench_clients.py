@@ -52,7 +52,7 @@ def test_servers_take_turns_and_every_prompt_is_asked_once(
     model: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("--clients", "1,3", "--temps", "0.8", "-n", "8", "--least", "4", "--per-client", "1")
-    options = ("--target", model, "--ways", "suffix", "--rounds", "2", "--suite", suite, "--json", *small)
+    options = ("--target", model, "--variants", "suffix", "--rounds", "2", "--suite", suite, "--json", *small)
     printed = run(clients, monkeypatch, capsys, *options, "--peer", f"ik={PEER} --forget")
     loads = json.loads(printed[printed.index("\n{") :])["loads"]
     names = [load["contender"] for load in loads]
@@ -72,8 +72,8 @@ def test_servers_take_turns_and_every_prompt_is_asked_once(
 def test_a_server_that_does_not_come_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"{sys.executable} -c \"import sys; sys.exit('no such option')\""
     options = ("--target", str(model), "--least", "1", "--clients", "1", "--peer", f"broken={program}")
-    monkeypatch.setattr(sys, "argv", ["script", "--ways", "", *options])
-    with pytest.raises(UsageError, match="ways"):
+    monkeypatch.setattr(sys, "argv", ["script", "--variants", "", *options])
+    with pytest.raises(UsageError, match="variants"):
         clients.main()
     with pytest.raises(
         EdgespecError, match=r"^broken ended with code 1 before it served:\n  no such option$"
@@ -88,7 +88,7 @@ def test_a_server_that_does_not_come_up(model: Path, monkeypatch: pytest.MonkeyP
 def test_a_server_that_does_not_count_its_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--target", model, "--ways", "suffix", "--least", "1", "--clients", "1", "--temps", "0")
+    options = ("--target", model, "--variants", "suffix", "--least", "1", "--clients", "1", "--temps", "0")
     with pytest.raises(EdgespecError, match="quiet does not answer: the server did not say how many tokens"):
         run(
             clients,
@@ -109,8 +109,8 @@ def test_a_server_that_does_not_count_its_tokens(
     [
         (("--per-client", "99"), "prompts have up to 1500 characters"),
         (("--peer", "llama.cpp"), "must be NAME=COMMAND"),
-        (("--ways", "magic"), "must be of auto, plain"),
-        (("--ways", "auto,auto"), "none twice"),
+        (("--variants", "magic"), "must be of auto, plain"),
+        (("--variants", "auto,auto"), "none twice"),
         (("--older", "/does/not/exist"), "build it there first"),
         (("--rounds", "0"), "at least 1"),
     ],

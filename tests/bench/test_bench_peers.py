@@ -19,7 +19,7 @@ from peers import IkSpecBench, llama_bench
 from speed import open_peers, run_peers
 
 PROMPT = Prompt("own/1", "code", "one")
-SETTINGS = Settings(ways=(), n_predict=64)
+SETTINGS = Settings(variants=(), n_predict=64)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_llama_cpp_runs_without_flash_attention(engine: Engine, tmp_path: Path) 
     )
     peers = open_peers(args, engine, SETTINGS, 10)
     runs = run_peers(peers, PROMPT, 2)
-    assert [(run.way, run.round) for run in runs] == [("llama.cpp plain", 2), ("llama.cpp model-3", 2)]
+    assert [(run.variant, run.round) for run in runs] == [("llama.cpp plain", 2), ("llama.cpp model-3", 2)]
     assert option(asked(tmp_path / DRAFTED_PROGRAM)["argv"], "-fa") == "off"
 
 
@@ -57,7 +57,7 @@ def test_what_ik_llama_cpp_prints(engine: Engine, tmp_path: Path) -> None:
     fake(program, out=f"loading\n{json.dumps(row, separators=(',', ':'))}\n")
     peer = IkSpecBench(program, engine, SETTINGS, n_ctx=512, gammas=[3], timeout_s=60.0)
     (run,) = peer.runs(PROMPT, 1)
-    assert (run.way, run.round, run.tokens) == ("ik_llama.cpp model-3", 1, 64)
+    assert (run.variant, run.round, run.tokens) == ("ik_llama.cpp model-3", 1, 64)
     assert run.decode_tokens_per_s == 63 / 2.5  # the first token is not of decoding
     call = asked(program)
     assert option(call["argv"], "--spec-type") == "draft:n_max=3"

@@ -15,10 +15,10 @@ SPEC = Suite(
 HUMAN = Suite(HUMAN_EVAL, "00", (Prompt("h", "humaneval", ""),))
 
 
-def run(way, total_s, category="humaneval", prompt="h", turn=0, **changes):
+def run(variant, total_s, category="humaneval", prompt="h", turn=0, **changes):
     """A generation of 101 tokens whose first takes a second."""
     facts = {"prompt_tokens": 10, "tokens": 101, "ttft_s": 1.0, "prefill_s": 1.0, **changes}
-    return Run(prompt=prompt, category=category, way=way, round=turn, total_s=total_s, **facts)
+    return Run(prompt=prompt, category=category, variant=variant, round=turn, total_s=total_s, **facts)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def runs():
             where = {"category": category, "prompt": prompt, "turn": turn}
             found += [run(STOCK, 22.0, **where), run(PLAIN, 11.0, **where)]
             found.append(run("mine", 11.0 / gain, **where, **drafted))
-    return sorted(found, key=lambda one: [STOCK, PLAIN, "mine"].index(one.way))
+    return sorted(found, key=lambda one: [STOCK, PLAIN, "mine"].index(one.variant))
 
 
 def test_means_over_the_categories_of_a_suite(runs):

@@ -9,7 +9,7 @@ import never_slower
 from asking import Bench, at_plains_length, compared
 from edgespec import Engine, SamplingParams
 from edgespec.benchmark.runs import Run
-from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, parse_variants
 from edgespec.models.suites import OVERALL, Prompt
 from edgespec.platform.files import cache_root
 from never_slower import best_fixed, fixed, report, report_second, second_run, verdicts
@@ -54,7 +54,7 @@ def test_short_answers():
 
 @pytest.fixture
 def ratios():
-    """Two categories; "copy" has two prompts, one slow round, and the plain way is not constant."""
+    """Two categories; "copy" has two prompts, one slow round, and the plain variant is not constant."""
     runs = []
     for turn, drift in enumerate((1.0, 2.0, 1.0)):
         for prompt, auto_s in (("1", 2.0), ("2", 8.0)):
@@ -135,13 +135,13 @@ def test_report(ratios, capsys):
     assert "NOT THE SAME TEXT as plain: model-3\n" in printed
 
 
-def test_chosen_ways():
+def test_chosen_variants():
     args = never_slower.arguments(["--sweep", "--temp", "0,0.8"])
-    names = [way.name for way in never_slower.chosen_ways(args, has_draft=True)]
+    names = [variant.name for variant in never_slower.chosen_variants(args, has_draft=True)]
     assert names[:4] == ["plain", "auto", "model-3", "model-1"]
     assert len(names) == len(set(names)) == 1 + 1 + 8 + 5 + 3
-    without = never_slower.chosen_ways(args, has_draft=False)
-    assert {way.drafter for way in without} == {"none", "auto", "suffix"}
+    without = never_slower.chosen_variants(args, has_draft=False)
+    assert {variant.drafter for variant in without} == {"none", "auto", "suffix"}
 
 
 @pytest.fixture
@@ -171,10 +171,10 @@ def asked(engine, monkeypatch):
 
 def test_compare_is_interleaved_and_forgets(engine, asked):
     prompts = [Prompt("1", "a", "the cat and the hat"), Prompt("2", "b", "another thing")]
-    ways = [PLAIN_WAY, *parse_ways("auto,model-3,suffix-4,staged-2")]
+    variants = [PLAIN_VARIANT, *parse_variants("auto,model-3,suffix-4,staged-2")]
     bench = bench_of(engine, {"2": Limits(n_predict=10)})
-    bench.warm_up(prompts, ways)
-    runs = compared({way.name: (bench, way) for way in ways}, prompts, 2, 0.0)
+    bench.warm_up(prompts, variants)
+    runs = compared({variant.name: (bench, variant) for variant in variants}, prompts, 2, 0.0)
     assert asked[0] == "forget"
     requests = [call for call in asked if call != "forget"]
     drafters = [options["drafter"] for _, options in requests]
@@ -188,7 +188,7 @@ def test_compare_is_interleaved_and_forgets(engine, asked):
     assert all(options["params"] == SamplingParams(temperature=0.0) for _, options in requests)
     assert [options["seed"] for _, options in requests] == [0] * 10 + [1] * 10
     ratios = Ratios(runs)
-    assert ratios.ways == ["plain", "auto", "model-3", "suffix-4", "staged-2"]
+    assert ratios.variants == ["plain", "auto", "model-3", "suffix-4", "staged-2"]
     same = ratios.summaries[OVERALL].comparisons
     assert [(found.n_identical, found.n_compared) for found in same] == [(4, 4)] * 4
     assert all(0 < one.ttft_s + one.draft_prefill_s <= one.total_s for one in runs)
@@ -200,19 +200,24 @@ def test_no_seed_above_temperature_zero(engine, asked):
     for seeded, expected in ((False, None), (True, 0)):
         asked.clear()
         bench = bench_of(engine, seeded=seeded)
-        compared({way.name: (bench, way) for way in (PLAIN_WAY, *parse_ways("auto"))}, prompts, 1, 0.8)
+        compared(
+            {variant.name: (bench, variant) for variant in (PLAIN_VARIANT, *parse_variants("auto"))},
+            prompts,
+            1,
+            0.8,
+        )
         assert [call[1]["seed"] for call in asked if call != "forget"] == [expected] * 2
 
 
 def test_only_auto_teaches_auto(engine):
-    """What the other ways on the same prompt would tell of it is undone."""
+    """What the other variants on the same prompt would tell of it is undone."""
     bench = bench_of(engine)
     prompt = Prompt("1", "a", "the cat and the hat")
     before = engine._knowledge._learnt[True].predictor.as_dict()
-    for way in (*parse_ways("model-3,suffix-4,staged-2"), PLAIN_WAY):
-        bench.ask(prompt, way, 0, 0.0)
+    for variant in (*parse_variants("model-3,suffix-4,staged-2"), PLAIN_VARIANT):
+        bench.ask(prompt, variant, 0, 0.0)
     assert engine._knowledge._learnt[True].predictor.as_dict() == before
-    bench.ask(prompt, *parse_ways("auto"), 0, 0.0)
+    bench.ask(prompt, *parse_variants("auto"), 0, 0.0)
     assert engine._knowledge._learnt[True].predictor.as_dict() != before
 
 
@@ -231,6 +236,6 @@ def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
     assert plain == unseen == first == 0
     assert second > 0
     assert not list(cache_root().glob("history/*.tokens"))
-    assert [one.way for one in runs] == ["plain", "unseen", "seen"]
+    assert [one.variant for one in runs] == ["plain", "unseen", "seen"]
     report_second(Ratios(runs))
     assert re.search(r"^family( +\d+\.\d\d){4} +-$", capsys.readouterr().out, re.M)

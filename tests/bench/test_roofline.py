@@ -21,7 +21,7 @@ def test_a_product_is_bound_by_the_slower_of_reading_and_multiplying() -> None:
     assert limit(100, 1000, bandwidth=10.0, peak=10.0) == (100.0, "arithmetic")
 
 
-def test_the_bandwidth_is_that_of_the_best_way() -> None:
+def test_the_bandwidth_is_that_of_the_best_variant() -> None:
     times = Times()
     times.reads = {roofline.READS[0]: [1.0, 9.0, 2.0], roofline.READS[1]: [3.0, 3.0, 3.0]}
     assert times.bandwidth() == 3.0  # of medians: one lucky run is none

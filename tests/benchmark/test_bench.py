@@ -27,7 +27,7 @@ from edgespec.benchmark.bench import (
     warm_up,
 )
 from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.benchmark.ways import PLAIN_WAY, Way, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.decoding.options import Waking
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
@@ -35,7 +35,7 @@ from edgespec.llama.session import Session
 from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
-WAYS = parse_ways("auto,model-3,suffix-4,staged-2")
+VARIANTS = parse_variants("auto,model-3,suffix-4,staged-2")
 PROMPTS = [
     Prompt("a", "letters", "abc abc abc"),
     Prompt("b", "letters", "the thing and the"),
@@ -74,31 +74,31 @@ def measured(engine: Engine, settings: Settings, **options: Any) -> tuple[list[R
 # ---- what is asked for ----
 
 
-def test_ways_as_users_name_them() -> None:
-    assert parse_ways(" auto, model-16 ,suffix,,staged-1") == (
-        Way("auto", "auto"),
-        Way("model-16", "model", 16),
-        Way("suffix", "suffix"),
-        Way("staged-1", "staged", 1),
+def test_variants_as_users_name_them() -> None:
+    assert parse_variants(" auto, model-16 ,suffix,,staged-1") == (
+        Variant("auto", "auto"),
+        Variant("model-16", "model", 16),
+        Variant("suffix", "suffix"),
+        Variant("staged-1", "staged", 1),
     )
-    assert [way.needs_model for way in WAYS] == [False, True, False, True]
+    assert [variant.needs_model for variant in VARIANTS] == [False, True, False, True]
 
 
-def test_ways_that_are_not_exact() -> None:
-    ways = parse_ways(
+def test_variants_that_are_not_exact() -> None:
+    variants = parse_variants(
         "cascade,cascade@0.4,cascade-entropy@1.25,cascade-rest@0,cascade-entropy-8@2,lenience-0.5"
     )
-    assert [way.cascade for way in ways[:-1]] == [
+    assert [variant.cascade for variant in variants[:-1]] == [
         Waking(),
         Waking("margin", 0.4),
         Waking("entropy", 1.25),
         Waking("margin", 0.0, span="rest"),
         Waking("entropy", 2.0, span=8),
     ]
-    assert ways[-1].lenience == 0.5
-    assert not any(way.exact for way in ways)
-    assert [way.needs_model for way in ways] == [True] * 5 + [False]
-    assert all(way.exact for way in WAYS)
+    assert variants[-1].lenience == 0.5
+    assert not any(variant.exact for variant in variants)
+    assert [variant.needs_model for variant in variants] == [True] * 5 + [False]
+    assert all(variant.exact for variant in VARIANTS)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_ways_that_are_not_exact() -> None:
         ),
     ],
 )
-def test_ways_that_are_not_exact_and_none_at_all(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^ways") as found:
-        parse_ways(text)
+def test_variants_that_are_not_exact_and_none_at_all(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^variants") as found:
+        parse_variants(text)
     assert "\n" not in str(found.value)
 
 
@@ -129,9 +129,9 @@ def test_ways_that_are_not_exact_and_none_at_all(text: str) -> None:
     ],
     ids=range(16),
 )
-def test_ways_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^ways") as found:
-        parse_ways(text)
+def test_variants_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^variants") as found:
+        parse_variants(text)
     assert found.value.exit_code == 2
 
 
@@ -148,39 +148,39 @@ def test_ways_that_are_none(text: str) -> None:
 )
 def test_settings_are_refused_before_anything_is_loaded(field: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^{field} {value}: must be "):
-        Settings(WAYS, **{field: value})
+        Settings(VARIANTS, **{field: value})
 
 
 def test_settings_as_an_outcome_tells_them() -> None:
-    assert Settings(WAYS, 64, 0.5, 7, "chain").facts() == {
-        "ways": "auto, model-3, suffix-4, staged-2",
+    assert Settings(VARIANTS, 64, 0.5, 7, "chain").facts() == {
+        "variants": "auto, model-3, suffix-4, staged-2",
         "n_predict": 64,
         "temperature": 0.5,
         "seed": 7,
         "rule": "chain",
     }
-    assert Settings(WAYS).facts()["rule"] == "match"
+    assert Settings(VARIANTS).facts()["rule"] == "match"
 
 
 # ---- one run ----
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_way_gives_plain_decodings_text(engine: Engine, temperature: float) -> None:
-    settings = Settings(WAYS, 48, temperature, seed=3)
+def test_every_variant_gives_plain_decodings_text(engine: Engine, temperature: float) -> None:
+    settings = Settings(VARIANTS, 48, temperature, seed=3)
     for prompt in PROMPTS:
         runs = list(turns(engine, prompt, settings, round_=0, place=0))
-        assert [run.way for run in runs] == [PLAIN, *(way.name for way in WAYS)]
+        assert [run.variant for run in runs] == [PLAIN, *(variant.name for variant in VARIANTS)]
         assert len({run.text_sha256 for run in runs}) == 1
         assert len({(run.tokens, run.prompt_tokens, run.stop_reason) for run in runs}) == 1
-    others = {generate(engine, prompt, PLAIN_WAY, settings).text_sha256 for prompt in PROMPTS}
+    others = {generate(engine, prompt, PLAIN_VARIANT, settings).text_sha256 for prompt in PROMPTS}
     assert len(others) == len(PROMPTS), "one hash for all texts would prove nothing"
 
 
 def test_what_a_run_tells(engine: Engine) -> None:
-    settings = Settings(WAYS, 30)
-    run = generate(engine, PROMPTS[0], Way("model-3", "model", 3), settings, round_=4)
-    assert (run.prompt, run.category, run.way, run.round) == ("a", "letters", "model-3", 4)
+    settings = Settings(VARIANTS, 30)
+    run = generate(engine, PROMPTS[0], Variant("model-3", "model", 3), settings, round_=4)
+    assert (run.prompt, run.category, run.variant, run.round) == ("a", "letters", "model-3", 4)
     assert run.prompt_tokens == len(engine.prompt_tokens(PROMPTS[0].text))
     assert (run.tokens, run.stop_reason) == (30, "length")
     assert run.n_emitted == 29, "the first token is the prompt's pass's"
@@ -192,12 +192,12 @@ def test_what_a_run_tells(engine: Engine) -> None:
     assert run.ttft_s and run.prefill_s and run.prefill_s <= run.ttft_s < run.total_s
     assert run.energy is None, "nothing was to count it"
 
-    plain = generate(engine, PROMPTS[0], PLAIN_WAY, settings)
+    plain = generate(engine, PROMPTS[0], PLAIN_VARIANT, settings)
     assert plain.histogram == ((0, 0, 29),)
 
 
 def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
-    settings = Settings(parse_ways("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
+    settings = Settings(parse_variants("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
     plain, never, always, some, lenient, auto = turns(engine, PROMPTS[0], settings, round_=0, place=0)
     assert [run.exact for run in (plain, never, always, some, lenient, auto)] == [True, *[False] * 4, True]
     assert [run.target_share for run in (plain, never, always, lenient)] == [1.0, 0.0, 1.0, 1.0]
@@ -209,8 +209,8 @@ def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
     assert 0.0 < some.kl < never.kl
     assert (lenient.agreement is not None, lenient.kl) == (True, None)
 
-    warm = Settings(parse_ways("cascade@0"), 30, temperature=1.0)
-    run = generate(engine, PROMPTS[0], warm.ways[0], warm)
+    warm = Settings(parse_variants("cascade@0"), 30, temperature=1.0)
+    run = generate(engine, PROMPTS[0], warm.variants[0], warm)
     assert run.agreement is None, "a random token need not be the likeliest"
     assert run.kl
 
@@ -219,7 +219,7 @@ def test_each_round_has_a_seed_of_its_own(engine: Engine) -> None:
     settings = Settings((), 30, temperature=1.0, seed=5)
 
     def text(settings: Settings, round_: int) -> str | None:
-        return generate(engine, PROMPTS[0], PLAIN_WAY, settings, round_=round_).text_sha256
+        return generate(engine, PROMPTS[0], PLAIN_VARIANT, settings, round_=round_).text_sha256
 
     assert text(settings, 0) == text(settings, 0)
     assert text(settings, 0) != text(settings, 1)
@@ -228,15 +228,15 @@ def test_each_round_has_a_seed_of_its_own(engine: Engine) -> None:
 
 def test_no_answer_is_drafted_from_itself(engine: Engine) -> None:
     """The suffix store forgets between runs; without that the second answer is copied from the first."""
-    settings = Settings(parse_ways("suffix-4"), 60)
+    settings = Settings(parse_variants("suffix-4"), 60)
     runs, _ = measured(engine, settings, rounds=3)
     by_prompt: dict[str, set[Any]] = {}
     for run in runs:
-        if run.way == "suffix-4":
+        if run.variant == "suffix-4":
             by_prompt.setdefault(run.prompt, set()).add(run.histogram)
     assert [len(histograms) for histograms in by_prompt.values()] == [1, 1, 1]
 
-    once = generate(engine, PROMPTS[0], settings.ways[0], settings)
+    once = generate(engine, PROMPTS[0], settings.variants[0], settings)
     options: dict[str, Any] = {"params": settings.params, "n_predict": 60, "drafter": "suffix", "gamma": 4}
     again = engine.generate(PROMPTS[0].text, **options).stats
     assert once.histogram
@@ -244,7 +244,7 @@ def test_no_answer_is_drafted_from_itself(engine: Engine) -> None:
 
 
 def test_joules_are_of_the_run(engine: Engine) -> None:
-    settings = Settings(parse_ways("model-3"), 20)
+    settings = Settings(parse_variants("model-3"), 20)
     with EnergyMeter.choose(assume_watts=15.0) as meter:
         engine.meter = meter
         try:
@@ -264,9 +264,11 @@ def test_joules_are_of_the_run(engine: Engine) -> None:
 
 
 def test_who_goes_first_changes(engine: Engine) -> None:
-    settings = Settings(parse_ways("model-1"), 4)
+    settings = Settings(parse_variants("model-1"), 4)
     runs, _ = measured(engine, settings, rounds=2)
-    order = [(run.round, run.prompt, [run.way for run in pair]) for pair in batched(runs) for run in pair[:1]]
+    order = [
+        (run.round, run.prompt, [run.variant for run in pair]) for pair in batched(runs) for run in pair[:1]
+    ]
     assert order == [
         (0, "a", ["plain", "model-1"]),
         (0, "b", ["model-1", "plain"]),
@@ -282,12 +284,12 @@ def batched(runs: list[Run]) -> list[list[Run]]:
     return [list(group) for _, group in itertools.groupby(runs, key=lambda run: (run.round, run.prompt))]
 
 
-def test_each_way_goes_first_as_often(engine: Engine) -> None:
-    settings = Settings(parse_ways("model-1,suffix-1"), 3)
+def test_each_variant_goes_first_as_often(engine: Engine) -> None:
+    settings = Settings(parse_variants("model-1,suffix-1"), 3)
     runs, _ = measured(engine, settings, rounds=3)
-    first = Counter(group[0].way for group in batched(runs))
+    first = Counter(group[0].variant for group in batched(runs))
     assert first == {"plain": 3, "model-1": 3, "suffix-1": 3}
-    assert all({run.way for run in group} == set(first) for group in batched(runs))
+    assert all({run.variant for run in group} == set(first) for group in batched(runs))
 
 
 def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +301,7 @@ def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPa
         return real(self, prompt, **options)
 
     monkeypatch.setattr(Engine, "stream", spied)
-    settings = Settings(parse_ways("suffix,model-2"), 40)
+    settings = Settings(parse_variants("suffix,model-2"), 40)
     warm_up(engine, PROMPTS, settings)
     longest = max((prompt.text for prompt in PROMPTS), key=lambda text: len(engine.prompt_tokens(text)))
     assert asked == [(longest, "none", None, 40), (longest, "suffix", None, 40), (longest, "model", 2, 40)]
@@ -314,7 +316,7 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, draft = (write_tiny_gguf(tmp_path / f"{i}.gguf", seed=i, chat_template=None) for i in (0, 1))
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
-        measured(engine, Settings(WAYS, 8), rounds=1)
+        measured(engine, Settings(VARIANTS, 8), rounds=1)
     assert not list((tmp_path / "cache").rglob("profiles/*.json"))
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
         engine.generate("abc", n_predict=8)
@@ -323,7 +325,7 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
 
 def test_progress(engine: Engine) -> None:
     seen: list[Progress] = []
-    measured(engine, Settings(parse_ways("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append)
+    measured(engine, Settings(parse_variants("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append)
     assert [(one.round, one.place) for one in seen] == list(itertools.product(range(4), range(3)))
     assert [one.prompt.id for one in seen[:3]] == ["a", "b", "c"]
     assert {one.n_prompts for one in seen} == {3}
@@ -337,25 +339,25 @@ def test_progress(engine: Engine) -> None:
 
 
 def test_as_many_rounds_as_asked_for(engine: Engine) -> None:
-    settings = Settings(parse_ways("suffix-1"), 3)
+    settings = Settings(parse_variants("suffix-1"), 3)
     runs, ended = measured(engine, settings, rounds=2, precision=1e9)
     assert (len(runs), ended) == (12, "2 rounds, as asked for")
     assert measured(engine, settings, rounds=1)[1] == "1 round, as asked for"
 
 
 def test_a_tight_interval_ends_it_after_three_rounds(engine: Engine) -> None:
-    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), precision=1e9, rounds=9)
+    runs, ended = measured(engine, Settings(parse_variants("suffix-1"), 3), precision=1e9, rounds=9)
     assert len(runs) == 18
     assert ended.startswith("3 rounds; the interval over them is tight (")
 
 
 def test_no_interval_is_tight_enough(engine: Engine) -> None:
-    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), precision=0, rounds=5)
+    runs, ended = measured(engine, Settings(parse_variants("suffix-1"), 3), precision=0, rounds=5)
     assert (len(runs), ended) == (30, "5 rounds, as asked for")
 
 
 def test_the_budget_ends_it_between_prompts(engine: Engine) -> None:
-    settings = Settings(parse_ways("suffix-1,model-1"), 3)
+    settings = Settings(parse_variants("suffix-1,model-1"), 3)
     runs, ended = measured(engine, settings, budget_s=1e-6)
     assert [(run.round, run.prompt) for run in runs] == [(0, "a")] * 3, (
         "one prompt is always answered in full"
@@ -369,7 +371,7 @@ def test_the_budget_ends_it_between_prompts(engine: Engine) -> None:
 def test_a_budget_is_not_overrun(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which a prompt takes one second, and so does what lies between two of them."""
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=itertools.count(0.0).__next__))
-    runs, ended = measured(engine, Settings(parse_ways("suffix-1"), 3), budget_s=20.0, precision=0)
+    runs, ended = measured(engine, Settings(parse_variants("suffix-1"), 3), budget_s=20.0, precision=0)
     assert len(batched(runs)) == 10, "the tenth ends at 20 s"
     assert re.fullmatch(
         r"3 rounds and 1 of 3 prompts of round 4; the budget of 20 s was spent; "
@@ -391,7 +393,7 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
         f"does not is left out: with 20 tokens of answer it needs a context of {n_ctx + 1}, "
         f"and {engine.target_name} was trained for {n_ctx}"
     )
-    run = generate(engine, prompts[0], PLAIN_WAY, Settings((), 20))
+    run = generate(engine, prompts[0], PLAIN_VARIANT, Settings((), 20))
     assert (run.tokens, run.stop_reason) == (20, "length")
 
 
@@ -412,12 +414,12 @@ def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.Monk
         measure(
             engine,
             PROMPTS,
-            Settings(parse_ways("suffix-2"), 4),
+            Settings(parse_variants("suffix-2"), 4),
             limits=Limits(),
             listener=Listener(runs.append),
             peers=[],
         )
-    assert [(run.prompt, run.way) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
+    assert [(run.prompt, run.variant) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
 
 
 class AnotherProgram:
@@ -437,12 +439,12 @@ class AnotherProgram:
             raise EdgespecError("it fell over")
 
 
-def test_a_peer_runs_after_the_ways_of_each_prompt(engine: Engine) -> None:
+def test_a_peer_runs_after_the_variants_of_each_prompt(engine: Engine) -> None:
     peer = AnotherProgram("other")
-    runs, _ = measured(engine, Settings(parse_ways("suffix-1"), 3), rounds=2, peers=[peer])
+    runs, _ = measured(engine, Settings(parse_variants("suffix-1"), 3), rounds=2, peers=[peer])
     groups = batched(runs)
     assert len(groups) == 6
-    assert [[run.way for run in group][2:] for group in groups] == [["other"]] * 6
+    assert [[run.variant for run in group][2:] for group in groups] == [["other"]] * 6
 
 
 def test_a_peer_that_fails_is_left_out_from_there_on(engine: Engine) -> None:
@@ -450,9 +452,9 @@ def test_a_peer_that_fails_is_left_out_from_there_on(engine: Engine) -> None:
     weak, strong = AnotherProgram("weak", fails_at=2), AnotherProgram("strong")
     peers = [weak, strong]
     runs, ended = measured(
-        engine, Settings(parse_ways("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
+        engine, Settings(parse_variants("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
     )
     assert ended == "2 rounds, as asked for"
-    assert Counter(run.way for run in runs) == {"plain": 6, "suffix-1": 6, "weak": 2, "strong": 6}
+    assert Counter(run.variant for run in runs) == {"plain": 6, "suffix-1": 6, "weak": 2, "strong": 6}
     assert lines == ["it fell over; weak is left out from here on"]
     assert peers == [strong]

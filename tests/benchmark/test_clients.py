@@ -27,13 +27,13 @@ from edgespec.benchmark.report import write_png, write_report
 from edgespec.benchmark.report.rows import read_outcome
 from edgespec.benchmark.report.throughput import sentences
 from edgespec.benchmark.runs import Cell, Outcome, PassTime, Throughput, as_json, from_json
-from edgespec.benchmark.ways import PLAIN_WAY, parse_ways
+from edgespec.benchmark.variants import PLAIN_VARIANT, parse_variants
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 PROMPTS = [Prompt(f"p{i}", "letters", f"the thing {i} and the") for i in range(4)]
-SETTINGS = Settings(parse_ways("suffix"), n_predict=6, clients=(1, 2, 4))
+SETTINGS = Settings(parse_variants("suffix"), n_predict=6, clients=(1, 2, 4))
 
 
 class Watched(Engine):
@@ -73,9 +73,9 @@ def test_each_text_needs_a_prompt_of_its_own() -> None:
         prompts_for(PROMPTS, (1, 5))
 
 
-def test_ways_that_are_not_exact_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"ways cascade@0.4: is not exact"):
-        Settings(parse_ways("cascade@0.4"), clients=(1, 2))
+def test_variants_that_are_not_exact_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"variants cascade@0.4: is not exact"):
+        Settings(parse_variants("cascade@0.4"), clients=(1, 2))
 
 
 # ---- the runs ----
@@ -84,9 +84,9 @@ def test_ways_that_are_not_exact_are_refused() -> None:
 @pytest.mark.parametrize("at_once", [1, 3, 4])
 def test_texts_are_answered_so_many_at_a_time(engine: Watched, at_once: int) -> None:
     engine.most_at_once = 0
-    found = answer(engine, PROMPTS, PLAIN_WAY, SETTINGS, at_once=at_once)
+    found = answer(engine, PROMPTS, PLAIN_VARIANT, SETTINGS, at_once=at_once)
     assert engine.most_at_once == at_once
-    assert (found.way, found.at_once, found.round) == ("plain", at_once, 0)
+    assert (found.variant, found.at_once, found.round) == ("plain", at_once, 0)
     assert found.texts.keys() == {prompt.id for prompt in PROMPTS}
     assert len(found.ttft_s) == len(PROMPTS)
     assert 0 < found.tokens <= 6 * len(PROMPTS)
@@ -96,8 +96,8 @@ def test_texts_are_answered_so_many_at_a_time(engine: Watched, at_once: int) -> 
 def test_more_texts_than_there_is_room_for(engine: Watched) -> None:
     more = [*PROMPTS, Prompt("p4", "letters", "one more")]
     with pytest.raises(EdgespecError, match=r"^no room for 5 texts at once \(only 4 of such prompts"):
-        answer(engine, more, PLAIN_WAY, SETTINGS, at_once=5)
-    answer(engine, PROMPTS, PLAIN_WAY, SETTINGS, at_once=4)  # none of these was left running
+        answer(engine, more, PLAIN_VARIANT, SETTINGS, at_once=5)
+    answer(engine, PROMPTS, PLAIN_VARIANT, SETTINGS, at_once=4)  # none of these was left running
 
 
 def test_passes_over_several_tokens_are_timed(engine: Watched) -> None:
@@ -116,11 +116,11 @@ def measured(engine: Watched, limits: Limits) -> tuple[list[Measured], list[Prog
     return found, shown, ended
 
 
-def test_rounds_begin_with_other_numbers_and_ways(engine: Watched) -> None:
+def test_rounds_begin_with_other_numbers_and_variants(engine: Watched) -> None:
     found, shown, ended = measured(engine, Limits(rounds=2))
     assert ended == "2 rounds"
     throughputs = [one for one in found if isinstance(one, Throughput)]
-    assert [(one.round, one.at_once, one.way) for one in throughputs] == [
+    assert [(one.round, one.at_once, one.variant) for one in throughputs] == [
         *((0, 1, "plain"), (0, 1, "suffix"), (0, 2, "suffix"), (0, 2, "plain")),
         *((0, 4, "plain"), (0, 4, "suffix"), (1, 2, "suffix"), (1, 2, "plain")),
         *((1, 4, "plain"), (1, 4, "suffix"), (1, 1, "suffix"), (1, 1, "plain")),
@@ -141,9 +141,9 @@ def test_it_ends_when_the_budget_is_spent(engine: Watched) -> None:
 # ---- the figures ----
 
 
-def throughput(way: str, at_once: int, round_: int, tokens_per_s: float, text: str = "a") -> Throughput:
+def throughput(variant: str, at_once: int, round_: int, tokens_per_s: float, text: str = "a") -> Throughput:
     ttft_s = tuple(0.1 * (i + 1) for i in range(at_once))
-    return Throughput(way, at_once, round_, 100, 100 / tokens_per_s, ttft_s, {"p": text})
+    return Throughput(variant, at_once, round_, 100, 100 / tokens_per_s, ttft_s, {"p": text})
 
 
 CELL = Cell(
@@ -162,7 +162,7 @@ CELL = Cell(
 
 def test_figures_of_a_curve() -> None:
     points = summarise_throughput(CELL)
-    assert [(point.at_once, point.way) for point in points] == [
+    assert [(point.at_once, point.variant) for point in points] == [
         *((1, "plain"), (1, "auto"), (4, "plain"), (4, "auto")),
     ]
     plain, auto, _, auto4 = points
@@ -191,7 +191,7 @@ def test_an_outcome_with_a_curve_is_written_and_read(tmp_path: Path) -> None:
     written = io.StringIO()
     write_csv(whole, written)
     rows = [*csv.DictReader(io.StringIO(written.getvalue()))]
-    assert [(row["way"], row["texts_at_once"]) for row in rows][-1] == ("auto", "4")
+    assert [(row["variant"], row["texts_at_once"]) for row in rows][-1] == ("auto", "4")
     assert float(rows[-1]["gain"]) == 2.125
     assert rows[0]["gain"] == ""
 

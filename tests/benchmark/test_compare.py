@@ -14,7 +14,7 @@ from edgespec.benchmark import compare as room
 from edgespec.benchmark.bench import Settings
 from edgespec.benchmark.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison, Plan
 from edgespec.benchmark.runs import PLAIN
-from edgespec.benchmark.ways import parse_ways
+from edgespec.benchmark.variants import parse_variants
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
 from edgespec.models.suites import Prompt
@@ -39,7 +39,7 @@ def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_pr
         models={name: ModelFile(name, path).facts() for name, path in files.items()},
         combinations=combinations,
         prompts=PROMPTS,
-        settings=Settings(parse_ways("auto"), n_predict),
+        settings=Settings(parse_variants("auto"), n_predict),
         rounds=rounds,
         n_threads=1,
         assume_watts=None,
@@ -65,26 +65,28 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in (folder / "runs").iterdir()}
 
 
-def test_names_and_ways():
+def test_names_and_variants():
     assert BOTH.name == "target+draft+kernels-off"
     assert (BOTH.draft_model, ALONE.draft_model, OF_TEXT.draft_model) == ("draft", None, None)
-    settings = Settings(parse_ways("auto,model-3,suffix,staged"))
-    ways = [[way.name for way in each.restrict(settings).ways] for each in (BOTH, ALONE, OF_TEXT)]
-    assert ways == [["auto", "model-3", "suffix", "staged"], [], ["auto", "suffix"]]
+    settings = Settings(parse_variants("auto,model-3,suffix,staged"))
+    variants = [
+        [variant.name for variant in each.restrict(settings).variants] for each in (BOTH, ALONE, OF_TEXT)
+    ]
+    assert variants == [["auto", "model-3", "suffix", "staged"], [], ["auto", "suffix"]]
 
 
-def test_the_ways_of_a_head_in_the_targets_own_file(tmp_path):
+def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
     head = Combination("target", MTP, "off")
-    settings = Settings(parse_ways("mtp-2,auto,cascade@0.4"), 12)
-    names = [[way.name for way in each.restrict(settings).ways] for each in (head, BOTH, OF_TEXT)]
+    settings = Settings(parse_variants("mtp-2,auto,cascade@0.4"), 12)
+    names = [[variant.name for variant in each.restrict(settings).variants] for each in (head, BOTH, OF_TEXT)]
     assert names == [["mtp-2", "auto"], ["auto", "cascade@0.4"], ["auto"]]
     files = {"target": tiny("qwen35-mtp")}
     plan = replace(make_plan(files, head), settings=settings)
     comparison, _ = measure(plan, files, tmp_path)
     (cell,) = comparison.cells()
     assert (cell.skipped, cell.draft) == ("", MTP)
-    assert {run.way for run in cell.runs} == {PLAIN, "mtp-2", "auto"}
-    drafted = {n for run in cell.runs if run.way == "mtp-2" for n, _, _ in run.histogram or ()}
+    assert {run.variant for run in cell.runs} == {PLAIN, "mtp-2", "auto"}
+    drafted = {n for run in cell.runs if run.variant == "mtp-2" for n, _, _ in run.histogram or ()}
     assert max(drafted) == 2
 
 
@@ -109,15 +111,15 @@ def test_rounds_cells_and_runs(files, tmp_path):
     both, alone, of_text = comparison.cells()
     assert [cell.draft for cell in (both, alone, of_text)] == ["draft", None, SUFFIX]
     assert told(comparison) == ()
-    for cell, ways in ((both, [PLAIN, "auto"]), (alone, [PLAIN]), (of_text, [PLAIN, "auto"])):
+    for cell, variants in ((both, [PLAIN, "auto"]), (alone, [PLAIN]), (of_text, [PLAIN, "auto"])):
         assert (cell.target, cell.kernels, cell.skipped) == ("target", "stock", "")
         assert cell.peak_rss_bytes > 10 << 20
-        assert sorted((run.prompt, run.way, run.round) for run in cell.runs) == sorted(
-            (prompt.id, way, round_) for prompt in PROMPTS for way in ways for round_ in (0, 1)
+        assert sorted((run.prompt, run.variant, run.round) for run in cell.runs) == sorted(
+            (prompt.id, variant, round_) for prompt in PROMPTS for variant in variants for round_ in (0, 1)
         )
         texts = {(run.prompt, run.text_sha256) for run in cell.runs}
         assert len(texts) == 2, "of each prompt one text, however it is made"
-    assert both.runs[0].way != both.runs[2].way, "who goes first changes"
+    assert both.runs[0].variant != both.runs[2].variant, "who goes first changes"
 
 
 def test_what_is_there_is_not_measured_again(files, tmp_path):

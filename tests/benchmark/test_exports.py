@@ -28,12 +28,12 @@ def rows_of(outcome, write=exports.write_csv):
     return list(csv.DictReader(io.StringIO(stream.getvalue())))
 
 
-def test_a_row_for_each_cell_category_and_way():
-    outcome = toy_outcome(source="RAPL", ways=("auto", "model-4"), accuracy=True)
+def test_a_row_for_each_cell_category_and_variant():
+    outcome = toy_outcome(source="RAPL", variants=("auto", "model-4"), accuracy=True)
     rows = rows_of(outcome)
-    places = [(row["category"], row["way"]) for row in rows]
+    places = [(row["category"], row["variant"]) for row in rows]
     assert places == [(c, w) for c in (OVERALL, *CATEGORIES) for w in (PLAIN, "auto", "model-4")]
-    auto = summarise_cell(outcome.cells[0])[0].ways[1]
+    auto = summarise_cell(outcome.cells[0])[0].variants[1]
     assert float(rows[1]["decode_tokens_per_s"]) == auto.decode_tokens_per_s
     assert float(rows[1]["net_joules_per_token"]) == auto.net_joules_per_token
     assert float(rows[1]["speedup_low"]) <= float(rows[1]["speedup"]) <= float(rows[1]["speedup_high"])
@@ -90,7 +90,7 @@ def test_the_json_holds_the_raw_runs_and_the_summaries():
 
 def test_a_csv_in_a_file(tmp_path):
     exports.write_csv(toy_outcome(), tmp_path / "a.csv")
-    assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,way,")
+    assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,variant,")
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -190,12 +190,14 @@ def test_the_check_leaves_nothing_behind(tmp_path):
     assert ((tmp_path / "old").read_bytes(), (tmp_path / "old").stat().st_mtime_ns) == (b"old", stamp)
 
 
-def test_ways_that_are_not_exact_are_marked_as_such():
+def test_variants_that_are_not_exact_are_marked_as_such():
     outcome = lossy_outcome("compare", accuracy=True)
     found = {
-        row["way"]: row for row in rows_of(outcome) if row["category"] == "overall" and row["draft"] != "none"
+        row["variant"]: row
+        for row in rows_of(outcome)
+        if row["category"] == "overall" and row["draft"] != "none"
     }
-    cascade, lenient, auto = (found[way] for way in ("cascade@0.4", "lenience-0.5", "auto"))
+    cascade, lenient, auto = (found[variant] for variant in ("cascade@0.4", "lenience-0.5", "auto"))
     assert [row["exact"] for row in (cascade, lenient, auto)] == ["no", "no", "yes"]
     assert [row["target_share"] for row in (cascade, lenient, auto)] == ["0.25", "1.0", "1.0"]
     assert (cascade["agreement_with_target"], cascade["kl_from_target_nats_per_token"]) == ("0.91", "0.0625")
@@ -203,6 +205,6 @@ def test_ways_that_are_not_exact_are_marked_as_such():
     assert (cascade["problems_passed"], cascade["problems"], cascade["perplexity"]) == ("50", "164", "")
     assert auto["perplexity"]
     summary = json.loads(exports.document(outcome))["summary"]
-    ways = {way["way"]: way for way in summary[0][0]["ways"]}
-    assert (ways["cascade@0.4"]["exact"], ways["cascade@0.4"]["target_share"]) == (False, 0.25)
-    assert ways["auto"]["exact"] is True
+    variants = {variant["variant"]: variant for variant in summary[0][0]["variants"]}
+    assert (variants["cascade@0.4"]["exact"], variants["cascade@0.4"]["target_share"]) == (False, 0.25)
+    assert variants["auto"]["exact"] is True

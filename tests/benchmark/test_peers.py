@@ -40,7 +40,7 @@ NO_MODEL_LOG = """\
 0.00.002.745 E llama_completion: error: unable to create context
 """
 PROMPT = Prompt("own/1", "code", "<|im_start|>user\nWrite a quicksort.\\n<|im_end|>\n<|im_start|>assistant\n")
-SETTINGS = Settings(ways=(), n_predict=64)
+SETTINGS = Settings(variants=(), n_predict=64)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_plain_run(programs: Path):
     assert opened(programs).plain(PROMPT, SETTINGS, 2) == Run(
         prompt="own/1",
         category="code",
-        way="llama.cpp plain",
+        variant="llama.cpp plain",
         round=2,
         prompt_tokens=36,
         tokens=64,
@@ -84,7 +84,7 @@ def test_drafted_run(programs: Path):
     assert opened(programs).drafted(PROMPT, SETTINGS, 3, 1) == Run(
         prompt="own/1",
         category="code",
-        way="llama.cpp model-3",
+        variant="llama.cpp model-3",
         round=1,
         prompt_tokens=36,
         tokens=67,
@@ -144,7 +144,7 @@ def test_options(programs: Path):
 
 def test_tokens_are_chosen_as_edgespec_does(programs: Path):
     def given(temperature: float, seed: int, round_: int) -> dict[str, float]:
-        settings = Settings(ways=(), n_predict=64, temperature=temperature, seed=seed)
+        settings = Settings(variants=(), n_predict=64, temperature=temperature, seed=seed)
         opened(programs).plain(PROMPT, settings, round_)
         argv = asked(programs / PLAIN_PROGRAM)["argv"]
         return {
@@ -297,12 +297,12 @@ def test_ctrl_c_ends_the_program(programs: Path, child_environment: dict[str, st
     assert not alive(asked(programs / PLAIN_PROGRAM)["pid"])
 
 
-def test_peer_runs_each_way_on_the_rendered_prompt(programs: Path, tiny_path: Path):
+def test_peer_runs_each_variant_on_the_rendered_prompt(programs: Path, tiny_path: Path):
     with Engine(tiny_path, drafter="none", n_threads=1) as engine:
         peer = LlamaCppPeer(opened(programs), engine, SETTINGS, (3, 5))
         runs = list(peer.runs(Prompt("own/1", "code", "Hello"), 4))
         wanted = engine.target.render_chat([{"role": "user", "content": "Hello"}])
-    assert [run.way for run in runs] == ["llama.cpp plain", "llama.cpp model-3", "llama.cpp model-5"]
+    assert [run.variant for run in runs] == ["llama.cpp plain", "llama.cpp model-3", "llama.cpp model-5"]
     assert {(run.prompt, run.round) for run in runs} == {("own/1", 4)}
     assert asked(programs / DRAFTED_PROGRAM)["files"]["-f"] == wanted + "\n"
 
@@ -341,7 +341,7 @@ def test_real_programs(real: Path, tmp_path: Path, template: str, monkeypatch: p
     monkeypatch.setattr("edgespec.benchmark.peers._ATTEMPTS", 50)
     target = write_tiny_gguf(tmp_path / "target.gguf", seed=1, add_bos=True, chat_template=template)
     draft = write_tiny_gguf(tmp_path / "draft.gguf", seed=2, add_bos=True, n_layer=1)
-    settings = Settings(ways=(), n_predict=8)
+    settings = Settings(variants=(), n_predict=8)
     with Engine(target, drafter="none", n_threads=1) as engine:
         n_prompt = len(engine.prompt_tokens("the rain in Spain"))
         programs = LlamaCpp(real, target, draft, n_threads=1, n_ctx=256, timeout_s=60.0)

@@ -181,7 +181,7 @@ def test_an_estimate_is_called_one_everywhere(written):
     outcome = toy_outcome(source="assumed")
     page = Page(written(outcome))
     (row,) = [row for row in read_outcome(outcome).rows if row.number == 2]
-    for value in (row.way.joules_per_token, row.way.joule_seconds):
+    for value in (row.variant.joules_per_token, row.variant.joule_seconds):
         shown = f"{value:.3g}"
         assert shown in page.text
         assert page.text.count(shown) == page.text.count(f"{shown} (estimated)")
@@ -205,17 +205,17 @@ def test_what_is_unavailable_says_why(written):
 
 
 def test_what_a_peer_does_not_tell(written):
-    whole = toy_outcome(ways=("peer",))
+    whole = toy_outcome(variants=("peer",))
     silent = {"ttft_s": None, "prefill_s": None, "histogram": None, "n_emitted": None, "text_sha256": None}
     silent |= dict.fromkeys(("draft_s", "draft_prefill_s", "verify_s", "rest_s"))
-    runs = tuple(replace(run, **silent) if run.way == "peer" else run for run in whole.cells[0].runs)
+    runs = tuple(replace(run, **silent) if run.variant == "peer" else run for run in whole.cells[0].runs)
     page = Page(written(replace(whole, cells=(replace(whole.cells[0], runs=runs, peak_rss_bytes=None),))))
     assert "not compared with plain decoding's" in page.text
     assert "Left out: nothing was drafted." in page.text
 
 
 def test_a_peer_has_its_own_kernels_and_memory():
-    whole = toy_outcome(ways=("llama.cpp plain", "llama.cpp model-3"), accuracy=True)
+    whole = toy_outcome(variants=("llama.cpp plain", "llama.cpp model-3"), accuracy=True)
     plain, alone, drafted = read_outcome(whole).rows
     assert plain.kernels == whole.cells[0].kernels
     assert plain.peak_rss_bytes == whole.cells[0].peak_rss_bytes
@@ -261,9 +261,9 @@ def test_the_front_is_told_by_the_numbers_of_the_rows():
     numbers = [int(number) for number in re.findall(r"\d+", chart.caption.partition("front")[2])]
     front = [reading.rows[number - 1] for number in numbers]
     assert front[0].accuracy.kl is None, "the best quantization stands at 0"
-    speeds = [row.way.decode_tokens_per_s for row in front]
+    speeds = [row.variant.decode_tokens_per_s for row in front]
     assert speeds == sorted(speeds)
-    assert max(row.way.decode_tokens_per_s for row in reading.rows) == speeds[-1]
+    assert max(row.variant.decode_tokens_per_s for row in reading.rows) == speeds[-1]
 
 
 @pytest.mark.parametrize("key", ["energy", "accuracy", "memory", "acceptance"])
@@ -338,7 +338,7 @@ def test_matplotlib_is_loaded_only_to_draw():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-def test_ways_that_are_not_exact_are_marked_and_have_a_chart_of_their_own(written):
+def test_variants_that_are_not_exact_are_marked_and_have_a_chart_of_their_own(written):
     outcome = lossy_outcome(source="RAPL", accuracy=True)
     page = Page(written(outcome))
     assert page.text.count("cascade@0.4 (not exact)") >= 6, "the results, the categories, the raw runs"
@@ -347,7 +347,7 @@ def test_ways_that_are_not_exact_are_marked_and_have_a_chart_of_their_own(writte
         assert words in page.text
     chart = next(one for one in charts(read_outcome(outcome)) if one.key == "tradeoff")
     assert "Not exact: rows 3, 4." in chart.caption
-    row = next(row for row in read_outcome(outcome).rows if not row.way.exact)
+    row = next(row for row in read_outcome(outcome).rows if not row.variant.exact)
     assert row.accuracy is None, "the target's accuracy is not that of another text"
 
 
@@ -358,12 +358,12 @@ def test_other_scatters_are_of_exact_rows():
             lossy = {
                 row.number
                 for row in read_outcome(lossy_outcome("compare", source="RAPL", accuracy=True)).rows
-                if not row.way.exact
+                if not row.variant.exact
             }
             assert numbers
             assert not numbers & lossy
 
 
-def test_without_ways_that_are_not_exact_there_is_no_such_chart(compare_page):
+def test_without_variants_that_are_not_exact_there_is_no_such_chart(compare_page):
     assert "not exact" not in compare_page
     assert "tradeoff" not in compare_page

@@ -15,7 +15,7 @@ from edgespec.models.quantizations import ModelFacts
 RUN = Run(
     prompt="code/1",
     category="code",
-    way="model-3",
+    variant="model-3",
     round=2,
     prompt_tokens=30,
     tokens=21,

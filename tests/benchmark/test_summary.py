@@ -19,13 +19,13 @@ from edgespec.energy import Measurement
 from edgespec.models.suites import OVERALL
 
 
-def run(way: str, total_s: float, **changes: Any) -> Run:
+def run(variant: str, total_s: float, **changes: Any) -> Run:
     """A run of 10 tokens, the first of them after a second."""
     figures: dict[str, Any] = {
         **{"prompt": "p", "category": "code", "round": 0, "prompt_tokens": 5, "tokens": 10},
         **{"ttft_s": 1.0, "prefill_s": 0.9},
     }
-    return Run(way=way, total_s=total_s, **figures | changes)
+    return Run(variant=variant, total_s=total_s, **figures | changes)
 
 
 def joules(value: float | None, *, source: str = "RAPL", **more: Any) -> Measurement:
@@ -42,8 +42,8 @@ def comparison(*runs: Run) -> room.Comparison:
     return found
 
 
-def of_way(*runs: Run) -> room.WaySummary:
-    (found,) = summarised(*runs).ways
+def of_variant(*runs: Run) -> room.VariantSummary:
+    (found,) = summarised(*runs).variants
     return found
 
 
@@ -99,8 +99,8 @@ def test_joule_ratios():
 
 
 def test_identical_texts():
-    def texts(way: str, *hashes: str | None) -> list[Run]:
-        return [run(way, 1.0, round=i, text_sha256=text) for i, text in enumerate(hashes)]
+    def texts(variant: str, *hashes: str | None) -> list[Run]:
+        return [run(variant, 1.0, round=i, text_sha256=text) for i, text in enumerate(hashes)]
 
     found = comparison(*texts("plain", "a", "b", "c", None), *texts("auto", "a", "x", None, "d", "e"))
     assert (found.n_identical, found.n_compared) == (1, 2)
@@ -231,11 +231,11 @@ def test_too_few_draws_would_show():
     assert held < 50
 
 
-# ---- one way ----
+# ---- one variant ----
 
 
 def test_speeds_are_medians_over_runs():
-    found = of_way(
+    found = of_variant(
         run("auto", 2.0, ttft_s=1.0),
         run("auto", 4.0, ttft_s=2.0, round=1),
         run("auto", 10.0, ttft_s=None, round=2),
@@ -251,32 +251,32 @@ def test_acceptance_is_pooled():
     first = run("model", 1.0, n_emitted=9, histogram=((0, 0, 1), (2, 2, 2), (2, 0, 2)))
     second = run("model", 1.0, round=1, n_emitted=4, histogram=((4, 1, 1), (2, 1, 1)))
     peer = run("model", 1.0, round=2)
-    found = of_way(first, second, peer)
+    found = of_variant(first, second, peer)
     assert found.tau == pytest.approx((9 + 4) / 7)
     # Tested: 2 of both full steps, 1 of both rejected at once, then 2 and 2.
     assert found.alpha == pytest.approx((4 + 0 + 1 + 1) / (4 + 2 + 2 + 2))
     assert found.acceptance_by_position == pytest.approx((4 / 6, 2 / 6, 0.0, 0.0))
-    plain = of_way(run("plain", 1.0, n_emitted=9, histogram=((0, 0, 9),)))
+    plain = of_variant(run("plain", 1.0, n_emitted=9, histogram=((0, 0, 9),)))
     assert (plain.tau, plain.alpha, plain.acceptance_by_position) == (1.0, None, ())
-    unknown = of_way(peer)
+    unknown = of_variant(peer)
     assert (unknown.tau, unknown.alpha, unknown.acceptance_by_position) == (None, None, ())
 
 
 def test_time_shares():
     times = {"prefill_s": 1.0, "draft_prefill_s": 0.5, "draft_s": 0.5, "verify_s": 2.0, "rest_s": 0.0}
-    found = of_way(run("model", 4.0, **times), run("model", 4.0, round=1, **times | {"verify_s": 6.0}))
+    found = of_variant(run("model", 4.0, **times), run("model", 4.0, round=1, **times | {"verify_s": 6.0}))
     assert list(found.time_shares) == ["prefill", "draft", "verify", "rest"]
     assert found.time_shares == {"prefill": 2 / 12, "draft": 2 / 12, "verify": 8 / 12, "rest": 0.0}
     peer = {"prefill_s": 1.0, "draft_s": 1.0, "verify_s": 2.0}
-    assert of_way(run("peer", 4.0, **peer)).time_shares == {"prefill": 0.25, "draft": 0.25, "verify": 0.5}
-    assert of_way(run("peer", 4.0)).time_shares == {}, "of a single part, the share says nothing"
-    assert of_way(run("peer", 4.0, prefill_s=None)).time_shares == {}
+    assert of_variant(run("peer", 4.0, **peer)).time_shares == {"prefill": 0.25, "draft": 0.25, "verify": 0.5}
+    assert of_variant(run("peer", 4.0)).time_shares == {}, "of a single part, the share says nothing"
+    assert of_variant(run("peer", 4.0, prefill_s=None)).time_shares == {}
 
 
 def test_joules_are_pooled():
     one = joules(30.0, idle_w=5.0, phases={"prefill": 10.0, "verify": 20.0})
     two = joules(50.0, idle_w=5.0, phases={"prefill": 10.0, "draft": 10.0, "verify": 30.0})
-    found = of_way(run("auto", 2.0, tokens=5, energy=one), run("auto", 2.0, round=1, energy=two))
+    found = of_variant(run("auto", 2.0, tokens=5, energy=one), run("auto", 2.0, round=1, energy=two))
     assert found.joules_per_token == pytest.approx(80 / 15)
     assert found.net_joules_per_token == pytest.approx((20 + 40) / 15)
     assert list(found.joule_shares.items()) == [("prefill", 0.25), ("draft", 0.125), ("verify", 0.625)]
@@ -286,7 +286,7 @@ def test_joules_are_pooled():
 
 @pytest.mark.parametrize("missing", [None, joules(None)])
 def test_joules_of_some_runs_only(missing):
-    found = of_way(run("auto", 2.0, energy=joules(30.0)), run("auto", 2.0, round=1, energy=missing))
+    found = of_variant(run("auto", 2.0, energy=joules(30.0)), run("auto", 2.0, round=1, energy=missing))
     assert found.joules_per_token is found.net_joules_per_token is found.joule_seconds is None
     assert (found.joule_shares, found.energy_source) == ({}, "")
 
@@ -294,16 +294,16 @@ def test_joules_of_some_runs_only(missing):
 def test_joules_in_part():
     """Without the idle machine's power there is nothing net; without marks there are no shares."""
     known = joules(30.0, idle_w=5.0, phases={"verify": 30.0})
-    found = of_way(run("auto", 2.0, energy=known), run("auto", 2.0, round=1, energy=joules(30.0)))
+    found = of_variant(run("auto", 2.0, energy=known), run("auto", 2.0, round=1, energy=joules(30.0)))
     assert found.joules_per_token == 3.0
     assert found.net_joules_per_token is None
     assert found.joule_shares == {}
-    assert of_way(run("auto", 2.0, tokens=0, energy=known)).joules_per_token is None
+    assert of_variant(run("auto", 2.0, tokens=0, energy=known)).joules_per_token is None
 
 
 def test_energy_sources():
     def source(*energies: Measurement) -> str:
-        return of_way(
+        return of_variant(
             *(run("auto", 2.0, round=i, energy=one) for i, one in enumerate(energies))
         ).energy_source
 
@@ -320,7 +320,7 @@ def test_cell_without_runs():
     assert summarise_cell(Cell(target="t", draft=None, kernels="auto", skipped="too large")) == ()
 
 
-def test_categories_and_ways():
+def test_categories_and_variants():
     runs = (
         run("auto", 5.0, category="poem", prompt="1"),
         run("plain", 10.0, category="poem", prompt="1"),
@@ -331,31 +331,34 @@ def test_categories_and_ways():
     found = summarise_cell(Cell(target="t", draft=None, kernels="stock", runs=runs))
     assert [one.category for one in found] == [OVERALL, "poem", "code"]
     assert [one.n_prompts for one in found] == [2, 1, 1]
-    assert [[way.way for way in one.ways] for one in found] == [
+    assert [[variant.variant for variant in one.variants] for one in found] == [
         *(["plain", "auto", "model-3"], ["plain", "auto"], ["plain", "model-3", "auto"])
     ]
-    medians = [{one.way: one.speedup and one.speedup.median for one in part.comparisons} for part in found]
+    medians = [
+        {one.variant: one.speedup and one.speedup.median for one in part.comparisons} for part in found
+    ]
     assert medians == [{"auto": 3.5, "model-3": 1.0}, {"auto": 2.0}, {"model-3": 1.0, "auto": 5.0}]
 
 
 @st.composite
 def benchmarks(draw: st.DrawFn) -> list[Run]:
-    """Runs of two ways; some are missing, and some prompts have more rounds."""
+    """Runs of two variants; some are missing, and some prompts have more rounds."""
     runs = []
     for prompt in range(draw(st.integers(1, 4))):
         for round_ in range(draw(st.integers(1, 4))):
-            for way in ("plain", "auto"):
+            for variant in ("plain", "auto"):
                 if draw(st.integers(0, 9)):
                     seconds, tokens = draw(st.floats(0.5, 50.0)), draw(st.integers(0, 20))
                     place = {"prompt": str(prompt), "category": "ab"[prompt % 2], "round": round_}
-                    runs.append(run(way, seconds + 0.1, ttft_s=0.1, tokens=tokens, **place))
+                    runs.append(run(variant, seconds + 0.1, ttft_s=0.1, tokens=tokens, **place))
     return runs
 
 
 def by_category(runs: list[Run]) -> dict[str, Any]:
     found = summarise_cell(Cell(target="t", draft=None, kernels="stock", runs=tuple(runs)))
     return {
-        one.category: (one.n_prompts, {way.way: way for way in one.ways}, one.comparisons) for one in found
+        one.category: (one.n_prompts, {variant.variant: variant for variant in one.variants}, one.comparisons)
+        for one in found
     }
 
 
@@ -369,14 +372,14 @@ def test_order_of_the_runs_says_nothing(runs, shuffler):
 @settings(max_examples=40, deadline=None)
 @given(benchmarks(), st.sampled_from([0.25, 0.5, 2.0, 3.0]))
 def test_slower_by_a_factor(runs, factor):
-    """A way that takes `factor` times as long has 1/factor of the speed-up, its interval as well."""
+    """A variant that takes `factor` times as long has 1/factor of the speed-up, its interval as well."""
 
     def speedups(runs: list[Run]) -> list[Interval]:
         found = [one for _, _, comparisons in by_category(runs).values() for one in comparisons]
         return [interval for one in found for interval in (one.speedup, one.decode_speedup) if interval]
 
     slower = [
-        replace(one, total_s=one.total_s * factor, ttft_s=0.1 * factor) if one.way == "auto" else one
+        replace(one, total_s=one.total_s * factor, ttft_s=0.1 * factor) if one.variant == "auto" else one
         for one in runs
     ]
     before, after = speedups(runs), speedups(slower)
@@ -390,8 +393,8 @@ def test_slower_by_a_factor(runs, factor):
 # ---- noise ----
 
 
-def rounds(way: str, *seconds: float, prompt: str = "p") -> list[Run]:
-    return [run(way, one, round=i, prompt=prompt) for i, one in enumerate(seconds)]
+def rounds(variant: str, *seconds: float, prompt: str = "p") -> list[Run]:
+    return [run(variant, one, round=i, prompt=prompt) for i, one in enumerate(seconds)]
 
 
 def test_noise():

@@ -32,7 +32,7 @@ PROMPTS = [
     ("code/2", "code", "for a in an: b"),
     ("prose/1", "prose", "Über the sea and the sand."),
 ]
-QUICK = ("-n", 6, "--rounds", 1, "--ways", "suffix-2,model-2")
+QUICK = ("-n", 6, "--rounds", 1, "--variants", "suffix-2,model-2")
 
 needs_no_counter = pytest.mark.skipif(
     EnergyMeter.choose().available, reason="this machine tells joules: nothing is unavailable here"
@@ -113,7 +113,7 @@ def test_json_has_all(bench, suite):
     assert (
         outcome.settings.items()
         >= {
-            "ways": "suffix-2, model-2",
+            "variants": "suffix-2, model-2",
             "n_predict": 6,
             "temperature": 0.0,
             "seed": 3,
@@ -127,8 +127,8 @@ def test_json_has_all(bench, suite):
     assert cell.peak_rss_bytes and cell.peak_rss_bytes > 1 << 20
     assert list(outcome.models) == ["target", "draft"]
     assert len({model.sha256 for model in outcome.models.values()}) == 2
-    assert Counter((run.way, run.round) for run in cell.runs) == {
-        (way, round_): 3 for way in ("plain", "suffix-2", "model-2") for round_ in (0, 1)
+    assert Counter((run.variant, run.round) for run in cell.runs) == {
+        (variant, round_): 3 for variant in ("plain", "suffix-2", "model-2") for round_ in (0, 1)
     }
     assert [run.prompt for run in cell.runs[:9:3]] == ["code/1", "prose/1", "code/2"], "categories in turn"
     (summaries,) = json.loads(process.stdout)["summary"]
@@ -142,10 +142,10 @@ def test_files(bench, tmp_path):
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("target, drafted by draft\n"), "beside the table, not instead of it"
     rows = list(csv.DictReader(files["csv"].open()))
-    assert [(row["category"], row["way"]) for row in rows] == [
-        (category, way)
+    assert [(row["category"], row["variant"]) for row in rows] == [
+        (category, variant)
         for category in ("overall", "code", "prose")
-        for way in ("plain", "suffix-2", "model-2")
+        for variant in ("plain", "suffix-2", "model-2")
     ]
     page = files["html"].read_text()
     assert page.startswith("<!doctype html>")
@@ -155,27 +155,29 @@ def test_files(bench, tmp_path):
 
 def test_what_is_asked_for_of_a_suite(bench):
     runs = (
-        outcome_of(bench("-n", 3, "--ways", "model-1", "--rounds", 1, "--per-category", 1, "--json"))
+        outcome_of(bench("-n", 3, "--variants", "model-1", "--rounds", 1, "--per-category", 1, "--json"))
         .cells[0]
         .runs
     )
     assert [run.prompt for run in runs[::2]] == ["code/1", "prose/1"]
-    process = bench("-n", 3, "--ways", "model-1", "--rounds", 1, "--category", "prose", "--json")
+    process = bench("-n", 3, "--variants", "model-1", "--rounds", 1, "--category", "prose", "--json")
     assert {run.category for run in outcome_of(process).cells[0].runs} == {"prose"}
 
 
-def test_the_default_suite_and_ways(bench):
+def test_the_default_suite_and_variants(bench):
     process = bench("-n", 2, "--rounds", 1, "--per-category", 1, "--json", suite="default")
     assert process.returncode == 0, process.stderr
     outcome = outcome_of(process)
-    assert outcome.settings["ways"] == "auto"
+    assert outcome.settings["variants"] == "auto"
     assert len(outcome.suite["prompts"]) == 7
 
 
 def test_a_target_alone(bench, tiny_path):
     """No draft model is known for it: auto does without one, and suffix needs none."""
-    for ways in ("auto", "suffix"):
-        process = bench("-n", 4, "--rounds", 1, "--ways", ways, "--json", models=["-t", str(tiny_path)])
+    for variants in ("auto", "suffix"):
+        process = bench(
+            "-n", 4, "--rounds", 1, "--variants", variants, "--json", models=["-t", str(tiny_path)]
+        )
         assert process.returncode == 0, process.stderr
         outcome = outcome_of(process)
         assert (outcome.cells[0].draft, list(outcome.models)) == (None, ["target"])
@@ -184,8 +186,8 @@ def test_a_target_alone(bench, tiny_path):
 def test_a_pair_by_name(bench, tiny_path, tiny_draft_path, tmp_path):
     pair = '[pairs.mine]\ntarget = "big"\ndraft = "small"\n'
     write_user_models(tmp_path / "config", {"big": tiny_path, "small": tiny_draft_path}, pair)
-    for choice, ways, draft in (("--pair", "model-1", "small"), ("--pair", "suffix", None)):
-        options = ("-n", 3, "--rounds", 1, "--ways", ways, "--json")
+    for choice, variants, draft in (("--pair", "model-1", "small"), ("--pair", "suffix", None)):
+        options = ("-n", 3, "--rounds", 1, "--variants", variants, "--json")
         process = bench(*options, models=[choice, "mine"])
         assert process.returncode == 0, process.stderr
         (cell,) = outcome_of(process).cells
@@ -208,7 +210,7 @@ def test_two_files_of_one_name_are_told_apart(bench, tiny_path, tiny_draft_path,
 
 
 def test_the_budget_is_said(bench):
-    process = bench("-n", 3, "--ways", "model-1", "--budget", "0.001s")
+    process = bench("-n", 3, "--variants", "model-1", "--budget", "0.001s")
     assert process.returncode == 0, process.stderr
     assert messages(process.stderr)[-2:] == [
         "edgespec: warning: only 1 of 3 prompts had their turn; give more time (--budget) or take fewer "
@@ -246,8 +248,12 @@ def test_joules_that_nothing_tells_are_unavailable(bench, tmp_path):
     for run in document["outcome"]["cells"][0]["runs"]:
         assert run["energy"]["joules"] is None
         assert run["energy"]["reason"]
-    for way in document["summary"][0][0]["ways"]:
-        assert (way["joules_per_token"], way["joule_seconds"], way["energy_source"]) == (None, None, "")
+    for variant in document["summary"][0][0]["variants"]:
+        assert (variant["joules_per_token"], variant["joule_seconds"], variant["energy_source"]) == (
+            None,
+            None,
+            "",
+        )
 
 
 def test_assumed_watts_are_called_estimated_everywhere(bench, tmp_path):
@@ -315,7 +321,7 @@ def test_interrupted(environment, models, suite):
     assert "Traceback" not in stderr
     outcome = from_json(Outcome, json.dumps(json.loads(stdout)["outcome"]), "stdout")
     assert outcome.settings["ended"] == "interrupted"
-    assert len(outcome.cells[0].runs) >= 12, "two rounds, three prompts, two ways"
+    assert len(outcome.cells[0].runs) >= 12, "two rounds, three prompts, two variants"
 
 
 @pytest.fixture
@@ -434,15 +440,18 @@ def test_a_peer_in_turns(bench, programs):
     process = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs, "--json")
     assert process.returncode == 0, process.stderr
     runs = outcome_of(process).cells[0].runs
-    assert [run.way for run in runs[3:5]] == ["llama.cpp plain", "llama.cpp model-2"]
-    assert Counter(run.way for run in runs)["llama.cpp model-2"] == 3
+    assert [run.variant for run in runs[3:5]] == ["llama.cpp plain", "llama.cpp model-2"]
+    assert Counter(run.variant for run in runs)["llama.cpp model-2"] == 3
     table = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs).stdout
     assert "llama.cpp model-2" in table
 
 
 def test_a_peer_that_drafts_as_it_does_by_default(bench, programs):
-    process = bench(*QUICK, "--ways", "auto", "--peer", "llama.cpp", "--bin", programs, "--json")
-    assert {run.way for run in outcome_of(process).cells[0].runs} >= {"llama.cpp plain", "llama.cpp model-3"}
+    process = bench(*QUICK, "--variants", "auto", "--peer", "llama.cpp", "--bin", programs, "--json")
+    assert {run.variant for run in outcome_of(process).cells[0].runs} >= {
+        "llama.cpp plain",
+        "llama.cpp model-3",
+    }
 
 
 def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
@@ -458,7 +467,7 @@ def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
         outcome = outcome_of(process)
         (cell,) = outcome.cells
         assert cell.draft == "head"
-        assert ("llama.cpp model-2" in {run.way for run in cell.runs}) is drafted
+        assert ("llama.cpp model-2" in {run.variant for run in cell.runs}) is drafted
         assert outcome.settings["peers"].endswith(f", drafted by {tiny_draft_path.stem}") is drafted
         assert outcome.models.keys() == {"big", "head", *([tiny_draft_path.stem] if drafted else [])}
     argv = asked(programs / DRAFTED_PROGRAM)["argv"]
@@ -470,7 +479,7 @@ def test_a_peer_that_fails_leaves_the_other_runs(bench, programs):
     process = bench(*QUICK, "--rounds", 2, "--peer", "llama.cpp", "--bin", programs, "--json")
     assert process.returncode == 0, process.stderr
     outcome = outcome_of(process)
-    found = Counter(run.way for run in outcome.cells[0].runs)
+    found = Counter(run.variant for run in outcome.cells[0].runs)
     assert found == {"plain": 6, "suffix-2": 6, "model-2": 6, "llama.cpp plain": 1}
     (line,) = (line for line in outcome.warnings if "llama.cpp" in line)
     assert re.fullmatch(
@@ -493,12 +502,12 @@ def test_programs_that_are_not_there(bench, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ways", "magic"], ["--ways magic", "model-3"]),
-        (["--ways", "model-99"], ["--ways model-99", "1 to 32"]),
-        (["--ways", ""], ["--ways"]),
-        (["--ways", "plain"], ["--ways plain"]),
-        (["--ways", "suffix"], ["--draft", "--ways suffix", "contradict"]),
-        (["--ways", "auto,mtp"], ["--draft", "--ways auto,mtp", "contradict"]),
+        (["--variants", "magic"], ["--variants magic", "model-3"]),
+        (["--variants", "model-99"], ["--variants model-99", "1 to 32"]),
+        (["--variants", ""], ["--variants"]),
+        (["--variants", "plain"], ["--variants plain"]),
+        (["--variants", "suffix"], ["--draft", "--variants suffix", "contradict"]),
+        (["--variants", "auto,mtp"], ["--draft", "--variants auto,mtp", "contradict"]),
         (["--pair", "default"], ["--pair", "--target"]),
         (["--peer", "llama.cpp"], ["--peer and --bin"]),
         (["--bin", "."], ["--peer and --bin"]),
@@ -541,7 +550,7 @@ def test_refused_before_a_model_is_looked_at(bench):
     for arguments, word in (
         (["--temp", "-1"], "--temp"),
         (["--csv", "/no/such/folder/x"], "--csv"),
-        (["--ways", "x"], "--ways"),
+        (["--variants", "x"], "--variants"),
         (["--budget", "x"], "--budget"),
         (["--category", "x"], "category"),
         (["--assume-watts", "0"], "--assume-watts"),
@@ -560,8 +569,12 @@ def test_a_folder_that_is_read_only(bench, tmp_path, option):
 
 
 def test_drafts_that_are_not_known(bench, tiny_path):
-    for ways in ("model", "auto,staged-3"):
-        refused(bench("--ways", ways, models=["-t", str(tiny_path)]), "no draft is known for", "name a draft")
+    for variants in ("model", "auto,staged-3"):
+        refused(
+            bench("--variants", variants, models=["-t", str(tiny_path)]),
+            "no draft is known for",
+            "name a draft",
+        )
 
 
 def test_models_that_do_not_fit(bench, tiny_path, tmp_path):

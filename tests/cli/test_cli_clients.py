@@ -13,7 +13,20 @@ import pytest
 from command_line import failed, run_cli
 from edgespec.benchmark.runs import Outcome, from_json
 
-QUICK = ("--threads", 1, "-n", 4, "--ways", "suffix", "--rounds", 2, "--clients", "3,1", "--assume-watts", 5)
+QUICK = (
+    "--threads",
+    1,
+    "-n",
+    4,
+    "--variants",
+    "suffix",
+    "--rounds",
+    2,
+    "--clients",
+    "3,1",
+    "--assume-watts",
+    5,
+)
 POINTS = [(1, "plain"), (1, "suffix"), (3, "plain"), (3, "suffix")]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -75,9 +88,9 @@ def test_everything_of_a_bench_in_files(bench: Run, folder: Path) -> None:
     assert len(cell.throughput) == 2 * len(POINTS)
     assert {one.n for one in cell.passes} == {1, 3}
     points = json.loads(process.stdout)["curves"][0]
-    assert [(point["at_once"], point["way"]) for point in points] == POINTS
+    assert [(point["at_once"], point["variant"]) for point in points] == POINTS
     rows = [*csv.DictReader(files["csv"].open())]
-    assert [(int(row["texts_at_once"]), row["way"]) for row in rows] == POINTS
+    assert [(int(row["texts_at_once"]), row["variant"]) for row in rows] == POINTS
     assert files["report"].read_text().count("<svg") == 1
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
@@ -94,7 +107,7 @@ def test_the_budget_is_said(bench: Run) -> None:
         (("--clients", "0"), ("clients", "different numbers from 1 to 256")),
         (("--clients", ""), ("clients",)),
         (("--clients", "1,4"), ("clients 4", "only 3 prompts")),
-        (("--clients", "1,2", "--ways", "cascade@0.4"), ("ways cascade@0.4", "not exact")),
+        (("--clients", "1,2", "--variants", "cascade@0.4"), ("variants cascade@0.4", "not exact")),
         (("--clients", "1,2", "--peer", "llama.cpp", "--bin", "."), ("--clients and --peer",)),
     ],
 )
@@ -106,7 +119,7 @@ def test_a_comparison(run: Run) -> None:
     matrix = ("--targets", "target.gguf", "--drafts", "none,suffix", "--no-accuracy", *QUICK)
     outcome = outcome_of(run("compare", *matrix, "--json"))
     alone, suffix = outcome.cells
-    assert {one.way for one in alone.throughput} == {"plain"}
+    assert {one.variant for one in alone.throughput} == {"plain"}
     assert len(alone.throughput) == 2 * 2
     assert len(suffix.throughput) == 2 * len(POINTS)
     assert {(one.n, one.round) for one in suffix.passes} == {(1, 0), (3, 0), (1, 1), (3, 1)}

@@ -123,7 +123,7 @@ def outcome_of(process: subprocess.CompletedProcess[str]) -> Outcome:
 
 def texts(outcome: Outcome) -> list[tuple[object, ...]]:
     return sorted(
-        (cell.target, str(cell.draft), cell.kernels, run.prompt, run.way, run.round, run.text_sha256)
+        (cell.target, str(cell.draft), cell.kernels, run.prompt, run.variant, run.round, run.text_sha256)
         for cell in outcome.cells
         for run in cell.runs
     )
@@ -454,9 +454,9 @@ def test_a_target_that_is_damaged(compare, folder, tmp_path):
         (["--quants", "q4_0,q4_k"], "--quants: no quantization is called 'q4_k'"),
         (["--quants", ","], "--quants: name at least one"),
         (["--quants", ""], "--quants is empty: give it a value, or leave it out"),
-        (["--ways", "none"], "--ways none: must be one of"),
-        (["--ways", "mtp"], "add mtp to --drafts"),
-        (["--drafts", "suffix", "--ways", "model-3"], "none of them can use it; add auto"),
+        (["--variants", "none"], "--variants none: must be one of"),
+        (["--variants", "mtp"], "add mtp to --drafts"),
+        (["--drafts", "suffix", "--variants", "model-3"], "none of them can use it; add auto"),
         (["--problems", "2"], "--humaneval"),
         (["--humaneval-file", "problems.jsonl"], "--humaneval"),
         (["--humaneval", "--no-accuracy"], "--humaneval with --no-accuracy: contradictory"),

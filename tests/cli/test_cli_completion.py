@@ -14,7 +14,7 @@ import pytest
 from edgespec import SamplingParams
 from edgespec.benchmark.accuracy import WINDOW
 from edgespec.benchmark.bench import BUDGET_S, PRECISION, Settings
-from edgespec.benchmark.ways import parse_ways
+from edgespec.benchmark.variants import parse_variants
 from edgespec.cli import app, bench, bench_options, compare, draft_options, options
 from edgespec.decoding.options import SPAN
 from edgespec.forge import candidates, texts
@@ -254,10 +254,10 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     assert sampling.params() == params
     assert options.SpanOption.__metadata__[0].show_default == str(SPAN)
     prompts = bench_options.Prompts(suite=bench_options.SuiteChoice())
-    ways = bench_options.WayChoice()
-    measuring = bench.Measuring(ways=ways)
+    variants = bench_options.VariantChoice()
+    measuring = bench.Measuring(variants=variants)
     assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
-    assert ways.settings(prompts) == Settings(parse_ways("auto"))
+    assert variants.settings(prompts) == Settings(parse_variants("auto"))
     training, judging = draft_options.Training(), draft_options.Judging()
     assert training.types == ",".join(candidates.TYPES)
     assert draft_options.Data().answer_tokens == texts.DataRequest(tokens=1).n_predict

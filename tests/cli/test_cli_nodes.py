@@ -65,7 +65,7 @@ def test_what_is_measured_is_of_these_nodes(tmp_path, path):
             "bench",
             *models,
             *nodes,
-            "--ways",
+            "--variants",
             "suffix",
             "-n",
             4,

@@ -43,9 +43,9 @@ def test_a_cell_by_category_with_overall_last(printed):
 
 @pytest.mark.parametrize("source", ["RAPL", "assumed", "unavailable"])
 def test_the_table_of_a_cell_fits_100_columns(printed, source):
-    lines = printed(toy_outcome(source=source, ways=("auto", "model-4"))).splitlines()
+    lines = printed(toy_outcome(source=source, variants=("auto", "model-4"))).splitlines()
     heads = [i for i, line in enumerate(lines) if line.startswith("category")]
-    assert len(heads) == 2, "a table for each way"
+    assert len(heads) == 2, "a table for each variant"
     for head in heads:
         assert max(len(line.rstrip()) for line in lines[head - 3 : head + 6]) <= 100
 
@@ -67,7 +67,7 @@ def test_several_cells_in_numbered_rows(printed):
     rows = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit()]
     assert [row[0] for row in rows] == [str(i) for i in range(1, 37)]
     for row, there in zip(rows, read_outcome(outcome).rows, strict=True):
-        assert row[1:5] == [there.cell.target, there.draft, there.kernels, there.way.way]
+        assert row[1:5] == [there.cell.target, there.draft, there.kernels, there.variant.variant]
     assert "phi-3-mini-q4_k_m" in text
     assert "their vocabularies differ" in text
     assert text.count("reference") == 4, "the best quantization, with two kernels, is compared with nothing"
@@ -87,7 +87,9 @@ def test_no_name_is_markup_or_shortened(printed):
 
 def test_nothing_repeated(printed):
     whole = toy_outcome()
-    run, other = (next(r for r in whole.cells[0].runs if r.way == way) for way in ("plain", "auto"))
+    run, other = (
+        next(r for r in whole.cells[0].runs if r.variant == variant) for variant in ("plain", "auto")
+    )
     text = printed(replace(whole, cells=(replace(whole.cells[0], runs=(run, other)),)))
     assert "[too few]" in text
     assert "too few for an interval; 1 prompt)" in text
@@ -107,23 +109,23 @@ def test_summaries_may_be_given(capsys):
     assert capsys.readouterr().out == alone
 
 
-def test_ways_that_are_not_exact_are_marked_as_such(printed):
+def test_variants_that_are_not_exact_are_marked_as_such(printed):
     text = printed(lossy_outcome())
     assert text.count("(not exact)") == 2, "a table each"
     line = "cascade@0.4 is not exact: the target saw 25 % of the tokens; 91.0 % are those that it likes best"
     assert f"{line}; KL 0.0625 nats a token; pass@1 50/164 (30 %)." in text
     assert "lenience-0.5 is not exact: the target saw 100 % of the tokens; 98.0 %" in text
-    assert "auto is 1." in text, "the headline is of an exact way"
+    assert "auto is 1." in text, "the headline is of an exact variant"
 
     rows = printed(lossy_outcome("compare"))
-    for way in LOSSY:
-        n = sum(way in line and "(not" in line for line in rows.splitlines())
+    for variant in LOSSY:
+        n = sum(variant in line and "(not" in line for line in rows.splitlines())
         assert n >= 12, "each row is marked"
     outcome = lossy_outcome("compare")
     assert "not exact" not in headline(read_outcome(outcome))
 
 
-def test_identical_texts_are_counted_of_exact_ways_only(printed):
-    exact, lossy = printed(toy_outcome(ways=("auto",))), printed(lossy_outcome())
+def test_identical_texts_are_counted_of_exact_variants_only(printed):
+    exact, lossy = printed(toy_outcome(variants=("auto",))), printed(lossy_outcome())
     (n,) = re.findall(r"Outputs: .*?(\d+) identical", exact)
     assert f"{n} identical" in lossy

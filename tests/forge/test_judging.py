@@ -31,9 +31,9 @@ def judging(tmp_path, tiny_path):
     return judging
 
 
-def a_run(way, round_=0, *, histogram=None, draft_s=0.0, verify_s=1.0, n_emitted=10):
+def a_run(variant, round_=0, *, histogram=None, draft_s=0.0, verify_s=1.0, n_emitted=10):
     return Run(
-        "p", "c", way, round_, 5, 10, 1.0, 0.1, 0.1,
+        "p", "c", variant, round_, 5, 10, 1.0, 0.1, 0.1,
         draft_s=draft_s, verify_s=verify_s, n_emitted=n_emitted, histogram=histogram,
     )  # fmt: skip
 
@@ -64,9 +64,9 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
     assert none.timing is None
     for one in found:
         assert one.rounds == 2
-        ways = Counter((run.way, run.round, run.prompt) for run in one.runs)
-        assert set(ways.values()) == {1}
-        assert len(ways) == 2 * 2 * 2 * 2, "2 ways, 2 temperatures, 2 rounds, 2 questions"
+        variants = Counter((run.variant, run.round, run.prompt) for run in one.runs)
+        assert set(variants.values()) == {1}
+        assert len(variants) == 2 * 2 * 2 * 2, "2 variants, 2 temperatures, 2 rounds, 2 questions"
         assert one.greedy.speedup.n_ratios == one.sampled.speedup.n_ratios == 4
         assert one.greedy.n_identical == one.greedy.n_compared == 4, "drafting changes no text"
         assert one.gains.greedy == one.greedy.speedup.median

@@ -15,9 +15,9 @@ UNREADABLE = (
 )
 
 
-def toy_run(coin, prompt, category, way, round_, *, speed, source, watts, histogram):
+def toy_run(coin, prompt, category, variant, round_, *, speed, source, watts, histogram):
     """A generation of 64 tokens; `source`: RAPL, assumed, unavailable or None."""
-    speculative = way != PLAIN
+    speculative = variant != PLAIN
     seconds = 64 / speed * coin.uniform(0.97, 1.03)
     draft_s = 0.2 * seconds if speculative else 0.0
     energy = None
@@ -43,7 +43,7 @@ def toy_run(coin, prompt, category, way, round_, *, speed, source, watts, histog
     return Run(
         prompt=prompt,
         category=category,
-        way=way,
+        variant=variant,
         round=round_,
         prompt_tokens=90,
         tokens=64,
@@ -62,7 +62,7 @@ def toy_run(coin, prompt, category, way, round_, *, speed, source, watts, histog
     )
 
 
-def toy_cell(coin, target, draft, kernels, *, speed, ways=("auto",), source=None, rounds=2, prompts=2):
+def toy_cell(coin, target, draft, kernels, *, speed, variants=("auto",), source=None, rounds=2, prompts=2):
     runs = []
     watts = coin.uniform(12, 18)
     gamma = coin.choice((4, 5, 8))
@@ -71,15 +71,15 @@ def toy_cell(coin, target, draft, kernels, *, speed, ways=("auto",), source=None
     for category in CATEGORIES:
         for i in range(prompts):
             for round_ in range(rounds):
-                for number, way in enumerate((PLAIN, *ways)):
-                    gain = 1.0 if way == PLAIN else gains[category] * (1 - 0.12 * (number - 1))
+                for number, variant in enumerate((PLAIN, *variants)):
+                    gain = 1.0 if variant == PLAIN else gains[category] * (1 - 0.12 * (number - 1))
                     name = f"{category}/{i}"
                     runs.append(
                         toy_run(
                             coin,
                             name,
                             category,
-                            way,
+                            variant,
                             round_,
                             speed=speed * gain,
                             source=source,
@@ -90,7 +90,7 @@ def toy_cell(coin, target, draft, kernels, *, speed, ways=("auto",), source=None
     return Cell(target, draft, kernels, tuple(runs), peak_rss_bytes=int(30e9 / speed))
 
 
-def toy_outcome(kind="bench", *, source=None, accuracy=False, ways=("auto",), names=None, warnings=()):
+def toy_outcome(kind="bench", *, source=None, accuracy=False, variants=("auto",), names=None, warnings=()):
     """A bench of one cell, or a compare of 18 cells and one that was skipped."""
     coin = random.Random(7)
     if kind == "bench":
@@ -108,7 +108,7 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, ways=("auto",), na
             draft,
             kernel,
             speed=(8 + 4 * i + j) * (1.25 if kernel == "avx2" else 1.0),
-            ways=ways,
+            variants=variants,
             source=source,
         )
         for i, target in enumerate(targets)
@@ -154,13 +154,13 @@ LOSSY = ("cascade@0.4", "lenience-0.5")
 
 
 def lossy_outcome(kind="bench", **options):
-    """A toy outcome with two ways that are not exact; of one's tokens the target saw a quarter."""
-    outcome = toy_outcome(kind, ways=("auto", *LOSSY), **options)
+    """A toy outcome with two variants that are not exact; of one's tokens the target saw a quarter."""
+    outcome = toy_outcome(kind, variants=("auto", *LOSSY), **options)
 
     def marked(run):
-        if run.way not in LOSSY:
+        if run.variant not in LOSSY:
             return run
-        cascade = run.way == LOSSY[0]
+        cascade = run.variant == LOSSY[0]
         return replace(
             run,
             exact=False,

@@ -16,7 +16,7 @@ from edgespec.benchmark.summary import Interval
 from edgespec.models.suites import OVERALL
 
 _PHASES = ("prefill", "draft", "verify", "rest")
-_FEW = 3  # for more ways, the categories do not fit in one chart
+_FEW = 3  # for more variants, the categories do not fit in one chart
 
 
 def charts(reading: Reading) -> tuple[Chart, ...]:
@@ -112,7 +112,7 @@ def _cut(label: str) -> str:
 
 def _acceptance(reading: Reading) -> Chart:
     title = "Acceptance by position"
-    rows = [row for row in reading.rows if row.way.acceptance_by_position]
+    rows = [row for row in reading.rows if row.variant.acceptance_by_position]
     if not rows:
         return Chart("acceptance", title, "Left out: nothing was drafted.", None)
 
@@ -121,7 +121,7 @@ def _acceptance(reading: Reading) -> Chart:
         looks = Looks.of(rows)
         ends = []
         for row in rows:
-            shares = row.way.acceptance_by_position
+            shares = row.variant.acceptance_by_position
             line = marker(palette, looks.series(row), size=4)
             line.set_data(range(1, len(shares) + 1), shares)
             line.set_color(line.get_markeredgecolor())
@@ -129,7 +129,7 @@ def _acceptance(reading: Reading) -> Chart:
             line.set_linewidth(1.2)
             axes.add_line(line)
             ends.append((float(len(shares)), shares[-1], str(row.number)))
-        longest = max(len(row.way.acceptance_by_position) for row in rows)
+        longest = max(len(row.variant.acceptance_by_position) for row in rows)
         axes.set_xlim(0.6, longest + max(0.4, 0.1 * longest))
         axes.set_ylim(0, 1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -151,7 +151,7 @@ def _acceptance(reading: Reading) -> Chart:
 
 
 def _time_shares(reading: Reading) -> Chart:
-    bars = [(row, row.way.time_shares) for row in reading.rows if row.way.time_shares]
+    bars = [(row, row.variant.time_shares) for row in reading.rows if row.variant.time_shares]
     title = "Where the time went"
     if not bars:
         return Chart("time", title, "Left out: no row tells its phases.", None)
@@ -160,8 +160,8 @@ def _time_shares(reading: Reading) -> Chart:
 
 def _joule_shares(reading: Reading) -> list[Chart]:
     # Only RAPL can tell phases apart: power samples are too coarse, and assumed watts would repeat the times.
-    rows = [row for row in reading.rows if row.way.energy_source.startswith("RAPL")]
-    bars = [(row, row.way.joule_shares) for row in rows if row.way.joule_shares]
+    rows = [row for row in reading.rows if row.variant.energy_source.startswith("RAPL")]
+    bars = [(row, row.variant.joule_shares) for row in rows if row.variant.joule_shares]
     if not bars:
         return []
     title, caption = "Where the joules went", "Shares of the gross joules."
@@ -191,7 +191,7 @@ def _shares(key: str, title: str, caption: str, bars: list[tuple[Row, dict[str, 
                 left += percent
         axes.set_yticks(
             range(len(bars)),
-            [_cut(f"{row.number} {row.way.way}") if few else str(row.number) for row, _ in bars],
+            [_cut(f"{row.number} {row.variant.variant}") if few else str(row.number) for row, _ in bars],
         )
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.set_xlim(0, 100)

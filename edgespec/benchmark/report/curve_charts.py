@@ -39,8 +39,8 @@ def _draw(palette: Palette, curve: Curve) -> Figure:
         line = Line2D([*limits], [*limits.values()], color=palette.ink, linewidth=1.0, linestyle=(0, (4, 3)))
         axes.add_line(line)
         entries.append(("limit n / T(n)", line))
-    for series, way in enumerate(curve.ways):
-        points = curve.of(way)
+    for series, variant in enumerate(curve.variants):
+        points = curve.of(variant)
         line = marker(palette, series, size=5.5)
         colour = line.get_markeredgecolor()
         line.set(color=colour, linestyle="-", linewidth=1.4)
@@ -48,7 +48,7 @@ def _draw(palette: Palette, curve: Curve) -> Figure:
         axes.add_line(line)
         for point in points:
             axes.plot([point.at_once] * 2, [point.low, point.high], color=colour, linewidth=1.6, zorder=1.9)
-        entries.append((names(way), line))
+        entries.append((names(variant), line))
     numbers = sorted({point.at_once for point in curve.points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(numbers, [str(n) for n in numbers])

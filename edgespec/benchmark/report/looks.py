@@ -14,7 +14,7 @@ from edgespec.benchmark.runs import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """Colour and shape by what differs between the rows: targets, else drafts, else kernels, else ways."""
+    """Colour and shape by what differs between rows: targets, else drafts, kernels or variants."""
 
     names: tuple[str, ...]
     key: Callable[[Row], str]
@@ -26,7 +26,7 @@ class Looks:
             lambda row: row.cell.target,
             lambda row: row.cell.draft or "no draft model",
             lambda row: row.cell.kernels,
-            lambda row: row.way.way,
+            lambda row: row.variant.variant,
         )
         for key in keys:
             names = tuple(dict.fromkeys(key(row) for row in rows))
@@ -49,4 +49,4 @@ class Looks:
 
     def hollow(self, rows: Sequence[Row]) -> bool:
         """Whether plain decoding is drawn hollow, as it has no colour of its own."""
-        return PLAIN not in self.names and any(row.way.way == PLAIN for row in rows)
+        return PLAIN not in self.names and any(row.variant.variant == PLAIN for row in rows)

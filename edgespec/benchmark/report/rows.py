@@ -1,4 +1,4 @@
-"""An outcome as numbered rows, one for each cell and way, its figures as text, and sentences about it.
+"""An outcome as numbered rows, one for each cell and variant, its figures as text, and sentences about it.
 
 Shared by the page, the charts and the terminal, so that a number means the same row everywhere.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from edgespec.benchmark.curves import Curve, curves
 from edgespec.benchmark.exports import ESTIMATED, Summaries, measures_target, summarise
 from edgespec.benchmark.runs import PEER, PLAIN, Accuracy, Cell, Outcome, Solved
-from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, WaySummary
+from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, VariantSummary
 
 UNAVAILABLE = "unavailable"
 """Written for a figure that could not be measured, never 0 or an empty text."""
 
 NOT_EXACT = "(not exact)"
-"""Marks a way whose texts are not distributed as the target's own."""
+"""Marks a variant whose texts are not distributed as the target's own."""
 
 NOT_APPLICABLE = "-"
 """Written where no figure makes sense, such as plain decoding's speed-up over itself."""
@@ -25,12 +25,12 @@ NOT_APPLICABLE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A way in a cell, over all prompts."""
+    """A variant in a cell, over all prompts."""
 
     number: int
     """From 1, in the order of the cells."""
     cell: Cell
-    way: WaySummary
+    variant: VariantSummary
     comparison: Comparison | None
     """None for plain decoding."""
     categories: tuple[CategorySummary, ...]
@@ -38,40 +38,40 @@ class Row:
     accuracy: Accuracy | None
     """The target's accuracy; None too if the texts are not the target's own."""
     solved: Solved | None = None
-    """HumanEval problems solved by a way that is not exact, if asked for."""
+    """HumanEval problems solved by a variant that is not exact, if asked for."""
 
     @property
     def name(self) -> str:
-        """Target, draft, kernels and way in a line."""
+        """Target, draft, kernels and variant in a line."""
         drafted = f", drafted by {self.draft}" if self.draft != NOT_APPLICABLE else ""
-        return f"{self.cell.target}{drafted}, {self.kernels}, {self.way_name}"
+        return f"{self.cell.target}{drafted}, {self.kernels}, {self.variant_name}"
 
     @property
-    def way_name(self) -> str:
-        """The way, marked if it is not exact."""
-        return self.way.way if self.way.exact else f"{self.way.way} {NOT_EXACT}"
+    def variant_name(self) -> str:
+        """The variant, marked if it is not exact."""
+        return self.variant.variant if self.variant.exact else f"{self.variant.variant} {NOT_EXACT}"
 
     @property
     def draft(self) -> str:
         """The draft model, or NOT_APPLICABLE."""
-        plain = self.way.way in (PLAIN, PEER + PLAIN)
+        plain = self.variant.variant in (PLAIN, PEER + PLAIN)
         return NOT_APPLICABLE if plain or not self.cell.draft else self.cell.draft
 
     @property
     def kernels(self) -> str:
         """The kernels used; a peer has its own."""
-        return PEER.strip() if self.way.way.startswith(PEER) else self.cell.kernels
+        return PEER.strip() if self.variant.variant.startswith(PEER) else self.cell.kernels
 
     @property
     def peak_rss_bytes(self) -> int | None:
         """Peak memory of the cell's process; a peer's is unknown."""
-        return None if self.way.way.startswith(PEER) else self.cell.peak_rss_bytes
+        return None if self.variant.variant.startswith(PEER) else self.cell.peak_rss_bytes
 
-    def of_category(self, category: str) -> tuple[WaySummary, Comparison | None] | None:
-        """Return this way's figures in a category; None if the cell has no such runs."""
+    def of_category(self, category: str) -> tuple[VariantSummary, Comparison | None] | None:
+        """Return this variant's figures in a category; None if the cell has no such runs."""
         for summary in self.categories:
             if summary.category == category:
-                return _pick(summary, self.way.way)
+                return _pick(summary, self.variant.variant)
         return None
 
 
@@ -88,9 +88,9 @@ class EnergyColumn:
         """Such as "J/token, net (estimated)"."""
         return f"J/token, {'net' if self.net else 'gross'}" + (f" {ESTIMATED}" if self.estimated else "")
 
-    def of(self, way: WaySummary) -> float | None:
-        """Return a way's joules per token; None: unavailable."""
-        return way.net_joules_per_token if self.net else way.joules_per_token
+    def of(self, variant: VariantSummary) -> float | None:
+        """Return a variant's joules per token; None: unavailable."""
+        return variant.net_joules_per_token if self.net else variant.joules_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ class Reading:
         return tuple(dict.fromkeys(names))
 
 
-def _pick(summary: CategorySummary, way: str) -> tuple[WaySummary, Comparison | None] | None:
-    for found in summary.ways:
-        if found.way == way:
-            return found, next((c for c in summary.comparisons if c.way == way), None)
+def _pick(summary: CategorySummary, variant: str) -> tuple[VariantSummary, Comparison | None] | None:
+    for found in summary.variants:
+        if found.variant == variant:
+            return found, next((c for c in summary.comparisons if c.variant == variant), None)
     return None
 
 
@@ -128,29 +128,29 @@ def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Readin
     rows: list[Row] = []
     for cell, summary in ran:
         overall, *categories = summary
-        compared = {comparison.way: comparison for comparison in overall.comparisons}
-        for way in overall.ways:
-            accuracy = outcome.accuracy_of(cell) if measures_target(way) else None
-            solved = outcome.solved_by(cell, way.way)
-            compared_with = compared.get(way.way)
-            rows.append(Row(len(rows) + 1, cell, way, compared_with, tuple(categories), accuracy, solved))
+        compared = {comparison.variant: comparison for comparison in overall.comparisons}
+        for variant in overall.variants:
+            accuracy = outcome.accuracy_of(cell) if measures_target(variant) else None
+            solved = outcome.solved_by(cell, variant.variant)
+            compared_with = compared.get(variant.variant)
+            rows.append(Row(len(rows) + 1, cell, variant, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
     return Reading(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))
 
 
 def _energy_column(rows: list[Row]) -> EnergyColumn | None:
-    known = [row.way for row in rows if row.way.joules_per_token is not None]
+    known = [row.variant for row in rows if row.variant.joules_per_token is not None]
     if not known:
         return None
     return EnergyColumn(
-        net=all(way.net_joules_per_token is not None for way in known),
-        estimated=any(is_estimated(way) for way in known),
+        net=all(variant.net_joules_per_token is not None for variant in known),
+        estimated=any(is_estimated(variant) for variant in known),
     )
 
 
-def is_estimated(way: WaySummary) -> bool:
-    """Whether the way's joules are estimated from assumed watts."""
-    return way.energy_source.endswith(ESTIMATED)
+def is_estimated(variant: VariantSummary) -> bool:
+    """Whether the variant's joules are estimated from assumed watts."""
+    return variant.energy_source.endswith(ESTIMATED)
 
 
 # ---- figures as text ----
@@ -170,9 +170,9 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
-def rate(way: WaySummary, value: float | None) -> str:
+def rate(variant: VariantSummary, value: float | None) -> str:
     """Return tau or alpha as text: "-" for plain decoding and if nothing was drafted."""
-    drafts = way.way != PLAIN and not (value is None and way.tau is not None)
+    drafts = variant.variant != PLAIN and not (value is None and variant.tau is not None)
     return fixed(value, 2) if drafts else NOT_APPLICABLE
 
 
@@ -199,10 +199,10 @@ def identical(comparison: Comparison | None) -> str:
     return f"{comparison.n_identical}/{comparison.n_compared}"
 
 
-def joules(value: float | None, way: WaySummary) -> str:
+def joules(value: float | None, variant: VariantSummary) -> str:
     """Return joules as text, marked if estimated."""
     text = significant(value)
-    return f"{text} {ESTIMATED}" if value is not None and is_estimated(way) else text
+    return f"{text} {ESTIMATED}" if value is not None and is_estimated(variant) else text
 
 
 def megabytes(n_bytes: int | None) -> str:
@@ -244,16 +244,16 @@ def title(outcome: Outcome) -> str:
 
 
 def best_row(reading: Reading) -> Row | None:
-    """Return the row for the headline: of a single cell the first way that drafts, else the fastest row.
+    """Return the row for the headline: of a single cell the first variant that drafts, else the fastest row.
 
     A row that is not exact is chosen only if there is no other, because its texts are not the target's.
     """
-    exact = [row for row in reading.rows if row.way.exact]
+    exact = [row for row in reading.rows if row.variant.exact]
     if len(reading.cells) == 1:
         found = [row for row in reading.rows if row.comparison and row.comparison.speedup]
-        compared = [row for row in found if row.way.exact] or found
-        return next((row for row in compared if row.way.way == "auto"), next(iter(compared), None))
-    return max(exact or reading.rows, key=lambda row: row.way.whole_tokens_per_s or 0.0, default=None)
+        compared = [row for row in found if row.variant.exact] or found
+        return next((row for row in compared if row.variant.variant == "auto"), next(iter(compared), None))
+    return max(exact or reading.rows, key=lambda row: row.variant.whole_tokens_per_s or 0.0, default=None)
 
 
 def headline(reading: Reading) -> str:
@@ -263,14 +263,16 @@ def headline(reading: Reading) -> str:
         return "Nothing ran that could be compared with plain decoding." if reading.rows else "Nothing ran."
     text = _speedup(reading, row)
     if len(reading.cells) == 1:
-        return f"{row.way_name} is {text}."
-    speed = fixed(row.way.whole_tokens_per_s, 1)
+        return f"{row.variant_name} is {text}."
+    speed = fixed(row.variant.whole_tokens_per_s, 1)
     return f"Fastest is row {row.number} with {speed} tokens/s of whole generations ({row.name}): {text}."
 
 
 def _speedup(reading: Reading, row: Row) -> str:
     if row.comparison is None or row.comparison.speedup is None:
-        return "no way of drafting was faster" if row.way.way == PLAIN else "not compared with plain decoding"
+        return (
+            "no drafting was faster" if row.variant.variant == PLAIN else "not compared with plain decoding"
+        )
     speedup = row.comparison.speedup
     if speedup.low is None or speedup.high is None:
         interval = "too few for an interval"
@@ -282,8 +284,8 @@ def _speedup(reading: Reading, row: Row) -> str:
 
 
 def identical_line(reading: Reading) -> str:
-    """Return in a sentence how many texts of exact ways equal plain decoding's."""
-    compared = [row.comparison for row in reading.rows if row.comparison and row.way.exact]
+    """Return in a sentence how many texts of exact variants equal plain decoding's."""
+    compared = [row.comparison for row in reading.rows if row.comparison and row.variant.exact]
     n = sum(comparison.n_compared for comparison in compared)
     same = sum(comparison.n_identical for comparison in compared)
     if not n:
@@ -298,16 +300,16 @@ def lossy_lines(reading: Reading) -> list[str]:
     lines = []
     several = len(reading.cells) > 1
     for row in reading.rows:
-        if row.way.exact:
+        if row.variant.exact:
             continue
-        found = [f"the target saw {100 * row.way.target_share:.0f} % of the tokens"]
-        if row.way.agreement is not None:
-            found.append(f"{100 * row.way.agreement:.1f} % are those that it likes best")
-        if row.way.kl is not None:
-            found.append(f"KL {row.way.kl:.4f} nats a token")
+        found = [f"the target saw {100 * row.variant.target_share:.0f} % of the tokens"]
+        if row.variant.agreement is not None:
+            found.append(f"{100 * row.variant.agreement:.1f} % are those that it likes best")
+        if row.variant.kl is not None:
+            found.append(f"KL {row.variant.kl:.4f} nats a token")
         if row.solved:
             found.append(f"pass@1 {passed(row.solved)}")
-        which = f"Row {row.number}, {row.way.way}," if several else row.way.way
+        which = f"Row {row.number}, {row.variant.variant}," if several else row.variant.variant
         lines.append(f"{which} is not exact: {'; '.join(found)}.")
     return lines
 
@@ -317,15 +319,17 @@ def energy_line(reading: Reading) -> str:
     column = reading.energy
     if column is None:
         return f"Energy: {UNAVAILABLE}: {energy_reason(reading)}"
-    sources = ", ".join(dict.fromkeys(row.way.energy_source for row in reading.rows if row.way.energy_source))
+    sources = ", ".join(
+        dict.fromkeys(row.variant.energy_source for row in reading.rows if row.variant.energy_source)
+    )
     row = best_row(reading)
-    if row is None or column.of(row.way) is None:
+    if row is None or column.of(row.variant) is None:
         return f"Energy: from {sources}.{_without_joules(reading)}"
     kind = "net of the idle machine" if column.net else "gross"
-    text = f"Energy: {joules(column.of(row.way), row.way)} J a token, {kind}"
-    plain = next((r for r in reading.rows if r.cell is row.cell and r.way.way == PLAIN), None)
-    if plain and plain is not row and column.of(plain.way) is not None:
-        text += f", beside {joules(column.of(plain.way), plain.way)} of plain decoding"
+    text = f"Energy: {joules(column.of(row.variant), row.variant)} J a token, {kind}"
+    plain = next((r for r in reading.rows if r.cell is row.cell and r.variant.variant == PLAIN), None)
+    if plain and plain is not row and column.of(plain.variant) is not None:
+        text += f", beside {joules(column.of(plain.variant), plain.variant)} of plain decoding"
     if row.comparison and row.comparison.joules:
         text += f"; gross, it takes {with_interval(row.comparison.joules)} times plain decoding's"
     return f"{text}; from {sources}.{_without_joules(reading)}"
@@ -333,7 +337,7 @@ def energy_line(reading: Reading) -> str:
 
 def _without_joules(reading: Reading) -> str:
     """Return how many runs lack joules that others have, and why the first does; "" if none does."""
-    runs = [run for cell, _ in reading.cells for run in cell.runs if not run.way.startswith(PEER)]
+    runs = [run for cell, _ in reading.cells for run in cell.runs if not run.variant.startswith(PEER)]
     without = [run.energy for run in runs if run.energy and run.energy.joules is None]
     return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""
 

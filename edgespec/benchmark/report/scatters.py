@@ -55,8 +55,8 @@ def _scatter(reading: Reading, abscissa: _Abscissa) -> Chart | None:
     """Return a chart of tokens/s; None if no row has both figures."""
     points: list[_Point] = []
     for row in reading.rows:
-        if row.way.exact or abscissa.lossy:
-            x, y = abscissa.of(row), row.way.whole_tokens_per_s
+        if row.variant.exact or abscissa.lossy:
+            x, y = abscissa.of(row), row.variant.whole_tokens_per_s
             if x is not None and y is not None:
                 points.append((row, x, y))
     if not points:
@@ -83,7 +83,7 @@ def _draw(palette: Palette, points: Sequence[_Point], front: Sequence[_Point], l
         zorder=1.5,
     )
     for row, x, y in points:
-        hollow = row.way.way == PLAIN and looks.hollow(rows)
+        hollow = row.variant.variant == PLAIN and looks.hollow(rows)
         dot = marker(palette, looks.series(row), hollow=hollow)
         dot.set_data([x], [y])
         axes.add_line(dot)
@@ -115,7 +115,9 @@ def _energy(reading: Reading) -> Chart:
     note = "Left is less energy, up is faster."
     if column.estimated:
         note += " The joules are estimated, not measured."
-    found = _scatter(reading, _Abscissa("energy", title, column.label, note, lambda row: column.of(row.way)))
+    found = _scatter(
+        reading, _Abscissa("energy", title, column.label, note, lambda row: column.of(row.variant))
+    )
     return found or Chart("energy", title, "Left out: no row has both a speed and joules.", None)
 
 
@@ -145,18 +147,18 @@ def _accuracy(reading: Reading) -> Chart:
 
 
 def _tradeoff(reading: Reading) -> list[Chart]:
-    """Return the chart of speed over loss: inexact ways beside exact ones, which lose nothing."""
-    lossy = [row for row in reading.rows if not row.way.exact]
+    """Return the chart of speed over loss: inexact variants beside exact ones, which lose nothing."""
+    lossy = [row for row in reading.rows if not row.variant.exact]
     if not lossy:
         return []
-    by_tokens = all(row.way.agreement is not None for row in lossy)
+    by_tokens = all(row.variant.agreement is not None for row in lossy)
 
     def x_of(row: Row) -> float | None:
-        if row.way.exact:
+        if row.variant.exact:
             return 0.0
         if by_tokens:
-            return None if row.way.agreement is None else 100 * (1.0 - row.way.agreement)
-        return row.way.kl
+            return None if row.variant.agreement is None else 100 * (1.0 - row.variant.agreement)
+        return row.variant.kl
 
     numbers = ", ".join(str(row.number) for row in lossy)
     label = "tokens that the target does not like best, %" if by_tokens else "KL from the target, nats/token"
@@ -169,10 +171,10 @@ def _tradeoff(reading: Reading) -> list[Chart]:
 def _memory(reading: Reading) -> list[Chart]:
     fastest: dict[int, Row] = {}
     for row in reading.rows:
-        if not row.way.exact:
+        if not row.variant.exact:
             continue
         held = fastest.get(id(row.cell))
-        if held is None or (row.way.whole_tokens_per_s or 0) > (held.way.whole_tokens_per_s or 0):
+        if held is None or (row.variant.whole_tokens_per_s or 0) > (held.variant.whole_tokens_per_s or 0):
             fastest[id(row.cell)] = row
     chosen = {row.number for row in fastest.values()}
     if len(chosen) < 2:
@@ -182,6 +184,6 @@ def _memory(reading: Reading) -> list[Chart]:
         peak = row.cell.peak_rss_bytes
         return peak / 1e9 if row.number in chosen and peak is not None else None
 
-    note = "The fastest way of each combination. Left is less memory, up is faster."
+    note = "The fastest variant of each combination. Left is less memory, up is faster."
     found = _scatter(reading, _Abscissa("memory", "Speed and memory", "peak memory, GB", note, x_of))
     return [found] if found else []

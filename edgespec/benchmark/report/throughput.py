@@ -18,7 +18,7 @@ from edgespec.benchmark.runs import PLAIN
 
 COLUMNS = (
     ("at once", True),
-    ("way", False),
+    ("variant", False),
     ("tokens/s [rounds]", True),
     ("times as many as with the fewest at once", True),
     ("times plain", True),
@@ -46,7 +46,7 @@ def figures(point: Point) -> list[str]:
     share = None if point.limit is None else 100 * point.tokens_per_s / point.limit
     return [
         str(point.at_once),
-        point.way,
+        point.variant,
         f"{point.tokens_per_s:.1f} [{point.low:.1f} - {point.high:.1f}]",
         with_interval(point.gain) if point.gain else NOT_APPLICABLE,
         with_interval(point.speedup) if point.speedup else NOT_APPLICABLE,
@@ -71,7 +71,8 @@ def sentences(reading: Reading) -> list[str]:
     where = f" ({cell_name(curve)})" if len(reading.curves) > 1 else ""
     gain = f", {with_interval(best.gain)} times {fewest_name(curve, best)}" if best.gain else ""
     lines = [
-        f"Most tokens a second: {best.tokens_per_s:.1f} of {_texts(best.at_once)}, {best.way}{gain}{where}."
+        f"Most tokens a second: {best.tokens_per_s:.1f} of {_texts(best.at_once)}, "
+        f"{best.variant}{gain}{where}."
     ]
     same = sum(point.n_identical for _, point in points)
     compared = sum(point.n_compared for _, point in points)
@@ -84,7 +85,7 @@ def sentences(reading: Reading) -> list[str]:
 
 def fewest_name(curve: Curve, point: Point) -> str:
     """Return what `Point.gain` compares with, in words."""
-    fewest = curve.of(point.way)[0].at_once
+    fewest = curve.of(point.variant)[0].at_once
     return f"{'one' if fewest == 1 else fewest} at a time"
 
 
@@ -92,6 +93,6 @@ def _texts(n: int) -> str:
     return "one text at a time" if n == 1 else f"{n} texts at once"
 
 
-def names(way: str) -> str:
-    """Return a way's name in a legend."""
-    return "plain decoding" if way == PLAIN else f"drafting ({way})"
+def names(variant: str) -> str:
+    """Return a variant's name in a legend."""
+    return "plain decoding" if variant == PLAIN else f"drafting ({variant})"

@@ -1,4 +1,4 @@
-"""The ways in which a benchmark answers a prompt: how a generation drafts, and whether it is exact."""
+"""The variants in which a benchmark answers a prompt: how a generation drafts, and whether it is exact."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgespec.decoding.choices import DrafterName, Signal
 from edgespec.decoding.options import MAX_GAMMA, SPAN, Options, Span, Waking
 from edgespec.errors import UsageError
 
-_WAY = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
+_VARIANT = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
 _NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
 _CASCADE = re.compile(rf"cascade(?:-(margin|entropy))?(?:-(rest|[0-9]{{1,9}}))?(?:@({_NUMBER}))?")
 _LENIENT = re.compile(rf"lenience-({_NUMBER})")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """How a generation drafts, and whether it is exact."""
 
     name: str
@@ -29,7 +29,7 @@ class Way:
 
     @property
     def needs_model(self) -> bool:
-        """Whether this way needs a draft model."""
+        """Whether this variant needs a draft model."""
         return self.drafter in ("model", "staged") or self.cascade is not None
 
     @property
@@ -38,47 +38,47 @@ class Way:
         return self.cascade is None and self.lenience == 1.0
 
 
-PLAIN_WAY = Way(PLAIN, "none")
+PLAIN_VARIANT = Variant(PLAIN, "none")
 
 
-def parse_ways(text: str) -> tuple[Way, ...]:
-    """Return the ways named in `text`, separated by commas: drafters, with "-GAMMA" for a fixed length.
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Return the variants named in `text`, separated by commas: drafters, with "-GAMMA" for a fixed length.
 
-    Ways that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" for other values than the
+    Variants that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" for other values than the
     defaults, and "lenience-L". Plain decoding, always measured, is not named. Raises UsageError.
     """
-    ways: dict[str, Way] = {}
+    variants: dict[str, Variant] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
-        if name in ways:
-            raise UsageError(f"{name} is named twice", field="ways")
-        ways[name] = _lossy(name) or _drafting(name)
-    if not ways:
-        raise UsageError("name at least one, such as auto", field="ways")
-    return tuple(ways.values())
+        if name in variants:
+            raise UsageError(f"{name} is named twice", field="variants")
+        variants[name] = _lossy(name) or _drafting(name)
+    if not variants:
+        raise UsageError("name at least one, such as auto", field="variants")
+    return tuple(variants.values())
 
 
-def _drafting(name: str) -> Way:
-    found = _WAY.fullmatch(name)
+def _drafting(name: str) -> Variant:
+    found = _VARIANT.fullmatch(name)
     drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
     if not found or found[1] not in drafters:
         problem = f"must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, lenience-0.5"
-        raise UsageError(problem, field="ways", value=name)
+        raise UsageError(problem, field="variants", value=name)
     gamma = int(found[2]) if found[2] else None
     if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
-        raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="ways", value=name)
-    return Way(name, found[1], gamma)  # type: ignore[arg-type] # checked above
+        raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="variants", value=name)
+    return Variant(name, found[1], gamma)  # type: ignore[arg-type] # checked above
 
 
-def _lossy(name: str) -> Way | None:
-    """Return the way that is not exact named `name`; None if there is no such way."""
+def _lossy(name: str) -> Variant | None:
+    """Return the variant that is not exact named `name`; None if there is no such variant."""
     try:
         if found := _CASCADE.fullmatch(name):
             signal: Signal = "entropy" if found[1] == "entropy" else "margin"
             span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
             threshold = float(found[3]) if found[3] else None
-            return Way(name, "auto", cascade=Waking(signal, threshold, span=span))
+            return Variant(name, "auto", cascade=Waking(signal, threshold, span=span))
         if found := _LENIENT.fullmatch(name):
-            return Way(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
+            return Variant(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
     except UsageError as error:
-        raise UsageError(str(error), field="ways", value=name) from None
+        raise UsageError(str(error), field="variants", value=name) from None
     return None

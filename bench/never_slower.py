@@ -5,9 +5,9 @@ variant once on each prompt, one right after the other, in an order that shifts 
 round to round. Times are of whole generations, including both models' reading of the prompt, without loading.
 Ratios are taken within a round and prompt: bench/ratios.py.
 
-Before each generation the engine forgets the texts it has seen (`Engine.forget`); else every variant would copy
-the answer of the variant before it. What auto learns about acceptance and the length of answers stays from
-prompt to prompt and round to round, as for a user; what it could learn from the other variants on the
+Before each generation the engine forgets the texts it has seen (`Engine.forget`); else every variant would
+copy the answer of the variant before it. What auto learns about acceptance and the length of answers stays
+from prompt to prompt and round to round, as for a user; what it could learn from the other variants on the
 same prompt is undone. `--cold`: auto begins each time with the stored profile (`edgespec profile`). The
 benchmark works on a copy of the user's profiles.
 

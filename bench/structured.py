@@ -1,9 +1,9 @@
 """Measures how fast JSON schemas are filled: plain and speculative decoding, both with the grammar.
 
 Interleaved: every round fills each schema once with each variant, in an order that shifts. Figures are of
-whole generations, prefill included: median tokens a second, and the median ratio to plain decoding of the same
-schema in the same round with its interval (docs/measuring.md). A seed is given, so that each variant writes the
-same text.
+whole generations, prefill included: median tokens a second, and the median ratio to plain decoding of the
+same schema in the same round with its interval (docs/measuring.md). A seed is given, so that each variant
+writes the same text.
 
     plain             --drafter none
     auto              forced tokens, text seen before, the draft model: what pays

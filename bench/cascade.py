@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, warm_up
+from edgespec.benchmark.bench import BenchSettings, leaving_no_trace, turns, warm_up
 from edgespec.benchmark.humaneval import load_problems, pass_at_1
 from edgespec.benchmark.runs import Cell, Run
 from edgespec.benchmark.summary import summarise_cell
@@ -53,7 +53,7 @@ def chosen_thresholds(engine: Engine, prompts: list[Prompt], args: argparse.Name
     return list(dict.fromkeys(map(nearest, sorted({*SHARES, 0.05, 0.35}))))
 
 
-def measured(engine: Engine, prompts: list[Prompt], settings: Settings, rounds: int) -> list[Run]:
+def measured(engine: Engine, prompts: list[Prompt], settings: BenchSettings, rounds: int) -> list[Run]:
     """Run every variant on every prompt in every round; each comes first equally often."""
     runs: list[Run] = []
     with leaving_no_trace(engine):
@@ -131,7 +131,7 @@ def main() -> None:
             *(parse_variants(f"lenience-{lenience:g}")[0] for lenience in args.lenience),
             TARGET,
         ]
-        settings = Settings(tuple(variants), args.n_predict, args.temp)
+        settings = BenchSettings(tuple(variants), args.n_predict, args.temp)
         variants.append(PLAIN_VARIANT)
         runs = measured(engine, prompts, settings, args.rounds)
         for variant in variants if problems else []:

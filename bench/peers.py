@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.benchmark.bench import Settings
+from edgespec.benchmark.bench import BenchSettings
 from edgespec.benchmark.peers import rendered, run_program
 from edgespec.benchmark.runs import Run
 from edgespec.errors import EdgespecError
@@ -42,7 +42,7 @@ class IkSpecBench:
     program: Path
     engine: Engine
     """Whose models, threads and chat template it uses."""
-    settings: Settings
+    settings: BenchSettings
     n_ctx: int
     gammas: Sequence[int]
     timeout_s: float

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from edgespec.benchmark.runs import PLAIN, Cell, Run
-from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, compare, summarise_cell
+from edgespec.benchmark.summary import CategorySummary, Interval, VariantComparison, compare, summarise_cell
 from edgespec.models.suites import OVERALL
 
 
@@ -27,7 +27,7 @@ class Ratios:
         self.variants = [variant.variant for variant in summaries[0].variants] if summaries else []
         self._compared = cache(self._compare)
 
-    def beside(self, name: str, base: str = PLAIN, category: str = OVERALL) -> Comparison:
+    def beside(self, name: str, base: str = PLAIN, category: str = OVERALL) -> VariantComparison:
         """Return a variant beside another one in a category."""
         return compare((run for run in self._runs if category in (run.category, OVERALL)), name, base)
 
@@ -53,7 +53,7 @@ class Ratios:
         known = [ratio for ratio in found if ratio is not None]
         return statistics.geometric_mean(known) if known else None
 
-    def _compare(self, prompt: str, name: str, base: str) -> Comparison:
+    def _compare(self, prompt: str, name: str, base: str) -> VariantComparison:
         return compare((run for run in self._runs if run.prompt == prompt), name, base)
 
 

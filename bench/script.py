@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec import _core
-from edgespec.benchmark.machine import Watch, facts
+from edgespec.benchmark.machine import MachineWatch, facts
 from edgespec.benchmark.runs import as_json
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
@@ -56,7 +56,7 @@ class Measuring:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._watch = Watch(n_threads=args.threads)
+        self._watch = MachineWatch(n_threads=args.threads)
         self._warnings: tuple[str, ...] = ()
         self.machine: dict[str, Any] = {}
         """Facts of the machine and the versions, and what disturbed the measurement; empty before `end`."""

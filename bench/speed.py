@@ -21,7 +21,7 @@ from pathlib import Path
 
 import prompts as prompt_sets
 from edgespec import Engine
-from edgespec.benchmark.bench import Peer, Settings, generate, warm_up
+from edgespec.benchmark.bench import BenchSettings, Peer, generate, warm_up
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import compare
@@ -94,7 +94,9 @@ def report(runs: Sequence[Run], gammas: Sequence[int]) -> None:
         print(f"left out, answered in fewer than {FEWEST} tokens: {short}")
 
 
-def open_peers(args: argparse.Namespace, engine: Engine, settings: Settings, n_prompt: int) -> list[Peer]:
+def open_peers(
+    args: argparse.Namespace, engine: Engine, settings: BenchSettings, n_prompt: int
+) -> list[Peer]:
     """Return the peers whose programs were given."""
     if engine.draft is None:
         return []
@@ -160,7 +162,7 @@ def main() -> None:
     suites = prompt_sets.chosen(args)
     prompts = prompt_sets.of_all(suites)
     of_stock, of_ours = (
-        Settings(fixed(gammas), args.n_predict, args.temp) for gammas in (args.stock_gamma, args.gamma)
+        BenchSettings(fixed(gammas), args.n_predict, args.temp) for gammas in (args.stock_gamma, args.gamma)
     )
     measuring = Measuring(args)
     runs: list[Run] = []

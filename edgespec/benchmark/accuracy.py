@@ -66,8 +66,8 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """What a model reads. Two models can be compared if they read the same."""
+class _ScoredText:
+    """The windows that a model reads. Two models can be compared if they read the same."""
 
     windows: tuple[tuple[int, ...], ...]
     """Token ids, with BOS if the model adds one."""
@@ -95,7 +95,7 @@ class Reference(Closing):
         """Begin empty: the first model scored with this object becomes the reference."""
         self._folder = Path(folder)
         self._file: FileIO | None = None
-        self._text: _Text | None = None
+        self._text: _ScoredText | None = None
         self._closed = False
 
     @property
@@ -104,7 +104,7 @@ class Reference(Closing):
         return self._text is not None
 
     @contextlib.contextmanager
-    def writing(self, text: _Text) -> Iterator[None]:
+    def writing(self, text: _ScoredText) -> Iterator[None]:
         """Accept rows from `put` inside the `with` block; after an exception there is no reference."""
         if self._closed:
             raise EdgespecError("the reference is closed")
@@ -128,7 +128,7 @@ class Reference(Closing):
                 data = data[self._file.write(data) :]
 
     @contextlib.contextmanager
-    def reading(self, model: Model, text: _Text) -> Iterator[None]:
+    def reading(self, model: Model, text: _ScoredText) -> Iterator[None]:
         """Allow `take` inside the `with` block. Raises EdgespecError if `text` is not the reference's."""
         assert self._file is not None  # noqa: S101 - for the type checker: it is written
         assert self._text is not None  # noqa: S101
@@ -171,7 +171,7 @@ class Reference(Closing):
         self._drop()
 
 
-def _difference(reference: _Text, text: _Text) -> str:
+def _difference(reference: _ScoredText, text: _ScoredText) -> str:
     if text.n_vocab != reference.n_vocab:
         return f"its vocabulary has {text.n_vocab} tokens, the reference's {reference.n_vocab}"
     if text.vocabulary != reference.vocabulary:
@@ -263,7 +263,7 @@ def score(
     return sums.score()
 
 
-def _text(model: Model, tokens: Sequence[int], n_window: int) -> _Text:
+def _text(model: Model, tokens: Sequence[int], n_window: int) -> _ScoredText:
     bos = (model.bos,) if model.add_bos and model.bos is not None else ()
     step = n_window - len(bos)
     if step < 3:
@@ -280,10 +280,12 @@ def _text(model: Model, tokens: Sequence[int], n_window: int) -> _Text:
     for token in range(model.n_vocab):
         piece = model.piece(token, special=True)
         digest.update(b"%d:%b" % (len(piece), piece))
-    return _Text(windows, 1 + len(bos), model.n_vocab, digest.digest())
+    return _ScoredText(windows, 1 + len(bos), model.n_vocab, digest.digest())
 
 
-def _rows(session: Session, text: _Text, on_progress: ProgressFn) -> Iterator[tuple[Rows, Sequence[int]]]:
+def _rows(
+    session: Session, text: _ScoredText, on_progress: ProgressFn
+) -> Iterator[tuple[Rows, Sequence[int]]]:
     """Read the text and yield, some at a time and in order, the scored tokens with their logits."""
     n_rows = max(1, _BYTES_OF_ROWS // (8 * text.n_vocab))
     done, total = 0, sum(map(len, text.windows))

@@ -36,7 +36,7 @@ BUDGET_S = 600.0
 """Seconds that a benchmark may take by default, without loading."""
 
 PRECISION = 0.03
-"""Default for `Limits.precision`."""
+"""Default for `BenchLimits.precision`."""
 
 FEWEST_ROUNDS = 3
 """With fewer rounds, the width of the interval means nothing."""
@@ -45,8 +45,8 @@ _WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What all runs of a benchmark have in common."""
+class BenchSettings:
+    """The settings that all runs of a benchmark share."""
 
     variants: tuple[Variant, ...]
     """The variants measured beside plain decoding."""
@@ -121,7 +121,7 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
         engine.forget(tables=True)
 
 
-def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
+def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
     """Begin to answer the longest prompt in every variant, to enlarge the contexts and read the weights."""
     longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
     for variant in (PLAIN_VARIANT, *settings.variants):
@@ -131,7 +131,9 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> No
         stream.close()
 
 
-def _stream(engine: Engine, prompt: Prompt, variant: Variant, settings: Settings, round_: int = 0) -> Stream:
+def _stream(
+    engine: Engine, prompt: Prompt, variant: Variant, settings: BenchSettings, round_: int = 0
+) -> Stream:
     """Begin to answer as a new process would, with the profile that the engine was made with."""
     engine.forget(tables=True)
     return engine.stream(
@@ -147,7 +149,9 @@ def _stream(engine: Engine, prompt: Prompt, variant: Variant, settings: Settings
     )
 
 
-def generate(engine: Engine, prompt: Prompt, variant: Variant, settings: Settings, *, round_: int = 0) -> Run:
+def generate(
+    engine: Engine, prompt: Prompt, variant: Variant, settings: BenchSettings, *, round_: int = 0
+) -> Run:
     """Answer one prompt in one variant; compare an inexact variant's text with the target's distribution."""
     stream = _stream(engine, prompt, variant, settings, round_)
     alone = [token.origin == "alone" for token in stream]
@@ -210,7 +214,7 @@ def _beside(
 def turns(
     engine: Engine,
     prompt: Prompt,
-    settings: Settings,
+    settings: BenchSettings,
     *,
     round_: int,
     place: int,
@@ -231,11 +235,11 @@ class Progress:
     n_prompts: int
     spent_s: float
     noise: float | None
-    """Width of the interval so far, as in `Limits.precision`; None before it is known."""
+    """Width of the interval so far, as in `BenchLimits.precision`; None before it is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BenchLimits:
     """A benchmark ends at the first of these limits."""
 
     budget_s: float = BUDGET_S
@@ -246,7 +250,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class BenchListener:
     """Callbacks of a running benchmark."""
 
     on_run: Callable[[Run], None]
@@ -260,10 +264,10 @@ class Listener:
 def measure(
     engine: Engine,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: BenchSettings,
     *,
-    limits: Limits,
-    listener: Listener,
+    limits: BenchLimits,
+    listener: BenchListener,
     peers: list[Peer],
 ) -> str:
     """Measure rounds until a limit is reached, and return in words which limit it was.
@@ -302,7 +306,7 @@ def measure(
         return f"{_rounds(round_)}, as asked for"
 
 
-def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: Listener) -> None:
+def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: BenchListener) -> None:
     for peer in [*peers]:
         try:
             for run in peer.runs(prompt, round_):

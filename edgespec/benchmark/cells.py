@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.benchmark import clients
-from edgespec.benchmark.bench import Settings, leaving_no_trace, turns, unfit, warm_up
+from edgespec.benchmark.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.benchmark.runs import Cell, PassTime
 from edgespec.decoding.choices import DrafterName
 from edgespec.energy import EnergyMeter
@@ -30,26 +30,26 @@ def merged(rounds: Sequence[Cell]) -> Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a cell's process reads from stdin."""
+class CellRequest:
+    """The job that a cell's process reads from stdin."""
 
     target: str
     draft: str | None
     drafter: DrafterName
-    """What the engine loads models for."""
+    """The drafter that the engine loads models for."""
     kernels: KernelsChoice
     n_threads: int
     prompts: tuple[Prompt, ...]
-    settings: Settings
+    settings: BenchSettings
     round: int
     assume_watts: float | None
 
 
 def _in_child() -> int:
-    return answer(Request, _measure)
+    return answer(CellRequest, _measure)
 
 
-def _measure(request: Request) -> None:
+def _measure(request: CellRequest) -> None:
     """Measure a cell for one round and report the runs."""
     settings = request.settings
     with (
@@ -79,14 +79,14 @@ def _measure(request: Request) -> None:
         say("peak", peak_rss_bytes())
 
 
-def _one_by_one(engine: Engine, request: Request) -> None:
+def _one_by_one(engine: Engine, request: CellRequest) -> None:
     warm_up(engine, request.prompts, request.settings)
     for place, prompt in enumerate(request.prompts):
         for run in turns(engine, prompt, request.settings, round_=request.round, place=place):
             say("run", run)
 
 
-def _many_at_once(engine: Engine, request: Request) -> None:
+def _many_at_once(engine: Engine, request: CellRequest) -> None:
     settings, prompts = request.settings, request.prompts
     with clients.Passes(engine, prompts, settings) as passes:
         clients.warm_up(engine, prompts, settings)

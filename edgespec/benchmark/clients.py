@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.benchmark.bench import FEWEST_ROUNDS, Limits, Settings, leaving_no_trace
+from edgespec.benchmark.bench import FEWEST_ROUNDS, BenchLimits, BenchSettings, leaving_no_trace
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.options import Options
@@ -63,7 +63,7 @@ def prompts_for(prompts: Sequence[Prompt], clients: Sequence[int]) -> list[Promp
 class Passes(Closing):
     """Times the target's passes over n tokens, after as many as the texts have on average."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
+    def __init__(self, engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
         """Read that many tokens. Raises EdgespecError when memory is short."""
         most = max(settings.clients)
         n_read = statistics.median_low(len(engine.prompt_tokens(prompt.text)) for prompt in prompts)
@@ -84,7 +84,7 @@ class Passes(Closing):
 
 
 @dataclass(slots=True)
-class _Running:
+class _ClientRun:
     """A text that is being written."""
 
     prompt: Prompt
@@ -94,15 +94,15 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Answers:
+class _ConcurrentAnswers:
     """The texts of one measurement, `at_once` of them at a time."""
 
     engine: Engine
     variant: Variant
-    settings: Settings
+    settings: BenchSettings
     at_once: int
     round: int
-    running: list[_Running] = field(default_factory=list)
+    running: list[_ClientRun] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     n_tokens: int = 0
@@ -126,7 +126,7 @@ class _Answers:
             rule=settings.rule,
         )
         stream = engine.stream(tokens, options)
-        self.running.append(_Running(prompt, stream, began))
+        self.running.append(_ClientRun(prompt, stream, began))
 
     def step(self) -> None:
         """Run one pass for all running texts, and take what they made."""
@@ -139,7 +139,7 @@ class _Answers:
                 self.running.remove(one)
                 self._end(one, now)
 
-    def _end(self, one: _Running, now: float) -> None:
+    def _end(self, one: _ClientRun, now: float) -> None:
         ids = one.stream.result.token_ids
         self.n_tokens += len(ids)
         self.ttft_s.append(now - one.began if one.ttft_s is None else one.ttft_s)
@@ -155,7 +155,7 @@ def answer(
     engine: Engine,
     prompts: Sequence[Prompt],
     variant: Variant,
-    settings: Settings,
+    settings: BenchSettings,
     *,
     at_once: int,
     round_: int = 0,
@@ -166,7 +166,7 @@ def answer(
     """
     engine.forget(tables=True)
     waiting = deque(prompts)
-    answers = _Answers(engine, variant, settings, at_once, round_)
+    answers = _ConcurrentAnswers(engine, variant, settings, at_once, round_)
     began = time.perf_counter()
     try:
         while waiting or answers.running:
@@ -182,7 +182,7 @@ def answer(
 
 
 def one_round(
-    engine: Engine, prompts: Sequence[Prompt], settings: Settings, passes: Passes, round_: int
+    engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings, passes: Passes, round_: int
 ) -> Iterator[Measured]:
     """Yield T(n) and a Throughput of every variant for each number of texts at once."""
     for place, n in enumerate(rotated(settings.clients, round_)):
@@ -191,10 +191,10 @@ def one_round(
             yield answer(engine, prompts, variant, settings, at_once=n, round_=round_)
 
 
-def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
+def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
     """Begin to answer all prompts at once in every variant: this makes the buffers and reads the weights."""
     for variant in (PLAIN_VARIANT, *settings.variants):
-        answers = _Answers(engine, variant, settings, max(settings.clients), 0)
+        answers = _ConcurrentAnswers(engine, variant, settings, max(settings.clients), 0)
         try:
             for prompt in prompts:
                 answers.begin(prompt)
@@ -210,7 +210,7 @@ class Progress:
 
     round: int
     done: int
-    """Of this round."""
+    """Measurements done in this round."""
     of: int
     """Numbers of texts times variants."""
     spent_s: float
@@ -219,9 +219,9 @@ class Progress:
 def measure_clients(
     engine: Engine,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: BenchSettings,
     *,
-    limits: Limits,
+    limits: BenchLimits,
     on_measured: Callable[[Measured], None],
     on_progress: Callable[[Progress], None] = lambda _progress: None,
 ) -> str:

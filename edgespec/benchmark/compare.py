@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgespec.benchmark.bench import Settings
-from edgespec.benchmark.cells import Request, merged
-from edgespec.benchmark.machine import Watch
+from edgespec.benchmark.bench import BenchSettings
+from edgespec.benchmark.cells import CellRequest, merged
+from edgespec.benchmark.machine import MachineWatch
 from edgespec.benchmark.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
 from edgespec.benchmark.variants import Variant
 from edgespec.decoding.choices import DrafterName
@@ -37,14 +37,14 @@ NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 target's own file."""
 
 WORDS = (NO_DRAFT, SUFFIX, MTP)
-"""What no draft model can be called."""
+"""Words that name no draft model."""
 
 _PLAN = "comparison.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What a cell runs: the names of its models; a draft may also be one of WORDS."""
+    """The models and kernels of a cell, by name; a draft may also be one of WORDS."""
 
     target: str
     draft: str
@@ -60,7 +60,7 @@ class Combination:
         """The draft model, if there is one."""
         return None if self.draft in WORDS else self.draft
 
-    def restrict(self, settings: Settings) -> Settings:
+    def restrict(self, settings: BenchSettings) -> BenchSettings:
         """Return `settings` with only those variants that this cell's draft allows."""
         variants = [variant for variant in settings.variants if self._allows(variant)]
         return replace(settings, variants=() if self.draft == NO_DRAFT else tuple(variants))
@@ -72,7 +72,7 @@ class Combination:
             return self.draft_model is not None
         return self.draft != SUFFIX or not variant.needs_model
 
-    def drafter(self, settings: Settings) -> DrafterName:
+    def drafter(self, settings: BenchSettings) -> DrafterName:
         """Return the drafter that the engine loads models for, to run what `restrict` returned."""
         if not settings.variants:
             return "none"
@@ -80,13 +80,13 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonPlan:
     """Everything that the runs of a comparison depend on, except the profiles of the pairs."""
 
     models: dict[str, ModelFacts]
     combinations: tuple[Combination, ...]
     prompts: tuple[Prompt, ...]
-    settings: Settings
+    settings: BenchSettings
     rounds: int
     n_threads: int
     assume_watts: float | None
@@ -104,7 +104,7 @@ class Plan:
         alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
         return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
 
-    def conflicts(self, other: Plan) -> list[str]:
+    def conflicts(self, other: ComparisonPlan) -> list[str]:
         """Return in words why cells of `other` must not stand in one table with this plan's."""
         alike = ("prompts", "settings", "n_threads", "assume_watts", "machine")
         found = [name.replace("n_", "") for name in alike if getattr(self, name) != getattr(other, name)]
@@ -113,15 +113,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _CellFile:
     """A file of runs."""
 
     key: str
-    """`Plan.key` of the cell; if it differs, the file belongs to another comparison."""
+    """`ComparisonPlan.key` of the cell; if it differs, the file belongs to another comparison."""
     round: int
     cell: Cell
     warnings: tuple[str, ...] = ()
-    """What disturbed the machine during the runs, and the engine's warnings."""
+    """Disturbances of the machine during the runs, and the engine's warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +137,10 @@ class Progress:
     total: int
 
 
-class Comparison:
+class ComparisonRun:
     """Carries out a plan in a folder."""
 
-    def __init__(self, plan: Plan, paths: Mapping[str, Path], folder: Path) -> None:
+    def __init__(self, plan: ComparisonPlan, paths: Mapping[str, Path], folder: Path) -> None:
         """Store `plan` in `folder`, which is created if missing; `paths` are the files of its models.
 
         Cells already measured there are used again if the plan only adds rounds or cells to the stored one.
@@ -186,11 +186,11 @@ class Comparison:
     def _file(self, combination: Combination, round_: int) -> Path:
         return self._runs / f"{combination.name}.{round_}.json"
 
-    def _stored(self, combination: Combination, round_: int) -> _Measured | None:
+    def _stored(self, combination: Combination, round_: int) -> _CellFile | None:
         """Return what was measured of a cell; None if its file is missing, outdated or damaged."""
         try:
             file = self._file(combination, round_)
-            found = from_json(_Measured, file.read_bytes(), str(file))
+            found = from_json(_CellFile, file.read_bytes(), str(file))
         except (OSError, EdgespecError):
             return None
         return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
@@ -215,7 +215,7 @@ class Comparison:
         """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
         plan = self.plan
         draft, settings = combination.draft_model, combination.restrict(plan.settings)
-        request = Request(
+        request = CellRequest(
             target=str(self._paths[combination.target]),
             draft=str(self._paths[draft]) if draft else None,
             drafter=combination.drafter(settings),
@@ -231,7 +231,7 @@ class Comparison:
         throughput: list[Throughput] = []
         passes: list[PassTime] = []
         warnings: list[str] = []
-        watch = Watch(n_threads=plan.n_threads)
+        watch = MachineWatch(n_threads=plan.n_threads)
         conversation = Conversation("edgespec.benchmark.cells", "_in_child", request)
         for kind, value in conversation:
             match kind:
@@ -263,7 +263,7 @@ class Comparison:
                 passes=tuple(passes),
             )
             warnings += watch.warnings()
-            measured = _Measured(plan.key(combination), round_, cell, tuple(warnings))
+            measured = _CellFile(plan.key(combination), round_, cell, tuple(warnings))
             write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
             return
         why = ended.complaint
@@ -317,13 +317,13 @@ class Comparison:
         return tuple(found)
 
 
-def _stored_plan(folder: Path) -> Plan | None:
+def _stored_plan(folder: Path) -> ComparisonPlan | None:
     """Return the plan stored in `folder`, None if there is none. Raises UsageError if its file is no plan."""
     file = folder / _PLAN
     if not file.exists():
         return None
     try:
-        return from_json(Plan, file.read_bytes(), str(file))
+        return from_json(ComparisonPlan, file.read_bytes(), str(file))
     except EdgespecError as error:
         raise UsageError(f"{error}; delete it, or choose another folder") from None
 

@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgespec.benchmark.runs import PLAIN, Cell, Outcome, PassTime, Throughput
+from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome, Cell, PassTime, Throughput
 from edgespec.benchmark.summary import Interval, paired_interval
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ThroughputPoint:
     """One variant with so many texts at once, over the rounds."""
 
     variant: str
@@ -23,9 +23,9 @@ class Point:
     tokens_per_s: float
     """All texts together: the median over the rounds."""
     low: float
-    """Of the slowest round."""
+    """Tokens a second of the slowest round."""
     high: float
-    """Of the fastest round."""
+    """Tokens a second of the fastest round."""
     ttft_s: float
     """Median over all answers."""
     longest_ttft_s: float
@@ -42,29 +42,31 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """What was measured of a cell."""
+class ThroughputCurve:
+    """The throughputs measured of a cell."""
 
     cell: Cell
-    points: tuple[Point, ...]
-    """By number of texts, in each plain first."""
+    points: tuple[ThroughputPoint, ...]
+    """Sorted by number of requests, plain first in each."""
 
     @property
     def variants(self) -> tuple[str, ...]:
         """The variants, plain first."""
         return tuple(dict.fromkeys(point.variant for point in self.points))
 
-    def of(self, variant: str) -> tuple[Point, ...]:
+    def of(self, variant: str) -> tuple[ThroughputPoint, ...]:
         """Return the points of a variant, by number of texts."""
         return tuple(point for point in self.points if point.variant == variant)
 
 
-def curves(outcome: Outcome) -> tuple[Curve, ...]:
+def curves(outcome: BenchmarkOutcome) -> tuple[ThroughputCurve, ...]:
     """Return the curve of each cell whose throughput was measured."""
-    return tuple(Curve(cell, summarise_throughput(cell)) for cell in outcome.cells if cell.throughput)
+    return tuple(
+        ThroughputCurve(cell, summarise_throughput(cell)) for cell in outcome.cells if cell.throughput
+    )
 
 
-def summarise_throughput(cell: Cell) -> tuple[Point, ...]:
+def summarise_throughput(cell: Cell) -> tuple[ThroughputPoint, ...]:
     """Return the points of a cell's curve; () without throughputs."""
     numbers = sorted({one.at_once for one in cell.throughput})
     variants = sorted({one.variant: None for one in cell.throughput}, key=lambda variant: variant != PLAIN)
@@ -94,7 +96,9 @@ def _speed(one: Throughput) -> float:
     return one.tokens / one.total_s
 
 
-def _point(own: _Rounds, fewest: _Rounds, plain: _Rounds, texts: _Rounds, limit: float | None) -> Point:
+def _point(
+    own: _Rounds, fewest: _Rounds, plain: _Rounds, texts: _Rounds, limit: float | None
+) -> ThroughputPoint:
     one = next(iter(own.values()))
     speeds = [_speed(each) for each in own.values()]
     pairs = [
@@ -105,7 +109,7 @@ def _point(own: _Rounds, fewest: _Rounds, plain: _Rounds, texts: _Rounds, limit:
         if prompt in texts[round_].texts
     ]
     first = next(iter(fewest.values()), None)
-    return Point(
+    return ThroughputPoint(
         variant=one.variant,
         at_once=one.at_once,
         n_rounds=len(own),

@@ -16,9 +16,15 @@ from typing import Any, TextIO
 
 import msgspec
 
-from edgespec.benchmark.curves import Point, curves, summarise_throughput
-from edgespec.benchmark.runs import PEER, Accuracy, Cell, Outcome, Solved
-from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, VariantSummary, summarise_cell
+from edgespec.benchmark.curves import ThroughputPoint, curves, summarise_throughput
+from edgespec.benchmark.runs import PEER, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
+from edgespec.benchmark.summary import (
+    CategorySummary,
+    Interval,
+    VariantComparison,
+    VariantSummary,
+    summarise_cell,
+)
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import beside, write_atomically
 
@@ -46,12 +52,12 @@ _NOTHING = VariantSummary(
 )  # of a cell that was skipped: its row has the columns of every other
 
 
-def summarise(outcome: Outcome) -> Summaries:
+def summarise(outcome: BenchmarkOutcome) -> Summaries:
     """Return the summary of each cell. This is slow: call it once and pass the result on."""
     return tuple(summarise_cell(cell) for cell in outcome.cells)
 
 
-def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
+def document(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> bytes:
     """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
 
     `curves`: those of the cells that have one.
@@ -64,7 +70,7 @@ def document(outcome: Outcome, summaries: Summaries | None = None) -> bytes:
 # ---- CSV ----
 
 
-def write_csv(outcome: Outcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
+def write_csv(outcome: BenchmarkOutcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
     """Write a row for each cell, category and variant. An unavailable figure is an empty field.
 
     Raises EdgespecError in one line if the file cannot be written.
@@ -90,7 +96,7 @@ def _facts(cell: Cell, variant: str) -> dict[str, Any]:
     return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
 
 
-def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
+def _csv_rows(outcome: BenchmarkOutcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
     for cell, summary in zip(outcome.cells, summaries, strict=True):
         if cell.skipped:
             yield _csv_row(outcome, cell, None, _NOTHING, None)
@@ -102,7 +108,7 @@ def _csv_rows(outcome: Outcome, summaries: Summaries) -> Iterator[dict[str, Any]
                 yield _csv_row(outcome, cell, category, variant, compared.get(variant.variant))
 
 
-def _point_columns(point: Point) -> dict[str, Any]:
+def _point_columns(point: ThroughputPoint) -> dict[str, Any]:
     return {
         "variant": point.variant,
         "texts_at_once": point.at_once,
@@ -121,11 +127,11 @@ def _point_columns(point: Point) -> dict[str, Any]:
 
 
 def _csv_row(
-    outcome: Outcome,
+    outcome: BenchmarkOutcome,
     cell: Cell,
     category: CategorySummary | None,
     variant: VariantSummary,
-    comparison: Comparison | None,
+    comparison: VariantComparison | None,
 ) -> dict[str, Any]:
     return {
         **_facts(cell, variant.variant),
@@ -170,7 +176,7 @@ def _shares(name: str, shares: dict[str, float]) -> dict[str, Any]:
     return {f"{name}_{phase}": shares.get(phase) for phase in ("prefill", "draft", "verify", "rest")}
 
 
-def _comparison_columns(comparison: Comparison | None) -> dict[str, Any]:
+def _comparison_columns(comparison: VariantComparison | None) -> dict[str, Any]:
     return {
         **_interval("speedup", comparison.speedup if comparison else None),
         **_interval("decode_speedup", comparison.decode_speedup if comparison else None),
@@ -193,11 +199,11 @@ def measures_target(variant: VariantSummary) -> bool:
     return variant.exact and not variant.variant.startswith(PEER)
 
 
-def _solved_columns(solved: Solved | None) -> dict[str, Any]:
+def _solved_columns(solved: ProblemsSolved | None) -> dict[str, Any]:
     return {"problems_passed": solved.passed, "problems": solved.n_problems} if solved else {}
 
 
-def _accuracy_columns(accuracy: Accuracy | None) -> dict[str, Any]:
+def _accuracy_columns(accuracy: AccuracyScore | None) -> dict[str, Any]:
     return {
         "perplexity": accuracy.perplexity if accuracy else None,
         "kl_nats_per_token": accuracy.kl if accuracy else None,

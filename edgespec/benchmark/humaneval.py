@@ -48,7 +48,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ProblemResult:
     """Whether a model solved one problem."""
 
     task_id: str
@@ -124,7 +124,7 @@ def pass_at_1(
     timeout_s: float = TIMEOUT_S,
     cascade: Waking | None = None,
     lenience: float = 1.0,
-) -> Iterator[Judged]:
+) -> Iterator[ProblemResult]:
     """Write the greedy answer to each problem, test it, and yield the results in the order of `problems`.
 
     A model with a chat template is asked for the function (`instruction`); a model without one continues
@@ -152,4 +152,4 @@ def pass_at_1(
             reason = f"the answer was cut at {n_predict} tokens: {reason}"
         seconds = time.perf_counter() - began
         n_tokens = len(result.token_ids)
-        yield Judged(problem.task_id, outcome.passed, reason, seconds, n_tokens, result.target_share)
+        yield ProblemResult(problem.task_id, outcome.passed, reason, seconds, n_tokens, result.target_share)

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_tokens
-from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
-from edgespec.benchmark.runs import Accuracy, Cell, Solved, as_json
+from edgespec.benchmark.humaneval import Problem, ProblemResult, pass_at_1
+from edgespec.benchmark.runs import AccuracyScore, Cell, ProblemsSolved, as_json
 from edgespec.benchmark.variants import Variant
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -41,7 +41,7 @@ ProgressFn = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class AccuracyJudge:
     """Judges the targets of a comparison."""
 
     folder: Path
@@ -54,19 +54,19 @@ class Judge:
     on_message: Callable[[str], None]
     """Called with the reason if a target cannot be judged."""
 
-    def texts(self, text: str, n_tokens: int) -> dict[str, Accuracy]:
+    def texts(self, text: str, n_tokens: int) -> dict[str, AccuracyScore]:
         """Return each target's accuracy on `text` by name, without those that cannot be judged."""
-        found: dict[str, Accuracy] = {}
+        found: dict[str, AccuracyScore] = {}
         for group in groups(self.files, self.facts, self.on_message):
             found |= self._group(group, text, n_tokens)
         return found
 
-    def _group(self, group: Sequence[ModelFile], text: str, n_tokens: int) -> dict[str, Accuracy]:
+    def _group(self, group: Sequence[ModelFile], text: str, n_tokens: int) -> dict[str, AccuracyScore]:
         """Return the accuracy of the quantizations of one model; the first readable one is the reference."""
         hashes = [(file.name, self.facts[file.name].sha256) for file in group]
         key = _key(text, n_tokens, self.kernels, *hashes)
         kept = self.folder / f"accuracy-{group[0].name}+kernels-{self.kernels}.json"
-        if stored := _read(kept, key, dict[str, Accuracy]):
+        if stored := _read(kept, key, dict[str, AccuracyScore]):
             return stored
         request = _TextRequest(
             [str(file.path) for file in group],
@@ -76,7 +76,7 @@ class Judge:
             self.n_threads or default_threads(),
             str(self.folder),
         )
-        found: dict[str, Accuracy] = {}
+        found: dict[str, AccuracyScore] = {}
         for kind, value in self._ask("_score_in_child", request, f"accuracy of {group[0].name} ..."):
             if kind == "progress":
                 at, done, total = value
@@ -86,7 +86,7 @@ class Judge:
                 self.on_message(_failure(group[at], why))
             else:
                 at, kernels, scored = value[0], value[1], msgspec.convert(value[2], Score)
-                found[group[at].name] = Accuracy(
+                found[group[at].name] = AccuracyScore(
                     target=group[at].name,
                     reference=next(iter(found), group[at].name),
                     kernels=kernels,
@@ -101,8 +101,11 @@ class Judge:
         return found
 
     def human_eval(
-        self, accuracy: Mapping[str, Accuracy], problems: Sequence[Problem], drafts: Mapping[str, ModelFile]
-    ) -> dict[str, Accuracy]:
+        self,
+        accuracy: Mapping[str, AccuracyScore],
+        problems: Sequence[Problem],
+        drafts: Mapping[str, ModelFile],
+    ) -> dict[str, AccuracyScore]:
         """Return `accuracy` with the number of problems that each target solves.
 
         `drafts`: draft models by the target's name. They save time and change no answer.
@@ -124,7 +127,7 @@ class Judge:
         problems: Sequence[Problem],
         draft: ModelFile | None,
         variant: Variant | None = None,
-    ) -> list[Judged] | None:
+    ) -> list[ProblemResult] | None:
         """Return whether each problem was solved; None if not all could be tried.
 
         `variant`: a variant that is not exact, so its answers depend on the draft; None: the target's own
@@ -136,7 +139,7 @@ class Judge:
             key = _key(key, self.facts[draft.name].sha256, variant)
             name = f"{file.name}+{draft.name}+{variant.name}"
         kept = self.folder / f"humaneval-{name}+kernels-{self.kernels}.json"
-        judged = _read(kept, key, list[Judged]) or []
+        judged = _read(kept, key, list[ProblemResult]) or []
         left = problems[len(judged) :]
         if not left:
             return judged
@@ -151,7 +154,7 @@ class Judge:
         what = f"HumanEval by {file.name}{f', {variant.name}' if variant else ''}"
         self.on_progress(what, len(judged), len(problems))
         for _, value in self._ask("_solve_in_child", request, what):
-            judged.append(msgspec.convert(value, Judged))
+            judged.append(msgspec.convert(value, ProblemResult))
             _keep(kept, key, judged)  # after each problem: all of them may take hours
             self.on_progress(what, len(judged), len(problems))
         return judged if len(judged) == len(problems) else None
@@ -162,7 +165,7 @@ class Judge:
         cells: Sequence[Cell],
         variants: Sequence[Variant],
         drafts: Sequence[ModelFile],
-    ) -> list[Solved]:
+    ) -> list[ProblemsSolved]:
         """Return how many problems each cell with one of `drafts` solves in the inexact `variants`."""
         found = []
         by_name = {file.name: file for file in (*self.files, *drafts)}
@@ -177,7 +180,9 @@ class Judge:
                 share = sum(one.target_share * one.tokens for one in judged) / n_tokens if n_tokens else 1.0
                 n_passed = sum(one.passed for one in judged)
                 found.append(
-                    Solved(cell.target, cell.draft, cell.kernels, variant.name, n_passed, len(judged), share)
+                    ProblemsSolved(
+                        cell.target, cell.draft, cell.kernels, variant.name, n_passed, len(judged), share
+                    )
                 )
         return found
 

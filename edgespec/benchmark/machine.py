@@ -107,7 +107,7 @@ def temperatures(root: Path = Path("/")) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """What a Raspberry Pi's firmware reports about voltage and speed, in words."""
+    """The voltage and speed that a Raspberry Pi's firmware reports, in words."""
 
     now: tuple[str, ...]
     since_start: tuple[str, ...]
@@ -125,8 +125,8 @@ def throttling(root: Path = Path("/")) -> Throttling | None:
 
 
 @dataclass
-class _Seen:
-    """What a watch has seen so far."""
+class _Observations:
+    """The observations of a watch so far."""
 
     clocks: list[tuple[float, float]] = field(default_factory=list)
     """For the fastest core of each sample: the share of its highest frequency, and that frequency in GHz."""
@@ -137,7 +137,7 @@ class _Seen:
     """The Raspberry Pi's flags, only those set since the watch began."""
 
 
-class Watch:
+class MachineWatch:
     """Watches the machine from the constructor until `warnings`."""
 
     def __init__(self, root: Path = Path("/"), *, n_threads: int | None = None) -> None:
@@ -151,7 +151,7 @@ class Watch:
         self._load = OtherLoad(root / "proc/stat")
         self._throttles, self._swapped = _throttles(root), _swapped(root)
         self._firmware = _firmware(root) or 0
-        self._seen = _Seen()
+        self._seen = _Observations()
         self._look()
 
     def sample(self) -> None:

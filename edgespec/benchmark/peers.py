@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.benchmark.bench import Settings
+from edgespec.benchmark.bench import BenchSettings
 from edgespec.benchmark.runs import PEER, PLAIN, Run
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
@@ -80,9 +80,9 @@ class LlamaCpp:
         self.flash_attention = flash_attention
         """None: llama.cpp's default."""
         self.version = self._read_version()
-        """As llama-completion prints it."""
+        """The text as llama-completion prints it."""
 
-    def plain(self, prompt: Prompt, settings: Settings, round_: int = 0) -> Run:
+    def plain(self, prompt: Prompt, settings: BenchSettings, round_: int = 0) -> Run:
         """Answer a prompt, whose text is as `rendered` returns it, without drafting.
 
         The total time is that of reading, passes and sampling. Raises EdgespecError.
@@ -111,7 +111,7 @@ class LlamaCpp:
             prefill_s=prefill_s,
         )
 
-    def drafted(self, prompt: Prompt, settings: Settings, gamma: int, round_: int = 0) -> Run:
+    def drafted(self, prompt: Prompt, settings: BenchSettings, gamma: int, round_: int = 0) -> Run:
         """Answer a prompt, whose text is as `rendered` returns it, drafting `gamma` tokens a step.
 
         Raises EdgespecError.
@@ -181,7 +181,7 @@ class LlamaCppPeer:
     programs: LlamaCpp
     engine: Engine
     """The chat template of its target makes the prompts."""
-    settings: Settings
+    settings: BenchSettings
     gammas: Sequence[int] = ()
 
     @property

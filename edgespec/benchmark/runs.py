@@ -8,6 +8,7 @@ Outcome                the machine, the versions, the settings, the warnings
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -98,7 +99,7 @@ class Throughput:
     total_s: float
     """Seconds from the first call to the last token, reading the prompts included."""
     ttft_s: tuple[float, ...]
-    """Of each answer: seconds from the call that began it to its first token."""
+    """Seconds from the call that began an answer to its first token, for each answer."""
     texts: Mapping[str, str]
     """The prompt's id -> hash of its answer's token ids, as `Run.text_sha256`."""
 
@@ -134,7 +135,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class AccuracyScore:
     """How well a target's answers compare with those of its best quantization."""
 
     target: str
@@ -158,7 +159,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class ProblemsSolved:
     """How many HumanEval problems a variant that is not exact solves."""
 
     target: str
@@ -172,7 +173,7 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BenchmarkOutcome:
     """Everything recorded of a benchmark."""
 
     kind: str
@@ -182,25 +183,25 @@ class Outcome:
     machine: Mapping[str, Any]
     """Facts of the machine and the versions: name -> text or number."""
     settings: Mapping[str, Any]
-    """What was asked for: temperature, tokens, rounds, seed, ..."""
+    """Settings asked for: temperature, tokens, rounds, seed, ..."""
     suite: Mapping[str, Any]
     """Name, file hash, prompts by category."""
     models: Mapping[str, ModelFacts]
     """The models' facts, by name."""
     cells: tuple[Cell, ...]
-    accuracy: tuple[Accuracy, ...] = ()
+    accuracy: tuple[AccuracyScore, ...] = ()
     """One for each target with each of the kernels compared."""
     warnings: tuple[str, ...] = ()
-    solved: tuple[Solved, ...] = ()
+    solved: tuple[ProblemsSolved, ...] = ()
     """Problems solved by variants that are not exact, if asked for."""
     format: int = FORMAT
 
-    def accuracy_of(self, cell: Cell) -> Accuracy | None:
+    def accuracy_of(self, cell: Cell) -> AccuracyScore | None:
         """Return the accuracy of a cell's target with its kernels; None if it was not measured."""
         wanted = cell.target, cell.kernels
         return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
 
-    def solved_by(self, cell: Cell, variant: str) -> Solved | None:
+    def solved_by(self, cell: Cell, variant: str) -> ProblemsSolved | None:
         """Return what a variant that is not exact solves; None if that was not asked for."""
         wanted = cell.target, cell.draft, cell.kernels, variant
         return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.variant) == wanted), None)
@@ -225,8 +226,8 @@ def from_json(kind: type[_T], data: bytes | str, where: str) -> _T:
     try:
         found = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        what = kind.__name__.lower()
+        what = re.sub(r"\B(?=[A-Z])", " ", kind.__name__.strip("_")).lower()
         raise EdgespecError(f"{where}: holds no {what} that edgespec wrote: {error}") from None
-    if isinstance(found, Outcome) and found.format != FORMAT:
+    if isinstance(found, BenchmarkOutcome) and found.format != FORMAT:
         raise EdgespecError(f"{where}: written in format {found.format}; this edgespec reads {FORMAT}")
     return found

@@ -65,7 +65,7 @@ class VariantSummary:
     """Gross: all joules over all tokens."""
     net_joules_per_token: float | None
     joule_shares: dict[str, float]
-    """As time_shares, but of the joules."""
+    """Shares of the joules, with the keys of time_shares."""
     joule_seconds: float | None
     """Median over runs of joules times seconds, in J s."""
     energy_source: str
@@ -81,7 +81,7 @@ class VariantSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class VariantComparison:
     """A variant against plain decoding in one category."""
 
     variant: str
@@ -104,7 +104,7 @@ class CategorySummary:
     n_prompts: int
     variants: tuple[VariantSummary, ...]
     """Plain first."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[VariantComparison, ...]
     """Each variant but plain."""
 
 
@@ -117,7 +117,7 @@ def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
     return tuple(_category(name, runs) for name, runs in [(OVERALL, cell.runs), *parts])
 
 
-def compare(runs: Iterable[Run], variant: str, base: str = PLAIN) -> Comparison:
+def compare(runs: Iterable[Run], variant: str, base: str = PLAIN) -> VariantComparison:
     """Return `variant` beside `base` over the prompts and rounds of `runs` that have both."""
     variants = _by_variant(runs)
     return _comparison(variant, variants.get(variant, {}), variants.get(base, {}))
@@ -185,10 +185,10 @@ def _by_variant(runs: Iterable[Run]) -> dict[str, _Places]:
 # ---- a variant beside plain ----
 
 
-def _comparison(variant: str, places: _Places, plain: _Places) -> Comparison:
+def _comparison(variant: str, places: _Places, plain: _Places) -> VariantComparison:
     pairs = [(run.text_sha256, plain[place].text_sha256) for place, run in places.items() if place in plain]
     compared = [(own, other) for own, other in pairs if own is not None and other is not None]
-    return Comparison(
+    return VariantComparison(
         variant=variant,
         speedup=paired_interval(_ratios(_speedup, places, plain)),
         decode_speedup=paired_interval(_ratios(_decode_speedup, places, plain)),

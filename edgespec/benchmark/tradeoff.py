@@ -15,7 +15,7 @@ from typing import get_args
 
 import numpy as np
 
-from edgespec.benchmark.humaneval import Judged, Problem, pass_at_1
+from edgespec.benchmark.humaneval import Problem, ProblemResult, pass_at_1
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
 from edgespec.decoding.sampling import SamplingParams
@@ -179,7 +179,7 @@ def solved(
     problems: Sequence[Problem],
     waking: Waking | None,
     on_progress: Callable[[int], None] = lambda _done: None,
-) -> list[Judged]:
+) -> list[ProblemResult]:
     """Return which problems a cascade solves; with None, which the target alone solves."""
     found = []
     for judged in pass_at_1(engine, problems, cascade=waking):
@@ -188,7 +188,7 @@ def solved(
     return found
 
 
-def problem_point(alone: Sequence[Judged], cascade: Sequence[Judged], waking: Waking) -> Point:
+def problem_point(alone: Sequence[ProblemResult], cascade: Sequence[ProblemResult], waking: Waking) -> Point:
     """Return the loss and the savings of a threshold on HumanEval, compared with the target alone."""
     lost = [float(own.passed) - float(other.passed) for own, other in zip(alone, cascade, strict=True)]
     n_tokens = sum(judged.tokens for judged in cascade)

@@ -55,7 +55,7 @@ _ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 _AT_THE_FIRST_TAB = '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
 
 
-class _Carried(Exception):  # noqa: N818 - a vehicle, not an error
+class _Carrier(Exception):  # noqa: N818 - a vehicle, not an error
     """Takes Ctrl-C and a closed pipe past typer, which would exit without a word."""
 
 
@@ -90,7 +90,7 @@ class _Root(TyperGroup):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, BrokenPipeError) as error:
-            raise _Carried from error
+            raise _Carrier from error
 
 
 app = typer.Typer(
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises our own bugs again
-        line, code = _explain(error.__cause__ or error if isinstance(error, _Carried) else error)
+        line, code = _explain(error.__cause__ or error if isinstance(error, _Carrier) else error)
         if line:
             print_error(line)
     return code if isinstance(code, int) else 0

@@ -33,8 +33,8 @@ _PLAIN = "Prompts (for lines without url)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
-    """What is read and written."""
+class BatchFiles:
+    """The files that a batch reads and writes."""
 
     requests: Annotated[
         Path, typer.Argument(metavar="IN.jsonl", help="Requests, a JSON line each; - reads stdin.")
@@ -73,7 +73,7 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(SharedModels):
+class BatchLoading(SharedModels):
     """How the models are loaded, and where."""
 
     ray: RayOption = None
@@ -81,7 +81,7 @@ class Loading(SharedModels):
 
 @dataclass(frozen=True, kw_only=True)
 class PlainPrompts:
-    """What lines without url get where they say nothing else."""
+    """Defaults for lines without a url."""
 
     system: Annotated[str | None, typer.Option(help="System message.", rich_help_panel=_PLAIN)] = None
     n_predict: Annotated[
@@ -114,9 +114,9 @@ class PlainPrompts:
 @grouped
 def batch_command(
     *,
-    files: Files,
+    files: BatchFiles,
     models: ModelChoice,
-    loading: Loading,
+    loading: BatchLoading,
     plain: PlainPrompts,
     assume_watts: WattsOption = None,
 ) -> int:
@@ -136,7 +136,7 @@ def batch_command(
         stack.enter_context(found.file)
         names = models.pull(loading.drafter)
         results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
-        run = _Run(files, found, results)
+        run = _BatchRun(files, found, results)
         if not run.complete:
             if loading.ray is not None:
                 run.answer_on_cluster(loading.ray, names, loading, defaults)
@@ -150,7 +150,7 @@ def batch_command(
     return EdgespecError.exit_code if results.n_failed else 0
 
 
-def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults) -> dict[str, Any]:
+def _belongs_to(found: Input, target: str, loading: BatchLoading, defaults: Defaults) -> dict[str, Any]:
     """Return what must be the same when a batch goes on: what decides the answers."""
     from edgespec.llama.chat_template import template_text
     from edgespec.llama.fingerprints import file_fingerprint
@@ -174,7 +174,7 @@ def _belongs_to(found: Input, target: str, loading: Loading, defaults: Defaults)
 
 
 def _results(
-    stack: ExitStack, files: Files, found: Input, belongs_to: dict[str, Any]
+    stack: ExitStack, files: BatchFiles, found: Input, belongs_to: dict[str, Any]
 ) -> Journal | PipedResults:
     """Open where the results go, until `stack` ends."""
     from edgespec.batch.journal import Journal
@@ -203,10 +203,10 @@ def _results(
     return PipedResults(file, str(files.out), found.sha256[:16], in_order=in_order)
 
 
-class _Run:
+class _BatchRun:
     """One run of a batch, and its figures."""
 
-    def __init__(self, files: Files, found: Input, results: Journal | PipedResults) -> None:
+    def __init__(self, files: BatchFiles, found: Input, results: Journal | PipedResults) -> None:
         self._files = files
         self._input = found
         self._results = results
@@ -223,7 +223,7 @@ class _Run:
     def answer(
         self,
         names: tuple[str, str | None],
-        loading: Loading,
+        loading: BatchLoading,
         defaults: Defaults,
         meter: EnergyMeter,
     ) -> None:
@@ -258,7 +258,7 @@ class _Run:
                 self._energy = window.end() if window else None
 
     def answer_on_cluster(
-        self, address: str, names: tuple[str, str | None], loading: Loading, defaults: Defaults
+        self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: Defaults
     ) -> None:
         """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
         with closing(open_cluster(address, names, loading, defaults)) as writer:

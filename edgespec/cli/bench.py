@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.bench_options import Prompts, VariantChoice
+from edgespec.cli.bench_options import SuitePrompts, VariantChoice
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
-from edgespec.cli.outputs import Outputs
+from edgespec.cli.outputs import ReportOutputs
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.bench import Settings
+    from edgespec.benchmark.bench import BenchSettings
 
 _PEERS = "Peers"
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
@@ -27,8 +27,8 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """What is measured, and for how long."""
+class BenchMeasuring:
+    """The measurement, and how long it takes."""
 
     variants: VariantChoice
     budget: Annotated[
@@ -66,21 +66,21 @@ class PeerChoice:
 def bench_command(
     *,
     models: ModelChoice,
-    measuring: Measuring,
+    measuring: BenchMeasuring,
     compute: ComputeOnNodes,
-    prompts: Prompts,
+    prompts: SuitePrompts,
     assume_watts: WattsOption = None,
     peer: PeerChoice,
-    outputs: Outputs,
+    outputs: ReportOutputs,
 ) -> int:
     """Measure a pair against its target alone: speed, acceptance, joules, on a suite of prompts.
 
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
-    from edgespec.benchmark.bench import Limits
+    from edgespec.benchmark.bench import BenchLimits
     from edgespec.benchmark.clients import prompts_for
-    from edgespec.cli.bench_runs import Bench, draft_of_peers, llama_cpp
+    from edgespec.cli.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
@@ -94,7 +94,7 @@ def bench_command(
     settings = measuring.variants.settings(prompts)
     if settings.clients and peer.peer:
         raise UsageError("--clients and --peer contradict each other: the peer's programs answer one text")
-    limits = Limits(_seconds(measuring.budget), measuring.precision, measuring.rounds)
+    limits = BenchLimits(_seconds(measuring.budget), measuring.precision, measuring.rounds)
     suite = prompts.suite.load()
     if settings.clients:
         prompts_for(suite.prompts, settings.clients)  # refuses before anything is loaded
@@ -115,10 +115,10 @@ def bench_command(
             names, compute, drafter=drafter, meter=meter, signals=signals, parallel=parallel
         ) as engine:
             peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
-            return Bench(engine, suite, settings, limits, peers).run(outputs)
+            return RunningBench(engine, suite, settings, limits, peers).run(outputs)
 
 
-def _drafter(settings: Settings) -> DrafterName:
+def _drafter(settings: BenchSettings) -> DrafterName:
     """Return the drafter that the engine loads models for."""
     if any(variant.drafter == "mtp" for variant in settings.variants):
         return "mtp"

@@ -11,7 +11,7 @@ from edgespec.decoding.choices import Rule
 from edgespec.models.suites import DEFAULT, Suite, load_suite
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.bench import Settings
+    from edgespec.benchmark.bench import BenchSettings
 
 _PANEL = "Prompts"
 
@@ -52,8 +52,8 @@ class SuiteChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompts:
-    """What is asked, and how it is answered."""
+class SuitePrompts:
+    """The prompts of a suite, and how they are answered."""
 
     suite: SuiteChoice
     n_predict: TokensOption = 128
@@ -68,7 +68,7 @@ class Prompts:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantChoice:
-    """What is compared with plain decoding."""
+    """The variants that are compared with plain decoding."""
 
     variants: Annotated[
         str,
@@ -90,13 +90,13 @@ class VariantChoice:
         ),
     ] = None
 
-    def settings(self, prompts: Prompts) -> Settings:
+    def settings(self, prompts: SuitePrompts) -> BenchSettings:
         """Return how the answers to `prompts` are made. Raises UsageError."""
-        from edgespec.benchmark.bench import Settings
+        from edgespec.benchmark.bench import BenchSettings
         from edgespec.benchmark.clients import parse_clients
         from edgespec.benchmark.variants import parse_variants
 
         clients = () if self.clients is None else parse_clients(self.clients)
-        return Settings(
+        return BenchSettings(
             parse_variants(self.variants), prompts.n_predict, prompts.temp, prompts.seed, self.rule, clients
         )

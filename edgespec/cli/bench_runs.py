@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 from edgespec.benchmark import clients
-from edgespec.benchmark.bench import Limits, Listener, Peer, Progress, Settings, measure, unfit
+from edgespec.benchmark.bench import BenchLimits, BenchListener, BenchSettings, Peer, Progress, measure, unfit
 from edgespec.benchmark.clients import Measured, prompts_for
-from edgespec.benchmark.machine import Watch, facts
+from edgespec.benchmark.machine import MachineWatch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
-from edgespec.benchmark.runs import Cell, Outcome, PassTime, Run, Throughput
+from edgespec.benchmark.runs import BenchmarkOutcome, Cell, PassTime, Run, Throughput
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
-from edgespec.cli.outputs import Outputs
+from edgespec.cli.outputs import ReportOutputs
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -28,11 +28,16 @@ from edgespec.platform.memory import peak_rss_bytes
 _PEER_GAMMA = 3  # llama.cpp's default
 
 
-class Bench:
+class RunningBench:
     """One pair on one suite: its runs so far, and the warnings about them."""
 
     def __init__(
-        self, engine: Engine, suite: Suite, settings: Settings, limits: Limits, peers: Sequence[LlamaCppPeer]
+        self,
+        engine: Engine,
+        suite: Suite,
+        settings: BenchSettings,
+        limits: BenchLimits,
+        peers: Sequence[LlamaCppPeer],
     ) -> None:
         """Leave out prompts that do not fit. Raises EdgespecError if none is left."""
         self._engine, self._suite, self._settings = engine, suite, settings
@@ -51,9 +56,9 @@ class Bench:
         self._runs: list[Run] = []
         self._throughput: list[Throughput] = []
         self._passes: list[PassTime] = []
-        self._watch = Watch(n_threads=engine.n_threads)
+        self._watch = MachineWatch(n_threads=engine.n_threads)
 
-    def run(self, outputs: Outputs) -> int:
+    def run(self, outputs: ReportOutputs) -> int:
         """Measure, and write the results, even if Ctrl-C or a failure ends it early.
 
         Returns the exit code; raises the failure.
@@ -90,7 +95,7 @@ class Bench:
                     detail += f", interval {progress.noise:.1%}"
                 display.show(f"round {progress.round + 1}", progress.spent_s, limits.budget_s, detail)
 
-            listener = Listener(keep, show, self._warnings.append)
+            listener = BenchListener(keep, show, self._warnings.append)
             return measure(
                 self._engine,
                 self._prompts,
@@ -124,7 +129,7 @@ class Bench:
                 on_progress=show,
             )
 
-    def _outcome(self, ended: str) -> Outcome:
+    def _outcome(self, ended: str) -> BenchmarkOutcome:
         n_answered = len({run.prompt for run in self._runs})
         if n_answered < len(self._prompts) and not self._settings.clients:
             self._warnings.append(
@@ -142,7 +147,7 @@ class Bench:
             throughput=tuple(self._throughput),
             passes=tuple(self._passes),
         )
-        return Outcome(
+        return BenchmarkOutcome(
             kind="bench",
             date=datetime.now().astimezone().isoformat(timespec="seconds"),
             machine=facts(),
@@ -192,7 +197,7 @@ def draft_of_peers(target: str, draft: str | None) -> Path | None:
 
 
 def llama_cpp(
-    folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: Settings
+    folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: BenchSettings
 ) -> LlamaCppPeer:
     """Return llama.cpp's programs on the engine's target; they draft as many tokens as the variants, or 3."""
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)

@@ -17,7 +17,7 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.suites import DEFAULT, HUMAN_EVAL, evenly
 
 if TYPE_CHECKING:
-    from edgespec.cli.calibrate_choices import Questions
+    from edgespec.cli.calibrate_choices import CalibrationQuestions
     from edgespec.engine.lossy.calibration import Choice
 
 _ACCURACY = "Accuracy"
@@ -25,8 +25,8 @@ _PROBLEMS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aim:
-    """What a cascade may lose, and how long its target writes."""
+class CalibrationGoal:
+    """The loss that a cascade may have, and how long its target writes."""
 
     loss: Annotated[
         float,
@@ -35,20 +35,20 @@ class Aim:
             rich_help_panel=_ACCURACY,
         ),
     ] = 0.02
-    """By default two of a hundred tokens may be others than the target's."""
+    """Default loss: two of a hundred tokens may differ from the target's."""
     span: SpanOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompts:
-    """What the target answers."""
+class CalibrationPrompts:
+    """The prompts that the target answers."""
 
     suite: SuiteChoice
     n_predict: TokensOption = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class HumanEval:
+class HumanEvalOptions:
     """Problems of HumanEval in place of the suite."""
 
     humaneval: Annotated[
@@ -78,9 +78,9 @@ class HumanEval:
 def calibrate_command(
     *,
     models: ModelChoice,
-    aim: Aim,
-    prompts: Prompts,
-    humaneval: HumanEval,
+    aim: CalibrationGoal,
+    prompts: CalibrationPrompts,
+    humaneval: HumanEvalOptions,
     compute: Compute,
     json: Annotated[bool, typer.Option("--json", help="Print the curves as JSON instead of tables.")] = False,
 ) -> int:
@@ -90,7 +90,7 @@ def calibrate_command(
     written something else, and how sure it was, gives the loss and the target's share for every threshold.
     """
     from edgespec.benchmark.tradeoff import SIGNALS, read_answers
-    from edgespec.cli.calibrate_choices import Calibration, as_json, print_choice
+    from edgespec.cli.calibrate_choices import Calibrator, as_json, print_choice
     from edgespec.cli.loading import load_engine
     from edgespec.decoding.options import SPAN
     from edgespec.engine.lossy.calibration import check_storable, store
@@ -114,7 +114,7 @@ def calibrate_command(
             signals=signals,
             on_progress=display.show,
         )
-        calibration = Calibration(engine, display, texts, questions, span=span, loss=aim.loss)
+        calibration = Calibrator(engine, display, texts, questions, span=span, loss=aim.loss)
         choices = [calibration.choice(signal) for signal in SIGNALS]
     try:
         file = store(*headers, choices)
@@ -130,7 +130,9 @@ def calibrate_command(
     return 0
 
 
-def _check(models: ModelChoice, aim: Aim, prompts: Prompts, humaneval: HumanEval) -> None:
+def _check(
+    models: ModelChoice, aim: CalibrationGoal, prompts: CalibrationPrompts, humaneval: HumanEvalOptions
+) -> None:
     """Raise UsageError for options that contradict each other or are outside their range."""
     suite = prompts.suite
     own_prompts = suite.suite != DEFAULT or bool(suite.category or suite.per_category)
@@ -143,15 +145,15 @@ def _check(models: ModelChoice, aim: Aim, prompts: Prompts, humaneval: HumanEval
         raise UsageError("--humaneval has its own prompts: leave out --suite, --category, --per-category")
 
 
-def _questions(prompts: Prompts, humaneval: HumanEval) -> Questions:
+def _questions(prompts: CalibrationPrompts, humaneval: HumanEvalOptions) -> CalibrationQuestions:
     from edgespec.benchmark.humaneval import N_PREDICT, instruction, load_problems
-    from edgespec.cli.calibrate_choices import Questions
+    from edgespec.cli.calibrate_choices import CalibrationQuestions
 
     if humaneval.humaneval:
         problems = evenly(load_problems(humaneval.humaneval_file), humaneval.problems or _PROBLEMS)
-        return Questions(HUMAN_EVAL, [instruction(one) for one in problems], N_PREDICT, problems)
+        return CalibrationQuestions(HUMAN_EVAL, [instruction(one) for one in problems], N_PREDICT, problems)
     suite = prompts.suite.load()
-    return Questions(suite.name, [one.text for one in suite.prompts], prompts.n_predict, [])
+    return CalibrationQuestions(suite.name, [one.text for one in suite.prompts], prompts.n_predict, [])
 
 
 def _warn(choices: list[Choice], loss: float) -> None:

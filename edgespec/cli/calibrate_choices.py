@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.benchmark.humaneval import Judged, Problem
+from edgespec.benchmark.humaneval import Problem, ProblemResult
 from edgespec.benchmark.tradeoff import best_curve, candidates, choose, problem_point, solved
 from edgespec.cli.console import out, print_table
 from edgespec.cli.progress import WorkDisplay
@@ -26,7 +26,7 @@ _MOST_ROWS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class CalibrationQuestions:
     """The questions that the target answers."""
 
     suite: str
@@ -37,7 +37,7 @@ class Questions:
     """HumanEval's problems, if the prompts are theirs: the loss is then a share of problems, not tokens."""
 
 
-class Calibration:
+class Calibrator:
     """Chooses thresholds by comparing the small model with the target's answers."""
 
     def __init__(
@@ -45,14 +45,14 @@ class Calibration:
         engine: Engine,
         display: WorkDisplay,
         texts: Sequence[Marks],
-        questions: Questions,
+        questions: CalibrationQuestions,
         *,
         span: Span,
         loss: float,
     ) -> None:
         self._engine, self._display, self._texts, self._questions = engine, display, texts, questions
         self._problems, self._span, self._loss = questions.problems, span, loss
-        self._solved: dict[Waking | None, list[Judged]] = {}
+        self._solved: dict[Waking | None, list[ProblemResult]] = {}
 
     def choice(self, signal: Signal) -> Choice:
         """Return the threshold of a signal, and its curve."""
@@ -84,7 +84,7 @@ class Calibration:
         judged = self._judge(waking, f"HumanEval, {waking}")
         return problem_point(alone, judged, waking)
 
-    def _judge(self, waking: Waking | None, what: str) -> list[Judged]:
+    def _judge(self, waking: Waking | None, what: str) -> list[ProblemResult]:
         if waking not in self._solved:
             n = len(self._problems)
             self._display.show(what, 0, n)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
-    """What drafts, and how much."""
+class DraftingOptions:
+    """The drafter, and how much it drafts."""
 
     drafter: DrafterOption = None
     gamma: GammaOption = None
@@ -46,7 +46,7 @@ class Drafting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length:
+class ChatLength:
     """How long answers and the conversation may be."""
 
     n_predict: Annotated[
@@ -60,8 +60,8 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """What a conversation begins with."""
+class ChatStart:
+    """The beginning of a conversation."""
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
@@ -80,7 +80,7 @@ class Beginning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class ChatOutput:
     """How answers are printed."""
 
     json: Annotated[
@@ -94,11 +94,11 @@ class Output:
 def chat_command(
     *,
     models: ModelChoice,
-    drafting: Drafting,
-    length: Length,
-    beginning: Beginning,
+    drafting: DraftingOptions,
+    length: ChatLength,
+    beginning: ChatStart,
     sampling: Sampling,
-    output: Output,
+    output: ChatOutput,
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode

@@ -21,7 +21,7 @@ from edgespec.platform.files import expand_user
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
 _SEEDS = 1 << 64
 _LEAVE = ("exit", "quit", "exit()", "quit()", ":q")
-"""What people type to leave other programs; a model has no answer to it."""
+"""Words that leave other programs; a model has no answer to them."""
 _ALIASES = {"/quit": "/exit", "/bye": "/exit"}
 
 
@@ -65,7 +65,7 @@ class Chat:
 
     @property
     def last_stats(self) -> Stats | None:
-        """Of the last answer; None before the first."""
+        """Statistics of the last answer; None before the first."""
         return self._last.stats if self._last else None
 
     def take(self, line: str) -> str:
@@ -238,7 +238,7 @@ class _Command:
 
     @property
     def help(self) -> str:
-        """What it does, in a sentence."""
+        """The command's purpose, in a sentence."""
         return self.obey.__doc__ or ""
 
 

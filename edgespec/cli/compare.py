@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.bench_options import Prompts, VariantChoice
+from edgespec.cli.bench_options import SuitePrompts, VariantChoice
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ThreadsOption, WattsOption
-from edgespec.cli.outputs import Outputs
+from edgespec.cli.outputs import ReportOutputs
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import DEFAULT, evenly, load_suite
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.bench import Settings
+    from edgespec.benchmark.bench import BenchSettings
     from edgespec.benchmark.humaneval import Problem
-    from edgespec.cli.compare_runs import Scoring
+    from edgespec.cli.compare_runs import ScoringOptions
 
 _ACCURACY = "Accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
+class ModelMatrix:
     """The models and kernels that are combined."""
 
     targets: Annotated[
@@ -68,18 +68,18 @@ class Matrix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """What is measured of each combination, and how often."""
+class CompareMeasuring:
+    """The measurement of each combination, and how often it is repeated."""
 
     variants: VariantChoice
     rounds: Annotated[int, typer.Option(min=1, help="Times that every cell is measured.")] = 3
-    """By default the fewest with which an interval over rounds says something."""
+    """Default: the fewest rounds whose interval says something."""
     threads: ThreadsOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """What is measured of the targets' answers."""
+class AccuracyOptions:
+    """The accuracy of the targets' answers, as far as it is measured."""
 
     accuracy: Annotated[
         bool,
@@ -135,17 +135,17 @@ class Accuracy:
             if both:
                 raise UsageError(f"{options}: contradictory; add or leave out one of them")
 
-    def scoring(self) -> Scoring:
+    def scoring(self) -> ScoringOptions:
         """Return what this means, with its text and problems read. Raises UsageError."""
         from edgespec.benchmark.humaneval import load_problems
-        from edgespec.cli.compare_runs import Scoring
+        from edgespec.cli.compare_runs import ScoringOptions
 
         problems: list[Problem] = []
         if self.humaneval:
             found = load_problems(self.humaneval_file)
             problems = evenly(found, self.problems or len(found))
         name = str(self.text) if self.text else DEFAULT
-        return Scoring(self.accuracy, name, self._read(), self.text_tokens, problems)
+        return ScoringOptions(self.accuracy, name, self._read(), self.text_tokens, problems)
 
     def _read(self) -> str:
         if not self.text:
@@ -159,7 +159,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
+class ComparisonFolder:
     """Where a comparison is kept."""
 
     out: Annotated[
@@ -174,13 +174,13 @@ class Folder:
 @grouped
 def compare_command(
     *,
-    matrix: Matrix,
-    measuring: Measuring,
-    prompts: Prompts,
+    matrix: ModelMatrix,
+    measuring: CompareMeasuring,
+    prompts: SuitePrompts,
     assume_watts: WattsOption = None,
-    accuracy: Accuracy,
-    folder: Folder,
-    outputs: Outputs,
+    accuracy: AccuracyOptions,
+    folder: ComparisonFolder,
+    outputs: ReportOutputs,
 ) -> int:
     """Measure every pair of targets and drafts, each against its target alone, and their accuracy.
 
@@ -188,8 +188,8 @@ def compare_command(
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
     from edgespec.benchmark.clients import prompts_for
-    from edgespec.benchmark.compare import Plan
-    from edgespec.cli.compare_runs import IDENTITY, Compare, find_models, machine_facts
+    from edgespec.benchmark.compare import ComparisonPlan
+    from edgespec.cli.compare_runs import IDENTITY, RunningComparison, find_models, machine_facts
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.cpu import default_threads
 
@@ -207,7 +207,7 @@ def compare_command(
         asked = tuple(prompts_for(asked, settings.clients))
     models = find_models(targets, drafts, types, folder.out / "models")
     machine = machine_facts(assume_watts)
-    plan = Plan(
+    plan = ComparisonPlan(
         models=models.facts(),
         combinations=models.combinations(kernels),
         prompts=asked,
@@ -217,7 +217,7 @@ def compare_command(
         assume_watts=assume_watts,
         machine={name: machine[name] for name in IDENTITY if name in machine},
     )
-    compare = Compare(plan, models, scoring, folder.out, fresh=folder.fresh)
+    compare = RunningComparison(plan, models, scoring, folder.out, fresh=folder.fresh)
     code = compare.run(kernels)
     outcome = compare.outcome(suite, machine)
     outputs.write(outcome)
@@ -226,7 +226,7 @@ def compare_command(
     return code
 
 
-def _check_drafts(drafts: list[str], settings: Settings, variants: str) -> None:
+def _check_drafts(drafts: list[str], settings: BenchSettings, variants: str) -> None:
     """Raise UsageError if a draft would be measured in no variant, or a variant with no draft."""
     from edgespec.benchmark.compare import MTP, NO_DRAFT, Combination
 

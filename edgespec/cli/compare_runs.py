@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from edgespec.benchmark.compare import WORDS, Combination, Comparison, Plan, Progress
+from edgespec.benchmark.compare import WORDS, Combination, ComparisonPlan, ComparisonRun, Progress
 from edgespec.benchmark.humaneval import Problem
-from edgespec.benchmark.judge import Judge
+from edgespec.benchmark.judge import AccuracyJudge
 from edgespec.benchmark.machine import facts
-from edgespec.benchmark.runs import Accuracy, Cell, Outcome, Solved
+from edgespec.benchmark.runs import AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.energy import know_idle
 from edgespec.cli.progress import WorkDisplay, pull_named
@@ -34,7 +34,7 @@ def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class ScoringOptions:
     """How the targets' answers are scored."""
 
     wanted: bool
@@ -47,24 +47,32 @@ class Scoring:
     """HumanEval's problems; [] if it is left out."""
 
 
-class Compare:
+class RunningComparison:
     """A running comparison: its cells are stored in the folder, the accuracies in this object."""
 
-    def __init__(self, plan: Plan, models: Models, scoring: Scoring, folder: Path, *, fresh: bool) -> None:
+    def __init__(
+        self,
+        plan: ComparisonPlan,
+        models: ComparisonModels,
+        scoring: ScoringOptions,
+        folder: Path,
+        *,
+        fresh: bool,
+    ) -> None:
         """Begin, if `fresh` or the folder is empty; otherwise continue the comparison there.
 
         Raises UsageError if the folder holds another comparison.
         """
         self._plan, self._models, self._scoring, self._folder = plan, models, scoring, folder
         if fresh:
-            Comparison.discard(folder)
+            ComparisonRun.discard(folder)
         self._again = (
             f"the same command{' without --fresh' if fresh else ''} goes on with what is in {folder}"
         )
         paths = {name: file.path for name, file in models.files.items()}
-        self._comparison = Comparison(plan, paths, folder)
-        self._accuracies: list[Accuracy] = []
-        self._solved: list[Solved] = []
+        self._comparison = ComparisonRun(plan, paths, folder)
+        self._accuracies: list[AccuracyScore] = []
+        self._solved: list[ProblemsSolved] = []
         self._warnings: list[str] = []
 
     def run(self, kernels: Sequence[KernelsChoice]) -> int:
@@ -92,7 +100,7 @@ class Compare:
         """Score the targets on the text, and with `solves` on HumanEval too."""
         scoring, cells, plan = self._scoring, self._comparison.cells(), self._plan
         with WorkDisplay() as display:
-            judge = Judge(
+            judge = AccuracyJudge(
                 self._folder,
                 self._models.targets,
                 plan.models,
@@ -107,17 +115,17 @@ class Compare:
                 self._solved = self._solved_by_variants(judge, cells)
             self._accuracies += found.values()
 
-    def _solved_by_variants(self, judge: Judge, cells: Sequence[Cell]) -> list[Solved]:
+    def _solved_by_variants(self, judge: AccuracyJudge, cells: Sequence[Cell]) -> list[ProblemsSolved]:
         """Return what variants that are not exact solve, with the judge's kernels."""
         variants = [variant for variant in self._plan.settings.variants if not variant.exact]
         pairs = zip(self._plan.combinations, cells, strict=True)
         ran = [cell for combination, cell in pairs if combination.kernels == judge.kernels]
         return judge.variants(self._scoring.problems, ran, variants, list(self._models.files.values()))
 
-    def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> Outcome:
+    def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> BenchmarkOutcome:
         """Return all that was measured so far."""
         plan, scoring = self._plan, self._scoring
-        return Outcome(
+        return BenchmarkOutcome(
             kind="compare",
             date=datetime.now().astimezone().isoformat(timespec="seconds"),
             machine=machine,
@@ -139,7 +147,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ComparisonModels:
     """The models of a comparison."""
 
     targets: list[ModelFile]
@@ -168,7 +176,9 @@ class Models:
         return {target: self.files[draft] for target, draft in pairs.items() if draft}
 
 
-def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[str], folder: Path) -> Models:
+def find_models(
+    targets: Sequence[str], drafts: Sequence[str], types: Sequence[str], folder: Path
+) -> ComparisonModels:
     """Find the models, pull what is missing, and make the quantizations that are."""
     drafting = [name for name in drafts if name not in WORDS]
     pull_named(*targets, *drafting)
@@ -180,7 +190,7 @@ def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[s
             problem = f"a draft model cannot be called {file.name}; rename the file"
             raise UsageError(problem, field="drafts", value=name)
     names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)
-    return Models(found, list(names), _by_name([*found, *by_name.values()]))
+    return ComparisonModels(found, list(names), _by_name([*found, *by_name.values()]))
 
 
 def _targets(names: Sequence[str], types: Sequence[str], folder: Path) -> list[ModelFile]:

@@ -11,7 +11,13 @@ import typer
 from edgespec.cli.completion import complete_draft
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.draft_display import StageDisplay
-from edgespec.cli.draft_options import Data, Judging, Making, TargetOption, Training
+from edgespec.cli.draft_options import (
+    DataOptions,
+    EvaluationOptions,
+    MakeOptions,
+    TargetOption,
+    TrainingOptions,
+)
 from edgespec.cli.groups import grouped
 from edgespec.cli.made_drafts import described, full_table
 from edgespec.cli.options import Compute
@@ -38,10 +44,10 @@ _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", a
 @grouped
 def make_command(
     *,
-    making: Making,
-    data: Data,
-    training: Training,
-    judging: Judging,
+    making: MakeOptions,
+    data: DataOptions,
+    training: TrainingOptions,
+    judging: EvaluationOptions,
     compute: Compute,
     json: _Json = False,
 ) -> None:
@@ -120,7 +126,7 @@ def eval_command(
         ),
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the suite.")] = 12,
-    judging: Judging,
+    judging: EvaluationOptions,
     compute: Compute,
     json: _Json = False,
 ) -> None:

@@ -36,8 +36,8 @@ TargetOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Making:
-    """What is made, and when."""
+class MakeOptions:
+    """The draft that is made, and when."""
 
     target: TargetOption = None
     name: Annotated[
@@ -53,8 +53,8 @@ class Making:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """What the target writes."""
+class DataOptions:
+    """The texts that the target writes."""
 
     data_tokens: Annotated[
         str | None,
@@ -110,7 +110,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingOptions:
     """Which drafts are tried, and how long they are trained."""
 
     families: Annotated[
@@ -185,7 +185,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judging:
+class EvaluationOptions:
     """How long drafts are judged."""
 
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.", rich_help_panel=_JUDGING)] = 3

@@ -1,4 +1,4 @@
-"""What `edgespec draft make` and `draft eval` print: tables, and JSON."""
+"""Reports of `edgespec draft make` and `draft eval`: tables, and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from edgespec.benchmark.summary import Comparison
+from edgespec.benchmark.summary import VariantComparison
 from edgespec.cli.console import out, print_table
 from edgespec.cli.made_drafts import acceptance_text, described, sources_text
 from edgespec.forge.candidates import Candidate
@@ -92,7 +92,7 @@ def _table(rows: list[tuple[str, Judged]]) -> Table:
     return table
 
 
-def _interval(comparison: Comparison) -> str:
+def _interval(comparison: VariantComparison) -> str:
     found = comparison.speedup
     return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
 

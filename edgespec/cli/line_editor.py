@@ -25,7 +25,7 @@ class LineEditor:
     def __init__(self, commands: Mapping[str, str], history: Path | None) -> None:
         """Complete `commands` (name -> argument); keep lines in the file `history`, None for no file."""
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if history is None else _KeptHistory(str(history)),
+            history=InMemoryHistory() if history is None else _PersistedHistory(str(history)),
             completer=_Commands(commands),
             complete_while_typing=False,
             key_bindings=_keys(),
@@ -64,7 +64,7 @@ def _signals_kept() -> Iterator[None]:
         signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
 
 
-class _KeptHistory(FileHistory):
+class _PersistedHistory(FileHistory):
     def store_string(self, string: str) -> None:
         """Append a line; a full disk is no reason to lose a conversation."""
         with suppress(OSError):

@@ -13,7 +13,7 @@ from edgespec.platform.signals import Cancellation
 
 
 class EngineKeywords(TypedDict, total=False):
-    """What commands ask of an `Engine` beside its models and `Compute`."""
+    """Keyword arguments that commands give an `Engine` with its models and `Compute`."""
 
     drafter: DrafterName
     n_ctx: int | None

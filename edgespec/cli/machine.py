@@ -1,4 +1,4 @@
-"""What `edgespec doctor` reports of the machine, and of the pairs of models that fit in its memory."""
+"""The report of `edgespec doctor` on the machine, and on the pairs of models that fit in its memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.platform.boards import device_model, device_revision
 from edgespec.platform.cpu import read_cpu
 
 Report = dict[str, Any]
-"""What --json prints."""
+"""The object that --json prints."""
 
 
 def machine_report(root: Path) -> Report:

@@ -23,7 +23,7 @@ _UNSAFE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address:
+class NodeAddressOptions:
     """Where the node listens."""
 
     port: Annotated[
@@ -40,8 +40,8 @@ class Address:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
-    """What the node holds."""
+class NodeStorage:
+    """The memory and the folder of a node."""
 
     cache: Annotated[
         Path | None,
@@ -66,9 +66,9 @@ class Holding:
 @grouped
 def node_command(
     *,
-    address: Address,
+    address: NodeAddressOptions,
     compute: Compute,
-    holding: Holding,
+    holding: NodeStorage,
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what this machine is as a node, and end.")
     ] = False,

@@ -31,7 +31,7 @@ _DEFAULT = SamplingParams()
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 
 Explanation = Literal["steps", "ir"]
-"""What `--explain` prints."""
+"""Values of `--explain`: the steps, or their token trees too."""
 
 # ---- single options ----
 

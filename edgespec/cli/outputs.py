@@ -14,12 +14,12 @@ from edgespec.cli.options import OUTPUT
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.runs import Outcome
+    from edgespec.benchmark.runs import BenchmarkOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """What is written beside, or instead of, the table on stdout."""
+class ReportOutputs:
+    """The files written in addition to the table on stdout, and JSON in its place."""
 
     json: Annotated[
         bool,
@@ -56,7 +56,7 @@ class Outputs:
         if self.report or self.png:
             require_plotting("report" if self.report else "png")
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, outcome: BenchmarkOutcome) -> None:
         """Write the files and print the outcome, even if one of the files cannot be written.
 
         Raises EdgespecError for that file. Files come first, because the reader of stdout may have gone.

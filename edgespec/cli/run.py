@@ -48,8 +48,8 @@ StatsChoice = Literal["short", "full", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """What is continued, and how it is put to the model."""
+class PromptOptions:
+    """The prompt, and how it is put to the model."""
 
     prompt: Annotated[
         str | None,
@@ -90,8 +90,8 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
-    """What drafts, how much, for what, and how it is accepted."""
+class RunDrafting:
+    """The drafter, how much it drafts and to what end, and the acceptance rule."""
 
     drafter: DrafterOption = None
     gamma: GammaOption = None
@@ -118,7 +118,7 @@ class Drafting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lossy:
+class LossyOptions:
     """The modes that are not exact."""
 
     mode: Annotated[
@@ -171,7 +171,7 @@ class Lossy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length:
+class RunLength:
     """How much may be written, and read before."""
 
     n_predict: Annotated[
@@ -191,8 +191,8 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """What is printed, counted and written."""
+class RunOutput:
+    """The output, its statistics and its constraints."""
 
     energy: Annotated[
         bool,
@@ -234,12 +234,12 @@ class Output:
 def run_command(
     *,
     models: ModelChoice,
-    drafting: Drafting,
-    lossy: Lossy,
-    length: Length,
-    prompt: Prompt,
+    drafting: RunDrafting,
+    lossy: LossyOptions,
+    length: RunLength,
+    prompt: PromptOptions,
     sampling: Sampling,
-    output: Output,
+    output: RunOutput,
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
     prompt, models = _as_in_llama_cpp(prompt, models)
@@ -296,7 +296,7 @@ def run_command(
     return code
 
 
-def _as_in_llama_cpp(prompt: Prompt, models: ModelChoice) -> tuple[Prompt, ModelChoice]:
+def _as_in_llama_cpp(prompt: PromptOptions, models: ModelChoice) -> tuple[PromptOptions, ModelChoice]:
     """Take `-m MODEL -p TEXT` as llama.cpp does: the pair of a target, which no pair is called, is a prompt.
 
     Raises UsageError for another name that no pair has, and says where a prompt is written.
@@ -314,7 +314,7 @@ def _as_in_llama_cpp(prompt: Prompt, models: ModelChoice) -> tuple[Prompt, Model
 
 
 def _refuse_contradictions(
-    prompt: Prompt, models: ModelChoice, drafting: Drafting, lossy: Lossy, output: Output
+    prompt: PromptOptions, models: ModelChoice, drafting: RunDrafting, lossy: LossyOptions, output: RunOutput
 ) -> None:
     cascade, drafter = lossy.mode == "cascade", drafting.drafter
     refuse_contradictions(
@@ -332,7 +332,9 @@ def _refuse_contradictions(
     )
 
 
-def _options(prompt: Prompt, drafting: Drafting, lossy: Lossy, length: Length, sampling: Sampling) -> Options:
+def _options(
+    prompt: PromptOptions, drafting: RunDrafting, lossy: LossyOptions, length: RunLength, sampling: Sampling
+) -> Options:
     """Return the generation's options without its grammar, which needs the model. Raises UsageError."""
     from edgespec.decoding.options import Options
 
@@ -348,12 +350,12 @@ def _options(prompt: Prompt, drafting: Drafting, lossy: Lossy, length: Length, s
     )
 
 
-def _drafter(drafting: Drafting, lossy: Lossy) -> DrafterName:
+def _drafter(drafting: RunDrafting, lossy: LossyOptions) -> DrafterName:
     """Return the drafter; a cascade needs its draft model even if nothing is drafted."""
     return drafter_of(drafting.drafter, None if lossy.mode == "cascade" else drafting.gamma)
 
 
-def _show(stream: Stream, output: Output, *, explain: bool) -> int:
+def _show(stream: Stream, output: RunOutput, *, explain: bool) -> int:
     from edgespec.cli.render import TextWriter, as_json, print_stats
 
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)

@@ -31,7 +31,7 @@ _LIMITS = "Limits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(SharedModels):
+class ServeLoading(SharedModels):
     """How the models are loaded, and what is kept of conversations."""
 
     prefix_cache: Annotated[
@@ -47,7 +47,7 @@ class Loading(SharedModels):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address:
+class ListenOptions:
     """Where the server listens, and to whom."""
 
     host: Annotated[
@@ -88,7 +88,7 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What requests may take."""
+    """Limits of requests."""
 
     max_queue: Annotated[
         int, typer.Option(min=0, max=10_000, help="Requests that may wait.", rich_help_panel=_LIMITS)
@@ -116,8 +116,8 @@ class RequestLimits:
 def serve_command(
     *,
     models: ModelChoice,
-    loading: Loading,
-    address: Address,
+    loading: ServeLoading,
+    address: ListenOptions,
     limits: RequestLimits,
     assume_watts: WattsOption = None,
     json: Annotated[

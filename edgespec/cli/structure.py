@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """What the text must match; at most one of these."""
+    """The grammar, schema or pattern that the text must match; at most one of these."""
 
     grammar: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from edgespec.benchmark.report.rows import (
     NOT_APPLICABLE,
     NOT_EXACT,
     UNAVAILABLE,
-    Reading,
+    ReportData,
     Row,
     energy_line,
     fixed,
@@ -28,13 +28,13 @@ from edgespec.benchmark.report.rows import (
     with_error,
     with_interval,
 )
-from edgespec.benchmark.runs import PLAIN, Outcome
-from edgespec.benchmark.summary import Comparison, VariantSummary
+from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome
+from edgespec.benchmark.summary import VariantComparison, VariantSummary
 from edgespec.cli.console import out, print_table
 from edgespec.cli.throughput_table import print_throughput
 
 
-def print_outcome(outcome: Outcome, summaries: Summaries | None = None) -> None:
+def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> None:
     """Print an outcome's tables to stdout; `summaries`: the result of `exports.summarise`, if it exists."""
     reading = read_outcome(outcome, summaries)
     out.print(title(outcome), markup=False)
@@ -66,11 +66,11 @@ def _add(table: Table, *cells: str, bold: bool = False) -> None:
     table.add_row(*map(Text, cells), style="bold" if bold else None)
 
 
-def _joules_heading(reading: Reading) -> str:
+def _joules_heading(reading: ReportData) -> str:
     return reading.energy.label.replace(", ", "\n").replace(" (", "\n(") if reading.energy else "J/token"
 
 
-def _figures(reading: Reading, variant: VariantSummary, comparison: Comparison | None) -> list[str]:
+def _figures(reading: ReportData, variant: VariantSummary, comparison: VariantComparison | None) -> list[str]:
     """Return speed-up, time to first token, tau, alpha, joules a token, identical."""
     return [
         with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
@@ -85,7 +85,7 @@ def _figures(reading: Reading, variant: VariantSummary, comparison: Comparison |
 # ---- one cell ----
 
 
-def _print_categories(reading: Reading) -> None:
+def _print_categories(reading: ReportData) -> None:
     """Print a table for each variant but plain: a row per category, and last one for all together."""
     (cell, summaries), *_ = reading.cells
     ordered = [*summaries[1:], summaries[0]]
@@ -129,7 +129,7 @@ def _print_categories(reading: Reading) -> None:
 # ---- several ----
 
 
-def _print_rows(reading: Reading) -> None:
+def _print_rows(reading: ReportData) -> None:
     table = _table(
         "row",
         "target",
@@ -153,7 +153,7 @@ def _print_rows(reading: Reading) -> None:
     print_table(table)
 
 
-def _row(reading: Reading, row: Row) -> list[str]:
+def _row(reading: ReportData, row: Row) -> list[str]:
     return [
         str(row.number),
         row.cell.target,
@@ -166,7 +166,7 @@ def _row(reading: Reading, row: Row) -> list[str]:
     ]
 
 
-def _print_skipped(reading: Reading) -> None:
+def _print_skipped(reading: ReportData) -> None:
     if not reading.skipped:
         return
     table = _table("skipped: target", "draft", "kernels", "why", texts=4)
@@ -176,7 +176,7 @@ def _print_skipped(reading: Reading) -> None:
     print_table(table)
 
 
-def _print_accuracy(reading: Reading) -> None:
+def _print_accuracy(reading: ReportData) -> None:
     scores = reading.outcome.accuracy
     if not scores:
         return

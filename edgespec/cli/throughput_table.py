@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.benchmark.curves import Curve
-from edgespec.benchmark.report.rows import Reading
+from edgespec.benchmark.curves import ThroughputCurve
+from edgespec.benchmark.report.rows import ReportData
 from edgespec.benchmark.report.throughput import cell_name, fewest_name, figures, sentences
 from edgespec.cli.console import out, print_table
 
 
-def print_throughput(reading: Reading) -> None:
+def print_throughput(reading: ReportData) -> None:
     """Print a table for each cell whose throughput was measured, and sentences about all."""
     for curve in reading.curves:
         out.print()
@@ -23,7 +23,7 @@ def print_throughput(reading: Reading) -> None:
         out.print(line, markup=False)
 
 
-def _table(curve: Curve) -> Table:
+def _table(curve: ThroughputCurve) -> Table:
     than = fewest_name(curve, curve.points[0])
     heads = (
         "at once",

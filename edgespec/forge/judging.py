@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from edgespec.benchmark.runs import Run, rotated
-from edgespec.benchmark.summary import Comparison, compare
+from edgespec.benchmark.summary import VariantComparison, compare
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.forge.progress import ProgressFn, Step, unseen
 from edgespec.forge.trial import DRAFTING, JudgingSettings, Question, Timing, Trial
@@ -50,8 +50,8 @@ class Judged:
     contender: Contender
     timing: Timing | None
     """None: without a draft model."""
-    greedy: Comparison
-    sampled: Comparison
+    greedy: VariantComparison
+    sampled: VariantComparison
     """Drafting beside plain decoding, at temperature 0 and at 0.8."""
     rounds: int
     runs: tuple[Run, ...]

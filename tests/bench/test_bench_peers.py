@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.benchmark.bench import Settings
+from edgespec.benchmark.bench import BenchSettings
 from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import Prompt
@@ -19,7 +19,7 @@ from peers import IkSpecBench, llama_bench
 from speed import open_peers, run_peers
 
 PROMPT = Prompt("own/1", "code", "one")
-SETTINGS = Settings(variants=(), n_predict=64)
+SETTINGS = BenchSettings(variants=(), n_predict=64)
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ import pytest
 from edgespec import Engine
 from edgespec.benchmark import bench
 from edgespec.benchmark.bench import (
-    Limits,
-    Listener,
+    BenchLimits,
+    BenchListener,
+    BenchSettings,
     Progress,
-    Settings,
     generate,
     measure,
     turns,
@@ -55,7 +55,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-def measured(engine: Engine, settings: Settings, **options: Any) -> tuple[list[Run], str]:
+def measured(engine: Engine, settings: BenchSettings, **options: Any) -> tuple[list[Run], str]:
     """The runs of a benchmark, and why it ended; `options`: of Limits and Listener, prompts, peers."""
     runs: list[Run] = []
     prompts, peers = options.pop("prompts", PROMPTS), options.pop("peers", [])
@@ -64,8 +64,8 @@ def measured(engine: Engine, settings: Settings, **options: Any) -> tuple[list[R
         engine,
         prompts,
         settings,
-        limits=Limits(**options),
-        listener=Listener(runs.append, **told),
+        limits=BenchLimits(**options),
+        listener=BenchListener(runs.append, **told),
         peers=peers,
     )
     return runs, ended
@@ -148,18 +148,18 @@ def test_variants_that_are_none(text: str) -> None:
 )
 def test_settings_are_refused_before_anything_is_loaded(field: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^{field} {value}: must be "):
-        Settings(VARIANTS, **{field: value})
+        BenchSettings(VARIANTS, **{field: value})
 
 
 def test_settings_as_an_outcome_tells_them() -> None:
-    assert Settings(VARIANTS, 64, 0.5, 7, "chain").facts() == {
+    assert BenchSettings(VARIANTS, 64, 0.5, 7, "chain").facts() == {
         "variants": "auto, model-3, suffix-4, staged-2",
         "n_predict": 64,
         "temperature": 0.5,
         "seed": 7,
         "rule": "chain",
     }
-    assert Settings(VARIANTS).facts()["rule"] == "match"
+    assert BenchSettings(VARIANTS).facts()["rule"] == "match"
 
 
 # ---- one run ----
@@ -167,7 +167,7 @@ def test_settings_as_an_outcome_tells_them() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_variant_gives_plain_decodings_text(engine: Engine, temperature: float) -> None:
-    settings = Settings(VARIANTS, 48, temperature, seed=3)
+    settings = BenchSettings(VARIANTS, 48, temperature, seed=3)
     for prompt in PROMPTS:
         runs = list(turns(engine, prompt, settings, round_=0, place=0))
         assert [run.variant for run in runs] == [PLAIN, *(variant.name for variant in VARIANTS)]
@@ -178,7 +178,7 @@ def test_every_variant_gives_plain_decodings_text(engine: Engine, temperature: f
 
 
 def test_what_a_run_tells(engine: Engine) -> None:
-    settings = Settings(VARIANTS, 30)
+    settings = BenchSettings(VARIANTS, 30)
     run = generate(engine, PROMPTS[0], Variant("model-3", "model", 3), settings, round_=4)
     assert (run.prompt, run.category, run.variant, run.round) == ("a", "letters", "model-3", 4)
     assert run.prompt_tokens == len(engine.prompt_tokens(PROMPTS[0].text))
@@ -197,7 +197,7 @@ def test_what_a_run_tells(engine: Engine) -> None:
 
 
 def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
-    settings = Settings(parse_variants("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
+    settings = BenchSettings(parse_variants("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
     plain, never, always, some, lenient, auto = turns(engine, PROMPTS[0], settings, round_=0, place=0)
     assert [run.exact for run in (plain, never, always, some, lenient, auto)] == [True, *[False] * 4, True]
     assert [run.target_share for run in (plain, never, always, lenient)] == [1.0, 0.0, 1.0, 1.0]
@@ -209,26 +209,26 @@ def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
     assert 0.0 < some.kl < never.kl
     assert (lenient.agreement is not None, lenient.kl) == (True, None)
 
-    warm = Settings(parse_variants("cascade@0"), 30, temperature=1.0)
+    warm = BenchSettings(parse_variants("cascade@0"), 30, temperature=1.0)
     run = generate(engine, PROMPTS[0], warm.variants[0], warm)
     assert run.agreement is None, "a random token need not be the likeliest"
     assert run.kl
 
 
 def test_each_round_has_a_seed_of_its_own(engine: Engine) -> None:
-    settings = Settings((), 30, temperature=1.0, seed=5)
+    settings = BenchSettings((), 30, temperature=1.0, seed=5)
 
-    def text(settings: Settings, round_: int) -> str | None:
+    def text(settings: BenchSettings, round_: int) -> str | None:
         return generate(engine, PROMPTS[0], PLAIN_VARIANT, settings, round_=round_).text_sha256
 
     assert text(settings, 0) == text(settings, 0)
     assert text(settings, 0) != text(settings, 1)
-    assert text(settings, 1) == text(Settings((), 30, temperature=1.0, seed=6), 0)
+    assert text(settings, 1) == text(BenchSettings((), 30, temperature=1.0, seed=6), 0)
 
 
 def test_no_answer_is_drafted_from_itself(engine: Engine) -> None:
     """The suffix store forgets between runs; without that the second answer is copied from the first."""
-    settings = Settings(parse_variants("suffix-4"), 60)
+    settings = BenchSettings(parse_variants("suffix-4"), 60)
     runs, _ = measured(engine, settings, rounds=3)
     by_prompt: dict[str, set[Any]] = {}
     for run in runs:
@@ -244,7 +244,7 @@ def test_no_answer_is_drafted_from_itself(engine: Engine) -> None:
 
 
 def test_joules_are_of_the_run(engine: Engine) -> None:
-    settings = Settings(parse_variants("model-3"), 20)
+    settings = BenchSettings(parse_variants("model-3"), 20)
     with EnergyMeter.choose(assume_watts=15.0) as meter:
         engine.meter = meter
         try:
@@ -264,7 +264,7 @@ def test_joules_are_of_the_run(engine: Engine) -> None:
 
 
 def test_who_goes_first_changes(engine: Engine) -> None:
-    settings = Settings(parse_variants("model-1"), 4)
+    settings = BenchSettings(parse_variants("model-1"), 4)
     runs, _ = measured(engine, settings, rounds=2)
     order = [
         (run.round, run.prompt, [run.variant for run in pair]) for pair in batched(runs) for run in pair[:1]
@@ -285,7 +285,7 @@ def batched(runs: list[Run]) -> list[list[Run]]:
 
 
 def test_each_variant_goes_first_as_often(engine: Engine) -> None:
-    settings = Settings(parse_variants("model-1,suffix-1"), 3)
+    settings = BenchSettings(parse_variants("model-1,suffix-1"), 3)
     runs, _ = measured(engine, settings, rounds=3)
     first = Counter(group[0].variant for group in batched(runs))
     assert first == {"plain": 3, "model-1": 3, "suffix-1": 3}
@@ -301,7 +301,7 @@ def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPa
         return real(self, prompt, **options)
 
     monkeypatch.setattr(Engine, "stream", spied)
-    settings = Settings(parse_variants("suffix,model-2"), 40)
+    settings = BenchSettings(parse_variants("suffix,model-2"), 40)
     warm_up(engine, PROMPTS, settings)
     longest = max((prompt.text for prompt in PROMPTS), key=lambda text: len(engine.prompt_tokens(text)))
     assert asked == [(longest, "none", None, 40), (longest, "suffix", None, 40), (longest, "model", 2, 40)]
@@ -316,7 +316,7 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, draft = (write_tiny_gguf(tmp_path / f"{i}.gguf", seed=i, chat_template=None) for i in (0, 1))
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
-        measured(engine, Settings(VARIANTS, 8), rounds=1)
+        measured(engine, BenchSettings(VARIANTS, 8), rounds=1)
     assert not list((tmp_path / "cache").rglob("profiles/*.json"))
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
         engine.generate("abc", n_predict=8)
@@ -325,7 +325,9 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
 
 def test_progress(engine: Engine) -> None:
     seen: list[Progress] = []
-    measured(engine, Settings(parse_variants("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append)
+    measured(
+        engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append
+    )
     assert [(one.round, one.place) for one in seen] == list(itertools.product(range(4), range(3)))
     assert [one.prompt.id for one in seen[:3]] == ["a", "b", "c"]
     assert {one.n_prompts for one in seen} == {3}
@@ -339,25 +341,25 @@ def test_progress(engine: Engine) -> None:
 
 
 def test_as_many_rounds_as_asked_for(engine: Engine) -> None:
-    settings = Settings(parse_variants("suffix-1"), 3)
+    settings = BenchSettings(parse_variants("suffix-1"), 3)
     runs, ended = measured(engine, settings, rounds=2, precision=1e9)
     assert (len(runs), ended) == (12, "2 rounds, as asked for")
     assert measured(engine, settings, rounds=1)[1] == "1 round, as asked for"
 
 
 def test_a_tight_interval_ends_it_after_three_rounds(engine: Engine) -> None:
-    runs, ended = measured(engine, Settings(parse_variants("suffix-1"), 3), precision=1e9, rounds=9)
+    runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), precision=1e9, rounds=9)
     assert len(runs) == 18
     assert ended.startswith("3 rounds; the interval over them is tight (")
 
 
 def test_no_interval_is_tight_enough(engine: Engine) -> None:
-    runs, ended = measured(engine, Settings(parse_variants("suffix-1"), 3), precision=0, rounds=5)
+    runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), precision=0, rounds=5)
     assert (len(runs), ended) == (30, "5 rounds, as asked for")
 
 
 def test_the_budget_ends_it_between_prompts(engine: Engine) -> None:
-    settings = Settings(parse_variants("suffix-1,model-1"), 3)
+    settings = BenchSettings(parse_variants("suffix-1,model-1"), 3)
     runs, ended = measured(engine, settings, budget_s=1e-6)
     assert [(run.round, run.prompt) for run in runs] == [(0, "a")] * 3, (
         "one prompt is always answered in full"
@@ -371,7 +373,7 @@ def test_the_budget_ends_it_between_prompts(engine: Engine) -> None:
 def test_a_budget_is_not_overrun(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which a prompt takes one second, and so does what lies between two of them."""
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=itertools.count(0.0).__next__))
-    runs, ended = measured(engine, Settings(parse_variants("suffix-1"), 3), budget_s=20.0, precision=0)
+    runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), budget_s=20.0, precision=0)
     assert len(batched(runs)) == 10, "the tenth ends at 20 s"
     assert re.fullmatch(
         r"3 rounds and 1 of 3 prompts of round 4; the budget of 20 s was spent; "
@@ -393,7 +395,7 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
         f"does not is left out: with 20 tokens of answer it needs a context of {n_ctx + 1}, "
         f"and {engine.target_name} was trained for {n_ctx}"
     )
-    run = generate(engine, prompts[0], PLAIN_VARIANT, Settings((), 20))
+    run = generate(engine, prompts[0], PLAIN_VARIANT, BenchSettings((), 20))
     assert (run.tokens, run.stop_reason) == (20, "length")
 
 
@@ -414,9 +416,9 @@ def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.Monk
         measure(
             engine,
             PROMPTS,
-            Settings(parse_variants("suffix-2"), 4),
-            limits=Limits(),
-            listener=Listener(runs.append),
+            BenchSettings(parse_variants("suffix-2"), 4),
+            limits=BenchLimits(),
+            listener=BenchListener(runs.append),
             peers=[],
         )
     assert [(run.prompt, run.variant) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
@@ -441,7 +443,7 @@ class AnotherProgram:
 
 def test_a_peer_runs_after_the_variants_of_each_prompt(engine: Engine) -> None:
     peer = AnotherProgram("other")
-    runs, _ = measured(engine, Settings(parse_variants("suffix-1"), 3), rounds=2, peers=[peer])
+    runs, _ = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=2, peers=[peer])
     groups = batched(runs)
     assert len(groups) == 6
     assert [[run.variant for run in group][2:] for group in groups] == [["other"]] * 6
@@ -452,7 +454,7 @@ def test_a_peer_that_fails_is_left_out_from_there_on(engine: Engine) -> None:
     weak, strong = AnotherProgram("weak", fails_at=2), AnotherProgram("strong")
     peers = [weak, strong]
     runs, ended = measured(
-        engine, Settings(parse_variants("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
+        engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
     )
     assert ended == "2 rounds, as asked for"
     assert Counter(run.variant for run in runs) == {"plain": 6, "suffix-1": 6, "weak": 2, "strong": 6}

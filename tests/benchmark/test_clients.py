@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.benchmark.bench import Limits, Settings
+from edgespec.benchmark.bench import BenchLimits, BenchSettings
 from edgespec.benchmark.clients import (
     Measured,
     Passes,
@@ -26,14 +26,14 @@ from edgespec.benchmark.exports import document, write_csv
 from edgespec.benchmark.report import write_png, write_report
 from edgespec.benchmark.report.rows import read_outcome
 from edgespec.benchmark.report.throughput import sentences
-from edgespec.benchmark.runs import Cell, Outcome, PassTime, Throughput, as_json, from_json
+from edgespec.benchmark.runs import BenchmarkOutcome, Cell, PassTime, Throughput, as_json, from_json
 from edgespec.benchmark.variants import PLAIN_VARIANT, parse_variants
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 PROMPTS = [Prompt(f"p{i}", "letters", f"the thing {i} and the") for i in range(4)]
-SETTINGS = Settings(parse_variants("suffix"), n_predict=6, clients=(1, 2, 4))
+SETTINGS = BenchSettings(parse_variants("suffix"), n_predict=6, clients=(1, 2, 4))
 
 
 class Watched(Engine):
@@ -75,7 +75,7 @@ def test_each_text_needs_a_prompt_of_its_own() -> None:
 
 def test_variants_that_are_not_exact_are_refused() -> None:
     with pytest.raises(UsageError, match=r"variants cascade@0.4: is not exact"):
-        Settings(parse_variants("cascade@0.4"), clients=(1, 2))
+        BenchSettings(parse_variants("cascade@0.4"), clients=(1, 2))
 
 
 # ---- the runs ----
@@ -107,7 +107,7 @@ def test_passes_over_several_tokens_are_timed(engine: Watched) -> None:
     assert found.seconds > 0
 
 
-def measured(engine: Watched, limits: Limits) -> tuple[list[Measured], list[Progress], str]:
+def measured(engine: Watched, limits: BenchLimits) -> tuple[list[Measured], list[Progress], str]:
     found: list[Measured] = []
     shown: list[Progress] = []
     ended = measure_clients(
@@ -117,7 +117,7 @@ def measured(engine: Watched, limits: Limits) -> tuple[list[Measured], list[Prog
 
 
 def test_rounds_begin_with_other_numbers_and_variants(engine: Watched) -> None:
-    found, shown, ended = measured(engine, Limits(rounds=2))
+    found, shown, ended = measured(engine, BenchLimits(rounds=2))
     assert ended == "2 rounds"
     throughputs = [one for one in found if isinstance(one, Throughput)]
     assert [(one.round, one.at_once, one.variant) for one in throughputs] == [
@@ -133,7 +133,7 @@ def test_rounds_begin_with_other_numbers_and_variants(engine: Watched) -> None:
 
 
 def test_it_ends_when_the_budget_is_spent(engine: Watched) -> None:
-    found, _, ended = measured(engine, Limits(budget_s=1e-9))
+    found, _, ended = measured(engine, BenchLimits(budget_s=1e-9))
     assert ended == "1 of 6 figures of round 1; the budget of 1e-09 s was spent"
     assert len(found) == 2
 
@@ -179,13 +179,13 @@ def test_figures_of_a_curve() -> None:
     assert summarise_throughput(Cell("target", None, "avx2")) == ()
 
 
-def outcome(*cells: Cell) -> Outcome:
-    return Outcome("bench", "2026-01-01T00:00:00", {}, {}, {}, {}, cells)
+def outcome(*cells: Cell) -> BenchmarkOutcome:
+    return BenchmarkOutcome("bench", "2026-01-01T00:00:00", {}, {}, {}, {}, cells)
 
 
 def test_an_outcome_with_a_curve_is_written_and_read(tmp_path: Path) -> None:
     whole = outcome(CELL)
-    assert from_json(Outcome, as_json(whole), "there") == whole
+    assert from_json(BenchmarkOutcome, as_json(whole), "there") == whole
     found = json.loads(document(whole))
     assert [point["at_once"] for point in found["curves"][0]] == [1, 1, 4, 4]
     written = io.StringIO()

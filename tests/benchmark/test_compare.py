@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.benchmark import compare as room
-from edgespec.benchmark.bench import Settings
-from edgespec.benchmark.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison, Plan
+from edgespec.benchmark.bench import BenchSettings
+from edgespec.benchmark.compare import MTP, NO_DRAFT, SUFFIX, Combination, ComparisonPlan, ComparisonRun
 from edgespec.benchmark.runs import PLAIN
 from edgespec.benchmark.variants import parse_variants
 from edgespec.errors import UsageError
@@ -34,12 +34,12 @@ def files(tiny_path, tiny_draft_path) -> dict[str, Path]:
     return {"target": tiny_path, "draft": tiny_draft_path}
 
 
-def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_predict=12) -> Plan:
-    return Plan(
+def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_predict=12) -> ComparisonPlan:
+    return ComparisonPlan(
         models={name: ModelFile(name, path).facts() for name, path in files.items()},
         combinations=combinations,
         prompts=PROMPTS,
-        settings=Settings(parse_variants("auto"), n_predict),
+        settings=BenchSettings(parse_variants("auto"), n_predict),
         rounds=rounds,
         n_threads=1,
         assume_watts=None,
@@ -47,15 +47,15 @@ def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_pr
     )
 
 
-def measure(plan: Plan, files: dict[str, Path], folder: Path) -> tuple[Comparison, list[str]]:
+def measure(plan: ComparisonPlan, files: dict[str, Path], folder: Path) -> tuple[ComparisonRun, list[str]]:
     """Carry a plan out; return what was measured, as progress tells it."""
-    comparison = Comparison(plan, files, folder)
+    comparison = ComparisonRun(plan, files, folder)
     seen = []
     comparison.run(lambda at: seen.append(f"{at.combination.draft} {at.round}") if at.prompt else None)
     return comparison, list(dict.fromkeys(seen))
 
 
-def told(comparison: Comparison) -> tuple[str, ...]:
+def told(comparison: ComparisonRun) -> tuple[str, ...]:
     """The warnings, but of what else this machine does while it tests."""
     return tuple(line for line in comparison.warnings if "other programs" not in line)
 
@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 def test_names_and_variants():
     assert BOTH.name == "target+draft+kernels-off"
     assert (BOTH.draft_model, ALONE.draft_model, OF_TEXT.draft_model) == ("draft", None, None)
-    settings = Settings(parse_variants("auto,model-3,suffix,staged"))
+    settings = BenchSettings(parse_variants("auto,model-3,suffix,staged"))
     variants = [
         [variant.name for variant in each.restrict(settings).variants] for each in (BOTH, ALONE, OF_TEXT)
     ]
@@ -77,7 +77,7 @@ def test_names_and_variants():
 
 def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
     head = Combination("target", MTP, "off")
-    settings = Settings(parse_variants("mtp-2,auto,cascade@0.4"), 12)
+    settings = BenchSettings(parse_variants("mtp-2,auto,cascade@0.4"), 12)
     names = [[variant.name for variant in each.restrict(settings).variants] for each in (head, BOTH, OF_TEXT)]
     assert names == [["mtp-2", "auto"], ["auto", "cascade@0.4"], ["auto"]]
     files = {"target": tiny("qwen35-mtp")}
@@ -93,7 +93,7 @@ def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
 def test_rounds_cells_and_runs(files, tmp_path):
     plan = make_plan(files, BOTH, ALONE, OF_TEXT, rounds=2)
     progress = []
-    comparison = Comparison(plan, files, tmp_path)
+    comparison = ComparisonRun(plan, files, tmp_path)
     assert {cell.skipped for cell in comparison.cells()} == {"not measured yet"}
     comparison.run(progress.append)
     assert [(at.combination.draft, at.round) for at in progress if at.prompt][::2] == [
@@ -150,10 +150,10 @@ def test_what_is_there_is_not_measured_again(files, tmp_path):
 )
 def test_another_comparison_is_refused(change, words, files, tmp_path):
     plan = make_plan(files, ALONE)
-    Comparison(plan, files, tmp_path)
+    ComparisonRun(plan, files, tmp_path)
     before = (tmp_path / "comparison.json").read_bytes()
     with pytest.raises(UsageError, match=words) as caught:
-        Comparison(change(plan), files, tmp_path)
+        ComparisonRun(change(plan), files, tmp_path)
     assert "--fresh" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "comparison.json").read_bytes() == before
@@ -161,12 +161,12 @@ def test_another_comparison_is_refused(change, words, files, tmp_path):
 
 def test_another_model_of_the_same_name_is_refused(files, tmp_path):
     plan = make_plan(files, BOTH)
-    Comparison(plan, files, tmp_path)
+    ComparisonRun(plan, files, tmp_path)
     others = {**files, "draft": write_tiny_gguf(tmp_path / "draft.gguf", seed=9)}
     # Also when it was left out in between.
-    Comparison(make_plan({"target": files["target"]}, ALONE), files, tmp_path)
+    ComparisonRun(make_plan({"target": files["target"]}, ALONE), files, tmp_path)
     with pytest.raises(UsageError, match=r"\(other draft\)"):
-        Comparison(make_plan(others, BOTH), others, tmp_path)
+        ComparisonRun(make_plan(others, BOTH), others, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_damaged_plan(files, tmp_path):
     before = contents(tmp_path)
     for data in (b"", b"[]", b'{"mine": 1}', b"\xff"):
         (tmp_path / "comparison.json").write_bytes(data)
-        for act in (lambda: Comparison(plan, files, tmp_path), lambda: Comparison.discard(tmp_path)):
+        for act in (lambda: ComparisonRun(plan, files, tmp_path), lambda: ComparisonRun.discard(tmp_path)):
             with pytest.raises(UsageError, match=r"comparison\.json: .*plan.*; delete it, or") as caught:
                 act()
             assert "\n" not in str(caught.value)
@@ -222,7 +222,7 @@ def test_a_damaged_plan(files, tmp_path):
 
 
 def test_fresh_deletes_what_is_its_own(files, tmp_path):
-    Comparison.discard(tmp_path / "missing")
+    ComparisonRun.discard(tmp_path / "missing")
     measure(make_plan(files, BOTH, ALONE), files, tmp_path)
     measure(make_plan({"target": files["target"]}, OF_TEXT), files, tmp_path)
     for name in ("accuracy-target+kernels-off.json", "humaneval-target+kernels-auto.json"):
@@ -232,10 +232,10 @@ def test_fresh_deletes_what_is_its_own(files, tmp_path):
     for name in mine:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
-    Comparison.discard(tmp_path)
+    ComparisonRun.discard(tmp_path)
     left = [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()]
     assert sorted(left) == sorted(mine)
-    Comparison.discard(tmp_path)
+    ComparisonRun.discard(tmp_path)
     assert {(tmp_path / name).read_text() for name in mine} == {"mine"}
 
 
@@ -362,7 +362,7 @@ def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
 
 def test_a_full_disk(files, tmp_path, monkeypatch):
     plan = make_plan(files, ALONE, OF_TEXT)
-    comparison = Comparison(plan, files, tmp_path)
+    comparison = ComparisonRun(plan, files, tmp_path)
     write = room.write_atomically
 
     def full(file: Path, text: str) -> None:
@@ -382,13 +382,13 @@ def test_a_full_disk(files, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be(folder, files, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match=r"^out .*: ") as caught:
-        Comparison(make_plan(files, ALONE), files, tmp_path / folder)
+        ComparisonRun(make_plan(files, ALONE), files, tmp_path / folder)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_the_plan_is_kept(files, tmp_path):
-    Comparison(make_plan(files, BOTH), files, tmp_path)
+    ComparisonRun(make_plan(files, BOTH), files, tmp_path)
     document = json.loads((tmp_path / "comparison.json").read_text())
     assert document["models"].keys() == {"target", "draft"}
     assert [prompt["id"] for prompt in document["prompts"]] == ["a", "b"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.benchmark import exports
-from edgespec.benchmark.runs import PLAIN, Cell, Outcome, as_json, from_json
+from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome, Cell, as_json, from_json
 from edgespec.benchmark.summary import OVERALL, summarise_cell
 from edgespec.errors import EdgespecError, UsageError
 from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
@@ -77,8 +77,8 @@ def test_the_json_holds_the_raw_runs_and_the_summaries():
     data = exports.document(outcome)
     assert data.count(b"\n") == 1
     found = json.loads(data)
-    assert from_json(Outcome, json.dumps(found["outcome"]), "it") == from_json(
-        Outcome, as_json(outcome), "it"
+    assert from_json(BenchmarkOutcome, json.dumps(found["outcome"]), "it") == from_json(
+        BenchmarkOutcome, as_json(outcome), "it"
     )
     assert [bool(one) for one in found["summary"]] == [bool(cell.runs) for cell in outcome.cells]
     assert found["summary"][0][0]["category"] == OVERALL

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.benchmark.humaneval import Problem
-from edgespec.benchmark.judge import Judge, groups
+from edgespec.benchmark.judge import AccuracyJudge, groups
 from edgespec.llama.backend import quantize
 from edgespec.llama.kernels import STOCK
 from edgespec.models.quantizations import ModelFile
@@ -59,7 +59,7 @@ class Judged:
     def __init__(self, folder: Path, *files: ModelFile) -> None:
         self.progress: list[tuple[str, int, int]] = []
         self.messages: list[str] = []
-        self.judge = Judge(
+        self.judge = AccuracyJudge(
             folder,
             files,
             {file.name: file.facts() for file in files},

@@ -11,8 +11,8 @@ import pytest
 
 from edgespec.benchmark.machine import (
     Clock,
+    MachineWatch,
     Throttling,
-    Watch,
     facts,
     processor_clock,
     temperatures,
@@ -82,7 +82,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def the_warning(watch: Watch) -> str:
+def the_warning(watch: MachineWatch) -> str:
     (line,) = watch.warnings()
     assert len(line.splitlines()) == 1
     return line
@@ -167,13 +167,13 @@ def test_facts_that_are_not_known(tmp_path):
 
 
 def test_nothing_is_known(tmp_path):
-    watch = Watch(tmp_path)
+    watch = MachineWatch(tmp_path)
     watch.sample()
     assert watch.warnings() == ()
 
 
 def test_this_machine_is_watched_without_error():
-    watch = Watch()
+    watch = MachineWatch()
     watch.sample()
     assert all(len(line.splitlines()) == 1 for line in watch.warnings())
 
@@ -186,7 +186,7 @@ def test_nothing_is_wrong(tree):
     tree.throttled(0, core=7, package=9)
     tree.firmware(0)
     tree.swapped(1000, 2000)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     watch.sample()
     tree.swapped(1100, 2000)
     assert watch.warnings() == ()
@@ -199,7 +199,7 @@ def test_damaged_files_are_silence(tree):
         tree.write({name: "what\xff is this"})
     tree.write({f"{CPUS}/cpu0/thermal_throttle/core_throttle_count": ""})
     tree.vcgencmd("echo VCHI initialization failed; exit 1")
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     watch.sample()
     assert watch.warnings() == ()
 
@@ -221,7 +221,11 @@ def busy(tree: Tree, seconds: float) -> None:
 
 def test_other_programs(tree, clock):
     busy(tree, 0)
-    watches = [Watch(tree.root), Watch(tree.root, n_threads=2), Watch(tree.root, n_threads=1)]
+    watches = [
+        MachineWatch(tree.root),
+        MachineWatch(tree.root, n_threads=2),
+        MachineWatch(tree.root, n_threads=1),
+    ]
     clock.now, clock.user = 10.0, 12.0
     busy(tree, 16)
     line = "other programs kept 0.4 processors busy; stop them and run the benchmark again"
@@ -232,10 +236,10 @@ def test_other_programs(tree, clock):
 
 def test_battery(tree):
     tree.supply("BAT0", "Battery", "Discharging", scope="System")
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     tree.supply("BAT0", "Battery", "Charging", scope="System")
     assert the_warning(watch).endswith("; plug it in"), "it was discharging once"
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     tree.supply("hid-mouse", "Battery", "Discharging", scope="Device")
     assert watch.warnings() == ()
     tree.supply("BAT1", "Battery", "Discharging")
@@ -248,7 +252,7 @@ def test_governor(tree):
     """Only where the clock was low: on many machines powersave reaches the highest one too."""
 
     def warned() -> list[str]:
-        watch = Watch(tree.root)
+        watch = MachineWatch(tree.root)
         watch.sample()
         return [line for line in watch.warnings() if "governor" in line]
 
@@ -269,7 +273,7 @@ def test_governor(tree):
 
 def test_clock_frequency(tree):
     def watched(*samples: tuple[int, int]) -> tuple[str, ...]:
-        watch = Watch(tree.root)
+        watch = MachineWatch(tree.root)
         for samples_mhz in samples:
             for cpu, now_mhz in enumerate(samples_mhz):
                 tree.cpufreq(cpu, now_mhz)
@@ -292,7 +296,7 @@ def test_clock_of_unlike_cores(tree):
     """Each core is compared with its own highest frequency."""
     tree.cpufreq(0, 2000, highest_mhz=4000)
     tree.cpufreq(8, 1900, highest_mhz=2000)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     watch.sample()
     assert watch.warnings() == ()
 
@@ -300,7 +304,7 @@ def test_clock_of_unlike_cores(tree):
 def test_throttling(tree):
     tree.throttled(0, core=7, package=9)
     tree.throttled(1, core=0, package=9)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     assert watch.warnings() == ()
     tree.throttled(0, core=8, package=12)
     tree.throttled(1, core=0, package=12)
@@ -320,7 +324,7 @@ def test_throttling(tree):
 )
 def test_heat(tree, trips, hot, warm):
     tree.zone(40, trips=trips)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     tree.zone(warm)
     watch.sample()
     assert watch.warnings() == ()
@@ -333,7 +337,7 @@ def test_heat(tree, trips, hot, warm):
 def test_only_the_hottest_zone(tree):
     tree.zone(90)
     tree.write({"temp": 95000}, ZONE.replace("0", "1"))
-    assert "95 degrees hot (thermal_zone1)" in the_warning(Watch(tree.root))
+    assert "95 degrees hot (thermal_zone1)" in the_warning(MachineWatch(tree.root))
 
 
 UNDER_VOLTAGE = "the Raspberry Pi had too low a voltage; use a stronger power supply and a short cable"
@@ -355,7 +359,7 @@ SLOWED = "the Raspberry Pi's firmware slowed the processor down; give it a fan o
 )
 def test_raspberry_pi(tree, before, during, after, said):
     tree.firmware(before)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     tree.firmware(during)
     watch.sample()
     tree.firmware(after)
@@ -365,13 +369,13 @@ def test_raspberry_pi(tree, before, during, after, said):
 def test_vcgencmd_that_cannot_run(tree):
     tree.firmware(0x5)
     (tree.root / "usr/bin/vcgencmd").chmod(0o644)
-    assert Watch(tree.root).warnings() == ()
+    assert MachineWatch(tree.root).warnings() == ()
 
 
 def test_swap(tree):
     pages = (16 << 20) // os.sysconf("SC_PAGE_SIZE")
     tree.swapped(500_000, 900_000)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     tree.swapped(500_000 + pages // 2, 900_000 + pages // 2)
     assert watch.warnings() == ()
     tree.swapped(500_000 + pages, 900_000 + 2 * pages)
@@ -383,7 +387,7 @@ def test_everything_at_once(tree):
     tree.supply("BAT0", "Battery", "Discharging")
     tree.zone(97)
     tree.throttled(0, core=0, package=0)
-    watch = Watch(tree.root)
+    watch = MachineWatch(tree.root)
     watch.sample()
     tree.throttled(0, core=1, package=1)
     said = watch.warnings()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.benchmark.bench import Settings
+from edgespec.benchmark.bench import BenchSettings
 from edgespec.benchmark.peers import (
     DRAFTED_PROGRAM,
     PLAIN_PROGRAM,
@@ -40,7 +40,7 @@ NO_MODEL_LOG = """\
 0.00.002.745 E llama_completion: error: unable to create context
 """
 PROMPT = Prompt("own/1", "code", "<|im_start|>user\nWrite a quicksort.\\n<|im_end|>\n<|im_start|>assistant\n")
-SETTINGS = Settings(variants=(), n_predict=64)
+SETTINGS = BenchSettings(variants=(), n_predict=64)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_options(programs: Path):
 
 def test_tokens_are_chosen_as_edgespec_does(programs: Path):
     def given(temperature: float, seed: int, round_: int) -> dict[str, float]:
-        settings = Settings(variants=(), n_predict=64, temperature=temperature, seed=seed)
+        settings = BenchSettings(variants=(), n_predict=64, temperature=temperature, seed=seed)
         opened(programs).plain(PROMPT, settings, round_)
         argv = asked(programs / PLAIN_PROGRAM)["argv"]
         return {
@@ -341,7 +341,7 @@ def test_real_programs(real: Path, tmp_path: Path, template: str, monkeypatch: p
     monkeypatch.setattr("edgespec.benchmark.peers._ATTEMPTS", 50)
     target = write_tiny_gguf(tmp_path / "target.gguf", seed=1, add_bos=True, chat_template=template)
     draft = write_tiny_gguf(tmp_path / "draft.gguf", seed=2, add_bos=True, n_layer=1)
-    settings = Settings(variants=(), n_predict=8)
+    settings = BenchSettings(variants=(), n_predict=8)
     with Engine(target, drafter="none", n_threads=1) as engine:
         n_prompt = len(engine.prompt_tokens("the rain in Spain"))
         programs = LlamaCpp(real, target, draft, n_threads=1, n_ctx=256, timeout_s=60.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.benchmark.runs import FORMAT, Accuracy, Cell, Outcome, Run, as_json, from_json
+from edgespec.benchmark.runs import FORMAT, AccuracyScore, BenchmarkOutcome, Cell, Run, as_json, from_json
 from edgespec.energy import Measurement
 from edgespec.errors import EdgespecError
 from edgespec.models.quantizations import ModelFacts
@@ -35,7 +35,7 @@ RUN = Run(
     ),
 )
 PEERS = Run("code/1", "code", "llama.cpp plain", 2, 30, 21, total_s=5.0, ttft_s=None, prefill_s=None)
-OUTCOME = Outcome(
+OUTCOME = BenchmarkOutcome(
     kind="bench",
     date="2026-11-21T10:00:00+01:00",
     machine={"processor": "naïve", "usable processors": 2, "memory GiB": 23.5},
@@ -46,7 +46,7 @@ OUTCOME = Outcome(
         Cell("t", None, "stock", (RUN, PEERS), peak_rss_bytes=1 << 40),
         Cell("t", "d", "auto", skipped="its vocabulary is another one"),
     ),
-    accuracy=(Accuracy("t", "t", "stock", 1024, 12.5, None, None, None, passed=3, n_problems=164),),
+    accuracy=(AccuracyScore("t", "t", "stock", 1024, 12.5, None, None, None, passed=3, n_problems=164),),
     warnings=("the machine was busy",),
 )
 
@@ -74,7 +74,7 @@ def test_unavailable_is_null_and_never_0() -> None:
 )
 def test_what_is_no_record_is_one_line(data: bytes) -> None:
     with pytest.raises(EdgespecError) as found:
-        from_json(Outcome, data, "dir/outcome.json")
+        from_json(BenchmarkOutcome, data, "dir/outcome.json")
     assert str(found.value).startswith("dir/outcome.json: holds no outcome that edgespec wrote: ")
     assert "\n" not in str(found.value)
 
@@ -82,7 +82,7 @@ def test_what_is_no_record_is_one_line(data: bytes) -> None:
 def test_another_format_is_not_read() -> None:
     newer = replace(OUTCOME, format=FORMAT + 1)
     with pytest.raises(EdgespecError, match=rf"x.json: written in format {FORMAT + 1}; this edgespec reads"):
-        from_json(Outcome, as_json(newer), "x.json")
+        from_json(BenchmarkOutcome, as_json(newer), "x.json")
 
 
 def test_fields_of_a_later_edgespec_are_passed_over() -> None:

@@ -37,7 +37,7 @@ def summarised(*runs: Run, category: str = OVERALL) -> room.CategorySummary:
     return {found.category: found for found in summarise_cell(cell)}[category]
 
 
-def comparison(*runs: Run) -> room.Comparison:
+def comparison(*runs: Run) -> room.VariantComparison:
     (found,) = summarised(*runs).comparisons
     return found
 

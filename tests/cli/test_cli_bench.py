@@ -16,7 +16,7 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
-from edgespec.benchmark.runs import Outcome, from_json
+from edgespec.benchmark.runs import BenchmarkOutcome, from_json
 from edgespec.cli import app, bench_runs
 from edgespec.cli import bench as bench_room
 from edgespec.energy import EnergyMeter
@@ -74,9 +74,9 @@ def refused(process, *words, code=2):
     return failed(process, code, *words)
 
 
-def outcome_of(process) -> Outcome:
+def outcome_of(process) -> BenchmarkOutcome:
     assert process.stdout.count("\n") == 1
-    return from_json(Outcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+    return from_json(BenchmarkOutcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
 
 
 def messages(text: str) -> list[str]:
@@ -319,7 +319,7 @@ def test_interrupted(environment, models, suite):
     assert process.returncode == 130, stderr
     assert "edgespec: interrupted" in stderr.splitlines()
     assert "Traceback" not in stderr
-    outcome = from_json(Outcome, json.dumps(json.loads(stdout)["outcome"]), "stdout")
+    outcome = from_json(BenchmarkOutcome, json.dumps(json.loads(stdout)["outcome"]), "stdout")
     assert outcome.settings["ended"] == "interrupted"
     assert len(outcome.cells[0].runs) >= 12, "two rounds, three prompts, two variants"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.benchmark.runs import Outcome, from_json
+from edgespec.benchmark.runs import BenchmarkOutcome, from_json
 
 QUICK = (
     "--threads",
@@ -59,9 +59,9 @@ def bench(run: Run) -> Run:
     return lambda *arguments: run("bench", "-t", "target.gguf", *arguments)
 
 
-def outcome_of(process: subprocess.CompletedProcess[str]) -> Outcome:
+def outcome_of(process: subprocess.CompletedProcess[str]) -> BenchmarkOutcome:
     assert process.returncode == 0, process.stderr
-    return from_json(Outcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+    return from_json(BenchmarkOutcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
 
 
 def test_the_table_of_a_bench(bench: Run) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from command_line import COMMAND, run_cli, user_environment
 from edgespec.benchmark import compare as room
-from edgespec.benchmark.runs import Outcome, from_json
+from edgespec.benchmark.runs import BenchmarkOutcome, from_json
 from edgespec.cli.app import main
 from edgespec.llama.kernels import plugin_path
 from terminals import messages_in_terminal
@@ -117,11 +117,11 @@ def _marked(mark: bytes) -> Iterator[str]:
             continue
 
 
-def outcome_of(process: subprocess.CompletedProcess[str]) -> Outcome:
-    return from_json(Outcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+def outcome_of(process: subprocess.CompletedProcess[str]) -> BenchmarkOutcome:
+    return from_json(BenchmarkOutcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
 
 
-def texts(outcome: Outcome) -> list[tuple[object, ...]]:
+def texts(outcome: BenchmarkOutcome) -> list[tuple[object, ...]]:
     return sorted(
         (cell.target, str(cell.draft), cell.kernels, run.prompt, run.variant, run.round, run.text_sha256)
         for cell in outcome.cells

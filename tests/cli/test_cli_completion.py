@@ -13,7 +13,7 @@ import pytest
 
 from edgespec import SamplingParams
 from edgespec.benchmark.accuracy import WINDOW
-from edgespec.benchmark.bench import BUDGET_S, PRECISION, Settings
+from edgespec.benchmark.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.benchmark.variants import parse_variants
 from edgespec.cli import app, bench, bench_options, compare, draft_options, options
 from edgespec.decoding.options import SPAN
@@ -253,22 +253,22 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     sampling, params = options.Sampling(), SamplingParams()
     assert sampling.params() == params
     assert options.SpanOption.__metadata__[0].show_default == str(SPAN)
-    prompts = bench_options.Prompts(suite=bench_options.SuiteChoice())
+    prompts = bench_options.SuitePrompts(suite=bench_options.SuiteChoice())
     variants = bench_options.VariantChoice()
-    measuring = bench.Measuring(variants=variants)
+    measuring = bench.BenchMeasuring(variants=variants)
     assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
-    assert variants.settings(prompts) == Settings(parse_variants("auto"))
-    training, judging = draft_options.Training(), draft_options.Judging()
+    assert variants.settings(prompts) == BenchSettings(parse_variants("auto"))
+    training, judging = draft_options.TrainingOptions(), draft_options.EvaluationOptions()
     assert training.types == ",".join(candidates.TYPES)
-    assert draft_options.Data().answer_tokens == texts.DataRequest(tokens=1).n_predict
-    assert draft_options.size(draft_options.Data().budget, "budget") == texts.BUDGET
+    assert draft_options.DataOptions().answer_tokens == texts.DataRequest(tokens=1).n_predict
+    assert draft_options.size(draft_options.DataOptions().budget, "budget") == texts.BUDGET
     assert judging.settings(6, None, "auto") == JudgingSettings()
 
     def option(group, name):
         return get_type_hints(group, include_extras=True)[name].__metadata__[0]
 
-    assert f"{candidates.KEEP}, " in option(draft_options.Training, "keep").show_default
-    shown = option(draft_options.Data, "data_tokens").show_default
+    assert f"{candidates.KEEP}, " in option(draft_options.TrainingOptions, "keep").show_default
+    shown = option(draft_options.DataOptions, "data_tokens").show_default
     assert f"{texts.TOKENS_PER_HOUR // 1000}k for each hour" in shown
     assert f"at least {texts.LEAST_TOKENS // 1000}k" in shown
-    assert option(compare.Accuracy, "text_tokens").min == WINDOW
+    assert option(compare.AccuracyOptions, "text_tokens").min == WINDOW

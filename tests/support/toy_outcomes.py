@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from edgespec.benchmark.runs import PLAIN, Accuracy, Cell, Outcome, Run, Solved
+from edgespec.benchmark.runs import PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, Run
 from edgespec.energy import Measurement
 from edgespec.models.quantizations import ModelFacts
 
@@ -122,7 +122,7 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, variants=("auto",)
         for i, name in enumerate([*targets, *filter(None, drafts)])
     }
     scores = tuple(
-        Accuracy(
+        AccuracyScore(
             target=target,
             reference=targets[0],
             kernels=kernels,
@@ -137,7 +137,7 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, variants=("auto",)
         for kernels in ("avx2", "stock")
         for i, target in enumerate(targets)
     )
-    return Outcome(
+    return BenchmarkOutcome(
         kind=kind,
         date="2026-11-21T19:00:00+00:00",
         machine={"processor": "AMD EPYC 7B13", "cores": 2, "memory": "8 GB", "edgespec": "0.1.0"},
@@ -171,7 +171,7 @@ def lossy_outcome(kind="bench", **options):
 
     cells = tuple(replace(cell, runs=tuple(map(marked, cell.runs))) for cell in outcome.cells)
     solved = tuple(
-        Solved(cell.target, cell.draft, cell.kernels, LOSSY[0], 50, 164, 0.3)
+        ProblemsSolved(cell.target, cell.draft, cell.kernels, LOSSY[0], 50, 164, 0.3)
         for cell in cells
         if cell.draft and cell.runs
     )

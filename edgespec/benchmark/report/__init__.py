@@ -20,7 +20,7 @@ from pathlib import Path
 
 from edgespec.benchmark.exports import Summaries, write_file
 from edgespec.benchmark.report.rows import read_outcome
-from edgespec.benchmark.runs import Outcome
+from edgespec.benchmark.runs import BenchmarkOutcome
 from edgespec.errors import EdgespecError
 
 __all__ = ["require_plotting", "write_png", "write_report"]
@@ -35,7 +35,7 @@ def require_plotting(field: str = "report") -> None:
         raise EdgespecError(problem, field=field) from None
 
 
-def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
+def write_report(outcome: BenchmarkOutcome, path: Path, summaries: Summaries | None = None) -> None:
     """Write one HTML file with all tables and charts, without scripts; nothing is loaded from elsewhere.
 
     `summaries`: the result of `exports.summarise`, if it exists already.
@@ -47,7 +47,7 @@ def write_report(outcome: Outcome, path: Path, summaries: Summaries | None = Non
     write_file(path, page(read_outcome(outcome, summaries)).encode(), field="report")
 
 
-def write_png(outcome: Outcome, path: Path, summaries: Summaries | None = None) -> None:
+def write_png(outcome: BenchmarkOutcome, path: Path, summaries: Summaries | None = None) -> None:
     """Write all charts as one PNG on white; otherwise as `write_report`."""
     require_plotting("png")
     from edgespec.benchmark.report.charts import charts

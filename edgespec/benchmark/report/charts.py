@@ -10,7 +10,7 @@ from edgespec.benchmark.report.curve_charts import curve_charts
 from edgespec.benchmark.report.drawing import Chart, Palette, add_legend, marker, new_figure
 from edgespec.benchmark.report.labels import place_labels
 from edgespec.benchmark.report.looks import Looks
-from edgespec.benchmark.report.rows import Reading, Row
+from edgespec.benchmark.report.rows import ReportData, Row
 from edgespec.benchmark.report.scatters import scatters
 from edgespec.benchmark.summary import Interval
 from edgespec.models.suites import OVERALL
@@ -19,7 +19,7 @@ _PHASES = ("prefill", "draft", "verify", "rest")
 _FEW = 3  # for more variants, the categories do not fit in one chart
 
 
-def charts(reading: Reading) -> tuple[Chart, ...]:
+def charts(reading: ReportData) -> tuple[Chart, ...]:
     """Return the charts of an outcome; a chart without figures says so instead."""
     if reading.curves:
         return tuple(curve_charts(reading))
@@ -37,7 +37,7 @@ def charts(reading: Reading) -> tuple[Chart, ...]:
 _Whisker = tuple[str, Row, Interval]
 
 
-def _speedups(reading: Reading) -> list[Chart]:
+def _speedups(reading: ReportData) -> list[Chart]:
     rows = [row for row in reading.rows if row.comparison and row.comparison.speedup]
     if not rows:
         why = "Left out: nothing was compared with plain decoding."
@@ -110,7 +110,7 @@ def _cut(label: str) -> str:
 # ---- acceptance ----
 
 
-def _acceptance(reading: Reading) -> Chart:
+def _acceptance(reading: ReportData) -> Chart:
     title = "Acceptance by position"
     rows = [row for row in reading.rows if row.variant.acceptance_by_position]
     if not rows:
@@ -150,7 +150,7 @@ def _acceptance(reading: Reading) -> Chart:
 # ---- where the time and the joules went ----
 
 
-def _time_shares(reading: Reading) -> Chart:
+def _time_shares(reading: ReportData) -> Chart:
     bars = [(row, row.variant.time_shares) for row in reading.rows if row.variant.time_shares]
     title = "Where the time went"
     if not bars:
@@ -158,7 +158,7 @@ def _time_shares(reading: Reading) -> Chart:
     return _shares("time", title, "Shares of the time of whole generations.", bars)
 
 
-def _joule_shares(reading: Reading) -> list[Chart]:
+def _joule_shares(reading: ReportData) -> list[Chart]:
     # Only RAPL can tell phases apart: power samples are too coarse, and assumed watts would repeat the times.
     rows = [row for row in reading.rows if row.variant.energy_source.startswith("RAPL")]
     bars = [(row, row.variant.joule_shares) for row in rows if row.variant.joule_shares]

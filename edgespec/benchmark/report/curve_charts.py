@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from edgespec.benchmark.curves import Curve
+from edgespec.benchmark.curves import ThroughputCurve
 from edgespec.benchmark.report.drawing import Chart, Palette, add_legend, marker, new_figure
-from edgespec.benchmark.report.rows import Reading
+from edgespec.benchmark.report.rows import ReportData
 from edgespec.benchmark.report.throughput import cell_name, names
 
 _CAPTION = (
@@ -17,7 +17,7 @@ _CAPTION = (
 )
 
 
-def curve_charts(reading: Reading) -> list[Chart]:
+def curve_charts(reading: ReportData) -> list[Chart]:
     """Return a chart for each cell whose throughput was measured."""
     several = len(reading.curves) > 1
     return [
@@ -31,7 +31,7 @@ def curve_charts(reading: Reading) -> list[Chart]:
     ]
 
 
-def _draw(palette: Palette, curve: Curve) -> Figure:
+def _draw(palette: Palette, curve: ThroughputCurve) -> Figure:
     figure, axes = new_figure(palette, 3.0)
     limits = {point.at_once: point.limit for point in curve.points if point.limit is not None}
     entries = []

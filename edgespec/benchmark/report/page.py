@@ -13,8 +13,8 @@ from edgespec.benchmark.report import throughput
 from edgespec.benchmark.report.charts import charts
 from edgespec.benchmark.report.drawing import Chart, svg
 from edgespec.benchmark.report.elements import card, details, escaped, section, table
-from edgespec.benchmark.report.rows import NOT_APPLICABLE, NOT_EXACT, UNAVAILABLE, Reading, Row
-from edgespec.benchmark.runs import Accuracy, Cell, Run
+from edgespec.benchmark.report.rows import NOT_APPLICABLE, NOT_EXACT, UNAVAILABLE, ReportData, Row
+from edgespec.benchmark.runs import AccuracyScore, Cell, Run
 from edgespec.benchmark.summary import CategorySummary
 
 _MOST_RUNS = 400
@@ -29,7 +29,7 @@ _HOW = (
 )
 
 
-def page(reading: Reading) -> str:
+def page(reading: ReportData) -> str:
     """Return the page of an outcome."""
     outcome = reading.outcome
     title = escaped(words.title(outcome))
@@ -59,7 +59,7 @@ def page(reading: Reading) -> str:
 # ---- the top of the page ----
 
 
-def _headline(reading: Reading) -> str:
+def _headline(reading: ReportData) -> str:
     if reading.curves:
         lead, *others = throughput.sentences(reading)
     else:
@@ -76,7 +76,7 @@ def _warnings(warnings: Sequence[str]) -> str:
     return f"<section class=warnings role=note><h2>Warnings</h2><ul>{lines}</ul></section>"
 
 
-def _results(reading: Reading) -> str:
+def _results(reading: ReportData) -> str:
     if reading.curves:
         return "".join(
             f"<h3>{escaped(throughput.cell_name(curve))}</h3>\n"
@@ -118,13 +118,13 @@ def _results(reading: Reading) -> str:
     return table(columns, rows, "Results") + f"<p class=note>{escaped(note)}</p>\n"
 
 
-def _variant_columns(reading: Reading) -> list[tuple[str, bool]]:
+def _variant_columns(reading: ReportData) -> list[tuple[str, bool]]:
     names = ["tokens/s", "speed-up [95 %]", "TTFT, ms", "tau", "alpha"]
     names += ["J/token, gross", "J/token, net", "J s"] if reading.energy else ["J/token"]
     return [(name, True) for name in (*names, "identical")]
 
 
-def _variant_figures(reading: Reading, row: Row) -> list[str]:
+def _variant_figures(reading: ReportData, row: Row) -> list[str]:
     """Return the cells below `_variant_columns`."""
     variant, comparison = row.variant, row.comparison
     texts = [
@@ -143,14 +143,14 @@ def _variant_figures(reading: Reading, row: Row) -> list[str]:
     return [*texts, words.identical(comparison)]
 
 
-def _lossy_columns(reading: Reading) -> list[str]:
+def _lossy_columns(reading: ReportData) -> list[str]:
     names = ["target saw", "target's best", "KL from target"]
     if any(row.solved for row in reading.rows):
         names.append("pass@1, not exact")
     return names if any(not row.variant.exact for row in reading.rows) else []
 
 
-def _lossy_figures(reading: Reading, row: Row) -> list[str]:
+def _lossy_figures(reading: ReportData, row: Row) -> list[str]:
     """Return the cells below `_lossy_columns`."""
     variant, n = row.variant, len(_lossy_columns(reading))
     if variant.exact:
@@ -164,7 +164,7 @@ def _lossy_figures(reading: Reading, row: Row) -> list[str]:
     return texts[:n]
 
 
-def _accuracy_columns(reading: Reading) -> list[tuple[str, bool]]:
+def _accuracy_columns(reading: ReportData) -> list[tuple[str, bool]]:
     if not reading.outcome.accuracy:
         return []
     names = ["perplexity", "KL, nats/token", "top-1", "beside"]
@@ -173,7 +173,7 @@ def _accuracy_columns(reading: Reading) -> list[tuple[str, bool]]:
     return [(name, True) for name in names]
 
 
-def _accuracy_figures(reading: Reading, accuracy: Accuracy | None) -> list[str]:
+def _accuracy_figures(reading: ReportData, accuracy: AccuracyScore | None) -> list[str]:
     """Return the cells below `_accuracy_columns`."""
     n = len(_accuracy_columns(reading))
     if accuracy is None:
@@ -225,7 +225,7 @@ def _figure(chart: Chart, picture: str) -> str:
 # ---- details ----
 
 
-def _categories(reading: Reading) -> str:
+def _categories(reading: ReportData) -> str:
     opened = len(reading.cells) == 1
     parts = []
     for cell, _ in reading.cells:
@@ -238,7 +238,7 @@ def _categories(reading: Reading) -> str:
     return "".join(parts)
 
 
-def _category_table(reading: Reading, own: Sequence[Row]) -> str:
+def _category_table(reading: ReportData, own: Sequence[Row]) -> str:
     columns = [("category", False), ("variant", False), ("prompts", True), *_variant_columns(reading)]
     lines = []
     for summary in own[0].categories:
@@ -247,7 +247,7 @@ def _category_table(reading: Reading, own: Sequence[Row]) -> str:
     return table(columns, [line for line in lines if line], f"{own[0].cell.target} by category")
 
 
-def _category_line(reading: Reading, summary: CategorySummary, row: Row) -> list[str]:
+def _category_line(reading: ReportData, summary: CategorySummary, row: Row) -> list[str]:
     found = row.of_category(summary.category)
     if found is None:
         return []
@@ -255,7 +255,7 @@ def _category_line(reading: Reading, summary: CategorySummary, row: Row) -> list
     return [summary.category, row.variant_name, str(summary.n_prompts), *_variant_figures(reading, there)]
 
 
-def _facts(reading: Reading) -> str:
+def _facts(reading: ReportData) -> str:
     outcome = reading.outcome
     parts = [
         card("Machine and versions", outcome.machine),
@@ -276,7 +276,7 @@ def _facts(reading: Reading) -> str:
     return f"<div class=cards>\n{''.join(parts)}</div>\n" + (table(columns, rows, "Models") if rows else "")
 
 
-def _runs(reading: Reading) -> str:
+def _runs(reading: ReportData) -> str:
     runs = [(cell, run) for cell, _ in reading.cells for run in cell.runs]
     if not runs:
         return ""

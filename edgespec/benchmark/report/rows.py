@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.benchmark.curves import Curve, curves
+from edgespec.benchmark.curves import ThroughputCurve, curves
 from edgespec.benchmark.exports import ESTIMATED, Summaries, measures_target, summarise
-from edgespec.benchmark.runs import PEER, PLAIN, Accuracy, Cell, Outcome, Solved
-from edgespec.benchmark.summary import CategorySummary, Comparison, Interval, VariantSummary
+from edgespec.benchmark.runs import PEER, PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
+from edgespec.benchmark.summary import CategorySummary, Interval, VariantComparison, VariantSummary
 
 UNAVAILABLE = "unavailable"
 """Written for a figure that could not be measured, never 0 or an empty text."""
@@ -31,13 +31,13 @@ class Row:
     """From 1, in the order of the cells."""
     cell: Cell
     variant: VariantSummary
-    comparison: Comparison | None
+    comparison: VariantComparison | None
     """None for plain decoding."""
     categories: tuple[CategorySummary, ...]
     """The cell's categories, without OVERALL."""
-    accuracy: Accuracy | None
+    accuracy: AccuracyScore | None
     """The target's accuracy; None too if the texts are not the target's own."""
-    solved: Solved | None = None
+    solved: ProblemsSolved | None = None
     """HumanEval problems solved by a variant that is not exact, if asked for."""
 
     @property
@@ -67,7 +67,7 @@ class Row:
         """Peak memory of the cell's process; a peer's is unknown."""
         return None if self.variant.variant.startswith(PEER) else self.cell.peak_rss_bytes
 
-    def of_category(self, category: str) -> tuple[VariantSummary, Comparison | None] | None:
+    def of_category(self, category: str) -> tuple[VariantSummary, VariantComparison | None] | None:
         """Return this variant's figures in a category; None if the cell has no such runs."""
         for summary in self.categories:
             if summary.category == category:
@@ -94,18 +94,18 @@ class EnergyColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReportData:
     """An outcome prepared for output."""
 
-    outcome: Outcome
+    outcome: BenchmarkOutcome
     rows: tuple[Row, ...]
     cells: tuple[tuple[Cell, tuple[CategorySummary, ...]], ...]
     """The cells that ran."""
     skipped: tuple[Cell, ...]
     energy: EnergyColumn | None
     """None: no row has joules."""
-    curves: tuple[Curve, ...] = ()
-    """Of the cells in which many texts at once were measured; they have no rows."""
+    curves: tuple[ThroughputCurve, ...] = ()
+    """Curves of the cells in which many requests at once were measured; they have no rows."""
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -114,14 +114,14 @@ class Reading:
         return tuple(dict.fromkeys(names))
 
 
-def _pick(summary: CategorySummary, variant: str) -> tuple[VariantSummary, Comparison | None] | None:
+def _pick(summary: CategorySummary, variant: str) -> tuple[VariantSummary, VariantComparison | None] | None:
     for found in summary.variants:
         if found.variant == variant:
             return found, next((c for c in summary.comparisons if c.variant == variant), None)
     return None
 
 
-def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Reading:
+def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> ReportData:
     """Prepare an outcome for output; `summaries`: the result of `summarise`, if it exists already."""
     found = summarise(outcome) if summaries is None else summaries
     ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
@@ -135,7 +135,7 @@ def read_outcome(outcome: Outcome, summaries: Summaries | None = None) -> Readin
             compared_with = compared.get(variant.variant)
             rows.append(Row(len(rows) + 1, cell, variant, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
-    return Reading(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))
+    return ReportData(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))
 
 
 def _energy_column(rows: list[Row]) -> EnergyColumn | None:
@@ -190,7 +190,7 @@ def with_interval(interval: Interval | None) -> str:
     return f"{interval.median:.2f} [{interval.low:.2f} - {interval.high:.2f}]"
 
 
-def identical(comparison: Comparison | None) -> str:
+def identical(comparison: VariantComparison | None) -> str:
     """Return how many of the compared texts equal plain decoding's, as "12/12"."""
     if comparison is None:
         return NOT_APPLICABLE
@@ -210,7 +210,7 @@ def megabytes(n_bytes: int | None) -> str:
     return UNAVAILABLE if n_bytes is None else f"{n_bytes / 1e6:.0f} MB"
 
 
-def passed(accuracy: Accuracy | Solved) -> str | None:
+def passed(accuracy: AccuracyScore | ProblemsSolved) -> str | None:
     """Return the share of problems passed as "41/164 (25 %)"; None: not asked for."""
     if accuracy.passed is None or not accuracy.n_problems:
         return None
@@ -218,7 +218,7 @@ def passed(accuracy: Accuracy | Solved) -> str | None:
     return f"{accuracy.passed}/{accuracy.n_problems} ({100 * share:.0f} %)"
 
 
-def with_error(accuracy: Accuracy) -> str:
+def with_error(accuracy: AccuracyScore) -> str:
     """Return the KL divergence with its standard error, as "0.0123 ± 0.0010"."""
     if accuracy.kl is None:
         return UNAVAILABLE
@@ -231,7 +231,7 @@ def with_error(accuracy: Accuracy) -> str:
 # ---- sentences ----
 
 
-def title(outcome: Outcome) -> str:
+def title(outcome: BenchmarkOutcome) -> str:
     """Return a title: the pair measured, or the number of combinations."""
     if len(outcome.cells) == 1:
         (cell,) = outcome.cells
@@ -243,7 +243,7 @@ def title(outcome: Outcome) -> str:
     return f"{len(outcome.cells)} combinations of {targets} {noun}{left}"
 
 
-def best_row(reading: Reading) -> Row | None:
+def best_row(reading: ReportData) -> Row | None:
     """Return the row for the headline: of a single cell the first variant that drafts, else the fastest row.
 
     A row that is not exact is chosen only if there is no other, because its texts are not the target's.
@@ -256,7 +256,7 @@ def best_row(reading: Reading) -> Row | None:
     return max(exact or reading.rows, key=lambda row: row.variant.whole_tokens_per_s or 0.0, default=None)
 
 
-def headline(reading: Reading) -> str:
+def headline(reading: ReportData) -> str:
     """Return the overall speed-up and its interval in a sentence."""
     row = best_row(reading)
     if row is None:
@@ -268,7 +268,7 @@ def headline(reading: Reading) -> str:
     return f"Fastest is row {row.number} with {speed} tokens/s of whole generations ({row.name}): {text}."
 
 
-def _speedup(reading: Reading, row: Row) -> str:
+def _speedup(reading: ReportData, row: Row) -> str:
     if row.comparison is None or row.comparison.speedup is None:
         return (
             "no drafting was faster" if row.variant.variant == PLAIN else "not compared with plain decoding"
@@ -283,7 +283,7 @@ def _speedup(reading: Reading, row: Row) -> str:
     return f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
 
 
-def identical_line(reading: Reading) -> str:
+def identical_line(reading: ReportData) -> str:
     """Return in a sentence how many texts of exact variants equal plain decoding's."""
     compared = [row.comparison for row in reading.rows if row.comparison and row.variant.exact]
     n = sum(comparison.n_compared for comparison in compared)
@@ -295,7 +295,7 @@ def identical_line(reading: Reading) -> str:
     return f"Outputs: {same} of {n} identical to plain decoding's, token by token."
 
 
-def lossy_lines(reading: Reading) -> list[str]:
+def lossy_lines(reading: ReportData) -> list[str]:
     """Return a sentence for each row that is not exact: the target's share of the tokens, and the loss."""
     lines = []
     several = len(reading.cells) > 1
@@ -314,7 +314,7 @@ def lossy_lines(reading: Reading) -> list[str]:
     return lines
 
 
-def energy_line(reading: Reading) -> str:
+def energy_line(reading: ReportData) -> str:
     """Return in a sentence the energy spent, or why it is unavailable."""
     column = reading.energy
     if column is None:
@@ -335,14 +335,14 @@ def energy_line(reading: Reading) -> str:
     return f"{text}; from {sources}.{_without_joules(reading)}"
 
 
-def _without_joules(reading: Reading) -> str:
+def _without_joules(reading: ReportData) -> str:
     """Return how many runs lack joules that others have, and why the first does; "" if none does."""
     runs = [run for cell, _ in reading.cells for run in cell.runs if not run.variant.startswith(PEER)]
     without = [run.energy for run in runs if run.energy and run.energy.joules is None]
     return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""
 
 
-def energy_reason(reading: Reading) -> str:
+def energy_reason(reading: ReportData) -> str:
     """Return why there are no joules, without a full stop."""
     for cell, _ in reading.cells:
         for run in cell.runs:

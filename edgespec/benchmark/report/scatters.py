@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from edgespec.benchmark.report.drawing import Chart, Palette, marker, new_figure
 from edgespec.benchmark.report.labels import place_labels
 from edgespec.benchmark.report.looks import Looks
-from edgespec.benchmark.report.rows import Reading, Row, energy_reason
+from edgespec.benchmark.report.rows import ReportData, Row, energy_reason
 from edgespec.benchmark.runs import PLAIN
 
 
-def scatters(reading: Reading) -> list[Chart]:
+def scatters(reading: ReportData) -> list[Chart]:
     """Return the charts; those of energy and accuracy say why if they have no figures."""
     return [_energy(reading), _accuracy(reading), *_tradeoff(reading), *_memory(reading)]
 
@@ -51,7 +51,7 @@ class _Abscissa:
 _Point = tuple[Row, float, float]
 
 
-def _scatter(reading: Reading, abscissa: _Abscissa) -> Chart | None:
+def _scatter(reading: ReportData, abscissa: _Abscissa) -> Chart | None:
     """Return a chart of tokens/s; None if no row has both figures."""
     points: list[_Point] = []
     for row in reading.rows:
@@ -107,7 +107,7 @@ def _draw(palette: Palette, points: Sequence[_Point], front: Sequence[_Point], l
     return figure
 
 
-def _energy(reading: Reading) -> Chart:
+def _energy(reading: ReportData) -> Chart:
     column, title = reading.energy, "Speed and energy"
     if column is None:
         why = f"Left out, as joules are unavailable: {energy_reason(reading)}"
@@ -121,7 +121,7 @@ def _energy(reading: Reading) -> Chart:
     return found or Chart("energy", title, "Left out: no row has both a speed and joules.", None)
 
 
-def _accuracy(reading: Reading) -> Chart:
+def _accuracy(reading: ReportData) -> Chart:
     title = "Speed and accuracy"
     known = [row.accuracy for row in reading.rows if row.accuracy]
     if not known:
@@ -146,7 +146,7 @@ def _accuracy(reading: Reading) -> Chart:
     return found or Chart("accuracy", title, "Left out: no row has both a speed and an accuracy.", None)
 
 
-def _tradeoff(reading: Reading) -> list[Chart]:
+def _tradeoff(reading: ReportData) -> list[Chart]:
     """Return the chart of speed over loss: inexact variants beside exact ones, which lose nothing."""
     lossy = [row for row in reading.rows if not row.variant.exact]
     if not lossy:
@@ -168,7 +168,7 @@ def _tradeoff(reading: Reading) -> list[Chart]:
     return [found] if found else []
 
 
-def _memory(reading: Reading) -> list[Chart]:
+def _memory(reading: ReportData) -> list[Chart]:
     fastest: dict[int, Row] = {}
     for row in reading.rows:
         if not row.variant.exact:

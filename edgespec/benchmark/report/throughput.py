@@ -5,11 +5,11 @@ Shared by the page and the terminal, as rows.py is for single texts.
 
 from __future__ import annotations
 
-from edgespec.benchmark.curves import Curve, Point
+from edgespec.benchmark.curves import ThroughputCurve, ThroughputPoint
 from edgespec.benchmark.report.rows import (
     NOT_APPLICABLE,
     UNAVAILABLE,
-    Reading,
+    ReportData,
     fixed,
     milliseconds,
     with_interval,
@@ -40,7 +40,7 @@ HOW = (
 )
 
 
-def figures(point: Point) -> list[str]:
+def figures(point: ThroughputPoint) -> list[str]:
     """Return the cells below `COLUMNS`."""
     same = f"{point.n_identical}/{point.n_compared}" if point.n_compared else UNAVAILABLE
     share = None if point.limit is None else 100 * point.tokens_per_s / point.limit
@@ -58,13 +58,13 @@ def figures(point: Point) -> list[str]:
     ]
 
 
-def cell_name(curve: Curve) -> str:
+def cell_name(curve: ThroughputCurve) -> str:
     """Return target, draft and kernels in a line."""
     drafted = f", drafted by {curve.cell.draft}" if curve.cell.draft else ""
     return f"{curve.cell.target}{drafted}, {curve.cell.kernels}"
 
 
-def sentences(reading: Reading) -> list[str]:
+def sentences(reading: ReportData) -> list[str]:
     """Return the headline, and how many texts equal those of plain decoding with the fewest at once."""
     points = [(curve, point) for curve in reading.curves for point in curve.points]
     curve, best = max(points, key=lambda one: one[1].tokens_per_s)
@@ -83,8 +83,8 @@ def sentences(reading: Reading) -> list[str]:
     return lines
 
 
-def fewest_name(curve: Curve, point: Point) -> str:
-    """Return what `Point.gain` compares with, in words."""
+def fewest_name(curve: ThroughputCurve, point: ThroughputPoint) -> str:
+    """Return what `ThroughputPoint.gain` compares with, in words."""
     fewest = curve.of(point.variant)[0].at_once
     return f"{'one' if fewest == 1 else fewest} at a time"
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec import Engine
-from edgespec.benchmark.humaneval import Judged
+from edgespec.benchmark.humaneval import ProblemResult
 from edgespec.benchmark.tradeoff import (
     ALWAYS,
     NEVER,
@@ -158,7 +158,7 @@ def test_surely_is_with_the_standard_error():
 
 
 def judged(passed, share=0.5, tokens=10):
-    return [Judged(str(i), good, "", 0.0, tokens, share) for i, good in enumerate(passed)]
+    return [ProblemResult(str(i), good, "", 0.0, tokens, share) for i, good in enumerate(passed)]
 
 
 def test_problems_are_set_beside_the_target_alone():

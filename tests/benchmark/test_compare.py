@@ -349,7 +349,7 @@ def test_rounds_with_other_kernels_do_not_mix(files, tmp_path):
 
 
 def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(room.Watch, "warnings", lambda _: ("the machine ran on its battery",))
+    monkeypatch.setattr(room.MachineWatch, "warnings", lambda _: ("the machine ran on its battery",))
     measure(make_plan(files, ALONE), files, tmp_path)
     monkeypatch.undo()
     comparison, seen = measure(make_plan(files, ALONE), files, tmp_path)

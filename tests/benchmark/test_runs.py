@@ -75,7 +75,7 @@ def test_unavailable_is_null_and_never_0() -> None:
 def test_what_is_no_record_is_one_line(data: bytes) -> None:
     with pytest.raises(EdgespecError) as found:
         from_json(BenchmarkOutcome, data, "dir/outcome.json")
-    assert str(found.value).startswith("dir/outcome.json: holds no outcome that edgespec wrote: ")
+    assert str(found.value).startswith("dir/outcome.json: holds no benchmark outcome that edgespec wrote: ")
     assert "\n" not in str(found.value)
 
 

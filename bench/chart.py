@@ -1,0 +1,142 @@
+"""Draws the README's picture from raw runs in bench/results/: tokens a second beside llama.cpp's.
+
+    .venv/bin/python bench/chart.py
+
+One pair of bars for each row of the README's table, on the same machine and the same target file. One
+answer at a time: the median over HumanEval's runs of tokens over seconds of a whole answer, its prompt
+included; llama.cpp decodes plainly. Many clients: the tokens of all answers over the seconds until the last
+one ended. Writes docs/images/speed-light.svg and speed-dark.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+IMAGES = ROOT / "docs" / "images"
+ONE_ANSWER = "drafts-made-human-eval-shipped-amd-epyc.json"
+CLIENTS = "clients-amd-epyc.json"
+HEAD_SHA256 = "74d08bf8f77d082c7fa2e2fa42507b5b3af57cb7e2ac4c1daf908ced55ba5bcf"
+"""The draft that comes with edgespec; these runs were made before it had its name."""
+
+_WIDTH, _LEFT, _TOP, _BAR, _GAP = 720, 190, 46, 20, 22
+_PIXELS_PER_TOKEN = 3.2
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a picture."""
+
+    name: str
+    text: str
+    baseline: str
+    edgespec: str
+
+
+THEMES = (Theme("light", "#1f2328", "#9aa3ad", "#0a7d55"), Theme("dark", "#e6edf3", "#6e7681", "#3fcf8e"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens a second of llama.cpp and of edgespec at the same work."""
+
+    label: str
+    llama_cpp: float
+    edgespec: float
+
+    @property
+    def ratio(self) -> float:
+        """Speed of edgespec over that of llama.cpp."""
+        return self.edgespec / self.llama_cpp
+
+
+def rows() -> list[Row]:
+    """Return the rows of the picture, computed from the raw runs."""
+    return [one_answer(), many_clients(4), many_clients(16)]
+
+
+def one_answer() -> Row:
+    """Return the row of one answer at a time: greedy, HumanEval, the default pair."""
+    result = _read(ONE_ANSWER)
+    (head,) = (draft["name"] for draft in result["drafts"] if draft["sha256"] == HEAD_SHA256)
+    (runs,) = (group["runs"] for group in result["runs"] if group["temperature"] == 0)
+
+    def speed(way: str) -> float:
+        speeds: list[float] = [run["tokens"] / run["total_s"] for run in runs if run["way"] == way]
+        return statistics.median(speeds)
+
+    return Row("one answer", speed("stock plain"), speed(Path(head).stem))
+
+
+def many_clients(n_clients: int) -> Row:
+    """Return the row of servers with that many clients at once."""
+    speeds = {
+        load["contender"]: sum(record["tokens"] for record in load["records"]) / load["seconds"]
+        for load in _read(CLIENTS)["loads"]
+        if load["n_clients"] == n_clients
+    }
+    return Row(f"{n_clients} clients at once", speeds["llama.cpp"], speeds["edgespec auto"])
+
+
+def draw(theme: Theme, drawn: list[Row]) -> str:
+    """Return the picture as SVG."""
+    height = _TOP + len(drawn) * (2 * _BAR + _GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="14" fill="{theme.text}">',
+        f"<title>Tokens a second: {'; '.join(_described(row) for row in drawn)}</title>",
+        *_legend(theme),
+    ]
+    for i, row in enumerate(drawn):
+        y = _TOP + i * (2 * _BAR + _GAP)
+        parts += [
+            f'<text x="{_LEFT - 12}" y="{y + _BAR + 5}" text-anchor="end">{row.label}</text>',
+            *_bar(y, row.llama_cpp, theme.baseline, f"{row.llama_cpp:.0f}"),
+            *_bar(y + _BAR, row.edgespec, theme.edgespec, f"{row.edgespec:.0f} ({row.ratio:.1f}x)"),
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _legend(theme: Theme) -> list[str]:
+    return [
+        f'<rect x="{_LEFT}" y="12" width="12" height="12" fill="{theme.baseline}"/>',
+        f'<text x="{_LEFT + 18}" y="23">llama.cpp</text>',
+        f'<rect x="{_LEFT + 110}" y="12" width="12" height="12" fill="{theme.edgespec}"/>',
+        f'<text x="{_LEFT + 128}" y="23">edgespec, tokens a second (more is better)</text>',
+    ]
+
+
+def _bar(y: int, value: float, colour: str, label: str) -> list[str]:
+    width = value * _PIXELS_PER_TOKEN
+    return [
+        f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR - 2}" fill="{colour}"/>',
+        f'<text x="{_LEFT + width + 8:.1f}" y="{y + 14}">{label}</text>',
+    ]
+
+
+def _described(row: Row) -> str:
+    return f"{row.label}, llama.cpp {row.llama_cpp:.0f}, edgespec {row.edgespec:.0f}"
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
+def main() -> None:
+    """Write the pictures and print their numbers."""
+    drawn = rows()
+    IMAGES.mkdir(exist_ok=True)
+    for theme in THEMES:
+        (IMAGES / f"speed-{theme.name}.svg").write_text(draw(theme, drawn))
+    for row in drawn:
+        print(f"{row.label:<20}{row.llama_cpp:7.1f}{row.edgespec:7.1f}{row.ratio:6.2f}")
+
+
+if __name__ == "__main__":
+    main()

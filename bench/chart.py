@@ -66,8 +66,8 @@ def one_answer() -> Row:
     (head,) = (draft["name"] for draft in result["drafts"] if draft["sha256"] == HEAD_SHA256)
     (runs,) = (group["runs"] for group in result["runs"] if group["temperature"] == 0)
 
-    def speed(way: str) -> float:
-        speeds: list[float] = [run["tokens"] / run["total_s"] for run in runs if run["way"] == way]
+    def speed(variant: str) -> float:
+        speeds: list[float] = [run["tokens"] / run["total_s"] for run in runs if run["variant"] == variant]
         return statistics.median(speeds)
 
     return Row("one answer", speed("stock plain"), speed(Path(head).stem))

@@ -14,16 +14,13 @@ from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
-    CacheOption,
     ChatTemplateOption,
     ComputeOnNodes,
-    DrafterOption,
-    GammaOption,
+    DraftingOptions,
     ModelChoice,
     Sampling,
     ShowDraftOption,
     SystemOption,
-    drafter_of,
     refuse_contradictions,
 )
 from edgespec.decoding.choices import DRAFTLESS
@@ -34,15 +31,6 @@ if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftingOptions:
-    """The drafter, and how much it drafts."""
-
-    drafter: DrafterOption = None
-    gamma: GammaOption = None
-    cache: CacheOption = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +113,7 @@ def chat_command(
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
-    drafter = drafter_of(drafting.drafter, drafting.gamma)
+    drafter = drafting.chosen()
     names = models.pull(drafter)
     with (
         SignalPipe() as signals,

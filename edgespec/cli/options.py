@@ -48,27 +48,6 @@ WattsOption = Annotated[
         rich_help_panel=ENERGY,
     ),
 ]
-DrafterOption = Annotated[
-    DrafterName | None,
-    typer.Option(
-        help="What drafts: the model, the head in the target's own file (mtp), text seen before (suffix), "
-        "the model helped by it (staged), nothing, or what pays at each step (auto).",
-        show_default="auto",
-        rich_help_panel=DRAFTING,
-    ),
-]
-GammaOption = Annotated[
-    int | None,
-    typer.Option(help="Tokens drafted a step.", show_default="what pays", rich_help_panel=DRAFTING),
-]
-CacheOption = Annotated[
-    bool,
-    typer.Option(
-        "--cache/--no-cache",
-        help="Draft from earlier prompts and answers, and keep this one (see `edgespec cache`).",
-        rich_help_panel=DRAFTING,
-    ),
-]
 SystemOption = Annotated[str | None, typer.Option(help="System message.", rich_help_panel=PROMPT)]
 ChatTemplateOption = Annotated[
     str | None,
@@ -159,6 +138,37 @@ class ModelChoice:
         chosen = choose_models(*self.names(writes=writes), drafter, writes=writes)
         pull_named(*chosen)
         return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions:
+    """The drafter, and how much it drafts."""
+
+    drafter: Annotated[
+        DrafterName | None,
+        typer.Option(
+            help="What drafts: the model, the head in the target's own file (mtp), text seen before "
+            "(suffix), the model helped by it (staged), nothing, or what pays at each step (auto).",
+            show_default="auto",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = None
+    gamma: Annotated[
+        int | None,
+        typer.Option(help="Tokens drafted a step.", show_default="what pays", rich_help_panel=DRAFTING),
+    ] = None
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Draft from earlier prompts and answers, and keep this one (see `edgespec cache`).",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = True
+
+    def chosen(self, *, cascade: bool = False) -> DrafterName:
+        """Return the drafter: none for a gamma of 0, but a cascade needs its draft model even then."""
+        return "none" if self.gamma == 0 and not cascade else self.drafter or "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,8 +342,3 @@ def refuse_contradictions(found: dict[str, bool]) -> None:
     for options, both in found.items():
         if both:
             raise UsageError(f"{options} contradict each other: choose one")
-
-
-def drafter_of(drafter: DrafterName | None, gamma: int | None) -> DrafterName:
-    """Return what drafts; "none" if `gamma` is 0."""
-    return "none" if gamma == 0 else drafter or "auto"

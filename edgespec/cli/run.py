@@ -18,24 +18,21 @@ from edgespec.cli.options import (
     LOSSY,
     OUTPUT,
     PROMPT,
-    CacheOption,
     ChatTemplateOption,
     ComputeOnNodes,
-    DrafterOption,
+    DraftingOptions,
     Explanation,
-    GammaOption,
     ModelChoice,
     Sampling,
     ShowDraftOption,
     SpanOption,
     SystemOption,
     WattsOption,
-    drafter_of,
     parse_span,
     refuse_contradictions,
 )
 from edgespec.cli.structure import Structure
-from edgespec.decoding.choices import DRAFTLESS, DrafterName, Objective, Rule, Signal
+from edgespec.decoding.choices import DRAFTLESS, Objective, Rule, Signal
 from edgespec.errors import NodeLost, UsageError
 from edgespec.models.registry import load_registry
 
@@ -90,11 +87,9 @@ class PromptOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunDrafting:
+class RunDrafting(DraftingOptions):
     """The drafter, how much it drafts and to what end, and the acceptance rule."""
 
-    drafter: DrafterOption = None
-    gamma: GammaOption = None
     rule: Annotated[
         Rule | None,
         typer.Option(
@@ -106,7 +101,6 @@ class RunDrafting:
     objective: Annotated[
         Objective, typer.Option(help="What drafting is to save.", rich_help_panel=DRAFTING)
     ] = "latency"
-    cache: CacheOption = True
     explain: Annotated[
         Explanation | None,
         typer.Option(
@@ -260,7 +254,7 @@ def run_command(
     meter = None
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
-    drafter = _drafter(drafting, lossy)
+    drafter = drafting.chosen(cascade=lossy.mode == "cascade")
     names = models.pull(drafter, writes=lossy.mode == "cascade")
     with (
         meter or nullcontext(),
@@ -348,11 +342,6 @@ def _options(
         cascade=lossy.waking(),
         lenience=lossy.lenience,
     )
-
-
-def _drafter(drafting: RunDrafting, lossy: LossyOptions) -> DrafterName:
-    """Return the drafter; a cascade needs its draft model even if nothing is drafted."""
-    return drafter_of(drafting.drafter, None if lossy.mode == "cascade" else drafting.gamma)
 
 
 def _show(stream: Stream, output: RunOutput, *, explain: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from edgespec.benchmark.curves import ThroughputCurve
 from edgespec.benchmark.exports import Summaries
 from edgespec.benchmark.report.rows import (
     NOT_APPLICABLE,
@@ -28,10 +29,10 @@ from edgespec.benchmark.report.rows import (
     with_error,
     with_interval,
 )
+from edgespec.benchmark.report.throughput import cell_name, fewest_name, figures, sentences
 from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome
 from edgespec.benchmark.summary import VariantComparison, VariantSummary
 from edgespec.cli.console import out, print_table
-from edgespec.cli.throughput_table import print_throughput
 
 
 def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> None:
@@ -45,7 +46,7 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
     _print_skipped(reading)
     _print_accuracy(reading)
     if reading.curves:
-        print_throughput(reading)
+        _print_throughput(reading)
     if reading.rows:
         out.print()
         lines = (headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading))
@@ -197,3 +198,39 @@ def _print_accuracy(reading: ReportData) -> None:
         )
     out.print()
     print_table(table)
+
+
+# ---- many requests at once ----
+
+
+def _print_throughput(reading: ReportData) -> None:
+    """Print a table for each cell whose throughput was measured, and sentences about all."""
+    for curve in reading.curves:
+        out.print()
+        if len(reading.curves) > 1:
+            out.print(cell_name(curve), markup=False)
+        print_table(_throughput(curve))
+    out.print()
+    for line in sentences(reading):
+        out.print(line, markup=False)
+
+
+def _throughput(curve: ThroughputCurve) -> Table:
+    than = fewest_name(curve, curve.points[0])
+    table = _table(
+        "at once",
+        "variant",
+        "tokens/s\n[rounds]",
+        f"times\n{than}",
+        "times\nplain",
+        "limit\nn / T(n)",
+        "of the\nlimit",
+        "TTFT\nms",
+        "longest\nms",
+        "identical",
+        texts=2,
+    )
+    table.columns[0].justify = "right"
+    for point in curve.points:
+        _add(table, *figures(point))
+    return table

@@ -26,7 +26,7 @@ from typing import Any
 
 from edgespec.engine.choosing import choose_models
 from edgespec.llama import kernels
-from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
+from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
 from edgespec.llama.kernels import PackedTensor
 from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
@@ -73,18 +73,18 @@ def limit(size: int, n_products: int, bandwidth: float, peak: float) -> tuple[fl
     return max(reading, multiplying), "memory" if reading >= multiplying else "arithmetic"
 
 
-def shapes_of(packed: tuple[PackedTensor, ...]) -> list[Shape]:
+def shapes_of(packed: tuple[PackedTensor, ...]) -> list[MatrixShape]:
     """Return the matrices that a pass multiplies with."""
-    return [Shape(TYPES[tensor.type], tensor.rows, tensor.columns) for tensor in packed]
+    return [MatrixShape(TYPES[tensor.type], tensor.rows, tensor.columns) for tensor in packed]
 
 
-def matrix(stream: Stream, type_: str) -> Shape:
+def matrix(stream: WeightStream, type_: str) -> MatrixShape:
     """Return a matrix of about MATRIX_BYTES."""
-    row = stream.packed_bytes(Shape(TYPES[type_], 16, COLUMNS)) / 16
-    return Shape(TYPES[type_], int(MATRIX_BYTES / row) // 16 * 16, COLUMNS)
+    row = stream.packed_bytes(MatrixShape(TYPES[type_], 16, COLUMNS)) / 16
+    return MatrixShape(TYPES[type_], int(MATRIX_BYTES / row) // 16 * 16, COLUMNS)
 
 
-def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse.Namespace) -> Times:
+def measure(stream: WeightStream, session: Session, prefetch: Prefetch, args: argparse.Namespace) -> Times:
     """Time everything, round by round; the first round warms up."""
     times = Times()
     n_vocab, threads = session.model.n_vocab, args.threads
@@ -112,7 +112,7 @@ def measure(stream: Stream, session: Session, prefetch: Prefetch, args: argparse
     return times
 
 
-def report(times: Times, stream: Stream, session: Session, args: argparse.Namespace) -> None:
+def report(times: Times, stream: WeightStream, session: Session, args: argparse.Namespace) -> None:
     """Print the limits and the tables."""
     bandwidth, peak = times.bandwidth(), spread(times.peak)[0]
     for variant, values in times.reads.items():
@@ -176,7 +176,7 @@ def main() -> None:
         )
         largest = max(tensor.bytes for tensor in model.packed)
         size = max(2 * MATRIX_BYTES, beyond_caches(), largest + MATRIX_BYTES)
-        stream = stack.enter_context(Stream(loaded.plugin.path, loaded.plugin.isa, size))
+        stream = stack.enter_context(WeightStream(loaded.plugin.path, loaded.plugin.isa, size))
         times = measure(stream, session, prefetch, args)
         measuring.end()
         report(times, stream, session, args)

@@ -26,7 +26,7 @@ from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_tensors
 from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
-from edgespec.llama.prefetch import Choice
+from edgespec.llama.prefetch import PrefetchChoice
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.resolve import resolve
@@ -132,7 +132,7 @@ def _kernels(loaded: Kernels) -> Report:
     }
 
 
-def _prefetch(choice: Choice) -> Report:
+def _prefetch(choice: PrefetchChoice) -> Report:
     return {
         "level": choice.prefetch.level,
         "bytes": choice.prefetch.bytes,

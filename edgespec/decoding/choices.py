@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 DrafterName = Literal["auto", "tree", "chain", "model", "mtp", "suffix", "staged", "none"]
-"""What may draft. "auto" chooses among all drafters at each step; "chain" does so without branches, "tree"
-with more branches (several tokens sampled for one position). "model", "mtp" (the head in the target's own
-file), "suffix" (text seen before) and "staged" (the model, with the suffix store's guesses) use only that.
-"none" decodes plainly."""
+"""The drafter: what may draft. "auto" chooses among all drafters at each step; "chain" does so without
+branches, "tree" with more branches (several tokens sampled for one position). "model", "mtp" (the head in
+the target's own file), "suffix" (text seen before) and "staged" (the model, with the suffix store's
+guesses) use only that. "none" decodes plainly."""
 
 DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
 """Drafters that use no draft model."""
@@ -20,7 +20,7 @@ they equal its samples. So the text for a seed does not depend on the drafts (dr
 al., arXiv 2408.07978)."""
 
 Objective = Literal["latency", "energy"]
-"""What drafting should save: time or joules."""
+"""The goal of drafting: to save time or joules."""
 
 Signal = Literal["margin", "entropy"]
 """How sure a model is: the probability of its likeliest token minus that of the second (large is sure), or

@@ -1,4 +1,4 @@
-"""What the target alone says of a token: the logarithms of its probabilities, before any filter."""
+"""The target's own logprobs of a token: the logarithms of its probabilities, before any filter."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Options:
     lenience: float = 1.0
     """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
     grammar: Grammar | None = None
-    """What the text must match (docs/structured.md)."""
+    """The grammar that the text must match (docs/structured.md)."""
     n_logprobs: int | None = None
     """Give each token the logarithm of its unfiltered probability under the target, and those of so many
     likeliest tokens; None: no logarithms."""

@@ -14,7 +14,7 @@ Origin = Literal["target", "accepted", "resampled", "bonus", "alone"]
 the small model, which the target has not seen."""
 
 Mode = Literal["exact", "cascade", "lenient"]
-"""What the text is: distributed as the target's own, a cascade's, or one with lenient acceptance."""
+"""The text's mode: distributed as the target's own, a cascade's, or one with lenient acceptance."""
 
 StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
 """End-of-generation token, stop string, n_predict reached, context full, or ended by the caller."""
@@ -40,7 +40,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What the target alone, unfiltered, says of a token; the fields are those of Token."""
+    """The target's own, unfiltered logprobs of a token; the fields are those of Token."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -59,7 +59,7 @@ class Step:
     verify_s: float
     rest_s: float
     logprobs: tuple[Logprobs, ...] = ()
-    """Of each of `tokens`, where asked for."""
+    """An entry for each of `tokens`, where asked for."""
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -118,7 +118,7 @@ class Stats:
     n_drafted: int
     n_accepted: int
     n_emitted: int
-    """By the steps, end-of-generation tokens included."""
+    """Tokens emitted by the steps, end-of-generation tokens included."""
     histogram: tuple[tuple[int, int, int], ...]
     """(positions drafted, accepted, steps): the source of every rate by position. As Step.depth."""
     acceptance_by_position: tuple[float, ...]
@@ -143,7 +143,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What an acceptance histogram says; as in Stats."""
+    """Figures of an acceptance histogram, as in Stats."""
 
     steps: int
     n_accepted: int
@@ -209,7 +209,7 @@ def summarise(
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a text was made with; the fields are those of Result."""
+    """The provenance of a text: what it was made with. The fields are those of Result."""
 
     target: str
     draft: str | None
@@ -234,23 +234,23 @@ class Result:
     kernels: str
     """The instruction set of edgespec's kernels in use, "stock" when llama.cpp's own did the work."""
     sources: dict[str, tuple[int, int]]
-    """Of each source of drafts: tokens drafted and accepted."""
+    """Tokens drafted and accepted, for each source of drafts."""
     note: str
     """Why drafting was on or off, in a sentence."""
     stats: Stats
     plain_tokens_per_s: float | None = None
-    """What plain decoding was expected to make at the end, after measured passes. None: not known."""
+    """Tokens a second expected of plain decoding at the end, after measured passes. None: not known."""
     energy: Measurement | None = None
-    """Of the whole generation; None where no meter was given."""
+    """Energy of the whole generation; None where no meter was given."""
     mode: Mode = "exact"
     n_cached: int = 0
     """Tokens of the prompt that were known of an earlier timeline and not read again."""
     prompt_logprobs: tuple[Logprobs, ...] = ()
-    """What the target says of each token of the prompt but the first, where that was asked for."""
+    """Logprobs of each token of the prompt but the first, where asked for."""
     end_token: Token | None = None
     """The end-of-generation token that ended the text, where logprobs were asked for."""
     target_share: float = 1.0
-    """Of the emitted tokens, the share that the target wrote or judged; 1 where there are none."""
+    """Share of the emitted tokens that the target wrote or judged; 1 where there are none."""
 
     @property
     def times_plain(self) -> float | None:

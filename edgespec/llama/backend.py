@@ -211,8 +211,8 @@ def interruptible() -> Iterator[Interruption]:
         raise KeyboardInterrupt
 
 
-class UsesNodes(Protocol):
-    """What watches over the nodes that the library uses (placement.py)."""
+class NodeWatcher(Protocol):
+    """A watcher of the nodes that the library uses (placement.py)."""
 
     def call(self, n_tokens: int = 0, interrupt: Interrupt | None = None) -> AbstractContextManager[None]:
         """Let the library use them inside the block; raise at its end if one was lost."""
@@ -221,7 +221,7 @@ class UsesNodes(Protocol):
 def create(
     make: Callable[[Interruption], _T | None],
     free: Callable[[_T], object],
-    remote: UsesNodes | None = None,
+    remote: NodeWatcher | None = None,
     interrupt: Interrupt | None = None,
 ) -> _T | None:
     """Return the library's object that `make` makes, None if it fails; on Ctrl-C free it and raise.

@@ -56,7 +56,7 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """What the program reads beside what every template is given. Raises BrokenTemplateError."""
+        """Names that the program reads, but those every template gets. Raises BrokenTemplateError."""
         if not self.is_program:
             return frozenset()
         read = meta.find_undeclared_variables(self._parsed())

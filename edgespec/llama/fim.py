@@ -9,7 +9,7 @@ from edgespec.llama.backend import llama
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """What stands before the prefix, the suffix and the middle, and before a repository and each file."""
+    """Tokens before the prefix, the suffix and the middle, and before a repository and each file."""
 
     prefix: int
     suffix: int

@@ -120,7 +120,7 @@ class GGUF:
 
     path: Path
     fields: Mapping[str, Field]
-    """By key, in the order of the file."""
+    """The fields by key, in the order of the file."""
     tensors: tuple[TensorInfo, ...]
     data_start: int
     """Where the tensors' data begins."""

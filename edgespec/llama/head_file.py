@@ -119,7 +119,7 @@ class TargetEmbeddings:
 
 
 class Fusion:
-    """What a head reads in place of tokens: the fusion matrix times embedding and hidden state.
+    """The input of a head in place of tokens: the fusion matrix times embedding and hidden state.
 
     Both of its halves are kept with 8 bits a number. What embeddings give is remembered: the same few hundred
     tokens make most of a text. Not multiplied by numpy: threads of its library wait busily for 30 ms after

@@ -1,6 +1,6 @@
 """Time the kernels alone, over weights that come from memory, and the hardware limits: reading, arithmetic.
 
-`Stream` is the plugin's C interface for this (csrc/kernels/timing.cpp). ggml is not loaded.
+`WeightStream` is the plugin's C interface for this (csrc/kernels/timing.cpp). ggml is not loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prefetch:
         return CPrefetch(self.level, self.bytes)
 
 
-class Shape(NamedTuple):
+class MatrixShape(NamedTuple):
     """A matrix of weights."""
 
     type: int
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     columns: int
 
 
-class _Shape(ctypes.Structure):
+class _CMatrixShape(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int32), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64))
 
 
@@ -58,7 +58,7 @@ def beyond_caches() -> int:
     return max(128 << 20, 16 * cache_bytes())
 
 
-class Stream:
+class WeightStream:
     """Memory full of weights; each timing continues where the last one ended. Close it, or use `with`."""
 
     def __init__(self, plugin: Path, isa: str, size: int) -> None:
@@ -78,23 +78,30 @@ class Stream:
         set_isa.argtypes = (ctypes.c_char_p,)
         new.argtypes, new.restype = (size_t,), pointer
         self._free.argtypes, self._free.restype = (pointer,), None
-        self._products.argtypes = (pointer, ctypes.POINTER(_Shape), int64, int64, CPrefetch, ctypes.c_int)
+        self._products.argtypes = (
+            pointer,
+            ctypes.POINTER(_CMatrixShape),
+            int64,
+            int64,
+            CPrefetch,
+            ctypes.c_int,
+        )
         self._read.argtypes = (pointer, size_t, CPrefetch, ctypes.c_int)
         self._peak.argtypes = (int64, ctypes.c_int)
         self._products.restype = self._read.restype = self._peak.restype = double
-        self._packed_bytes.argtypes, self._packed_bytes.restype = (ctypes.POINTER(_Shape),), int64
+        self._packed_bytes.argtypes, self._packed_bytes.restype = (ctypes.POINTER(_CMatrixShape),), int64
         if set_isa(isa.encode()):
             raise EdgespecError(f"{plugin} has no kernels for {isa} on this processor")
         self._stream = new(size)
         if not self._stream:
             raise EdgespecError(f"no memory for {size >> 20} MiB of weights")
 
-    def products(self, shapes: Sequence[Shape], n: int, prefetch: Prefetch, n_threads: int) -> float:
+    def products(self, shapes: Sequence[MatrixShape], n: int, prefetch: Prefetch, n_threads: int) -> float:
         """Return the seconds of multiplying `n` tokens with matrices of `shapes`, one after another.
 
         Raises ValueError if one of them cannot be packed, or is larger than the stream.
         """
-        packed = (_Shape * len(shapes))(*(_Shape(*shape) for shape in shapes))
+        packed = (_CMatrixShape * len(shapes))(*(_CMatrixShape(*shape) for shape in shapes))
         return _valid(
             self._products(self._stream, packed, len(shapes), n, prefetch.for_c(), n_threads), shapes
         )
@@ -103,9 +110,9 @@ class Stream:
         """Return the seconds of reading `size` bytes, a multiple of 128 KiB."""
         return _valid(self._read(self._stream, size, prefetch.for_c(), n_threads), size)
 
-    def packed_bytes(self, shape: Shape) -> int:
+    def packed_bytes(self, shape: MatrixShape) -> int:
         """Return the bytes of a packed matrix. Raises ValueError if it cannot be packed."""
-        return int(_valid(self._packed_bytes(_Shape(*shape)), shape))
+        return int(_valid(self._packed_bytes(_CMatrixShape(*shape)), shape))
 
     def peak(self, rounds: int, n_threads: int) -> float:
         """Return the multiply-adds per second of the instruction set's dot product, from registers."""
@@ -116,7 +123,7 @@ class Stream:
         self._free(self._stream)
         self._stream = None
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> WeightStream:
         return self
 
     def __exit__(

@@ -30,7 +30,7 @@ STOCK = "stock"
 """Name of llama.cpp's own kernels, where edgespec names the kernels in use."""
 
 
-class _Packed(ctypes.Structure):
+class _CPackedTensor(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char * 64),
         ("type", ctypes.c_char * 16),
@@ -89,7 +89,7 @@ class Plugin:
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
         self._want_logits.argtypes, self._want_logits.restype = (ctypes.c_int64,), None
         self._n_packed.restype = ctypes.c_int64
-        self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_Packed))
+        self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_CPackedTensor))
         self._library = library
 
     @property
@@ -137,7 +137,7 @@ class Plugin:
         """Return the tensors packed since `n_packed` was `start`."""
         tensors = []
         for i in range(start, self.n_packed()):
-            found = _Packed()
+            found = _CPackedTensor()
             if self._packed(i, ctypes.byref(found)) == 0:
                 tensors.append(
                     PackedTensor(_text(found.name), _text(found.type), found.rows, found.columns, found.bytes)
@@ -261,7 +261,7 @@ def load_untested(path: Path, isa: str) -> str:
     return refusal
 
 
-class Packing:
+class WeightPacking:
     """The tensors packed while a model loads; none if the kernels are not in use."""
 
     def __init__(self, plugin: Plugin | None, on: bool) -> None:
@@ -280,14 +280,14 @@ class Packing:
 
 
 @contextmanager
-def packing(wanted: bool) -> Iterator[Packing]:
+def packing(wanted: bool) -> Iterator[WeightPacking]:
     """Load one model inside the block: packed if `wanted` and the kernels can be used, else as stock."""
     with _lock:
         loaded = load() if wanted else _loaded
         plugin = loaded.plugin if loaded else None
         if plugin:
             plugin.enable(wanted)
-        yield Packing(plugin, bool(plugin and wanted))
+        yield WeightPacking(plugin, bool(plugin and wanted))
 
 
 def _text(value: bytes | None) -> str:

@@ -1,4 +1,4 @@
-"""What a pass of llama.cpp leaves: rows of logits, and the hidden states that they were made from."""
+"""The outputs of a pass of llama.cpp: rows of logits, and the hidden states that they were made from."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RemoteLayers:
     name: str
     """The node's, as the user wrote it."""
     endpoint: str
-    """What llama.cpp connects to: "127.0.0.1:40123"."""
+    """The address that llama.cpp connects to: "127.0.0.1:40123"."""
     n_layers: int
 
 

@@ -19,7 +19,7 @@ from time import perf_counter
 import msgspec
 
 from edgespec.errors import EdgespecError
-from edgespec.llama.kernel_timing import Prefetch, Shape, Stream, beyond_caches
+from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
 from edgespec.platform.child import run_in_child
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
@@ -35,10 +35,10 @@ TIMEOUT_S = 15.0
 
 _Q4_K, _Q6_K = 12, 14
 LAYER = (  # large matrices alone would hide the cost at a matrix's end
-    *(Shape(_Q4_K, rows, 1536) for rows in (1536, 256)),
-    Shape(_Q6_K, 256, 1536),
-    *(Shape(_Q4_K, rows, 1536) for rows in (1536, 8960, 8960)),
-    Shape(_Q6_K, 1536, 8960),
+    *(MatrixShape(_Q4_K, rows, 1536) for rows in (1536, 256)),
+    MatrixShape(_Q6_K, 256, 1536),
+    *(MatrixShape(_Q4_K, rows, 1536) for rows in (1536, 8960, 8960)),
+    MatrixShape(_Q6_K, 1536, 8960),
 )
 """The matrices of a layer of Qwen2.5-1.5B in Q4_K_M."""
 
@@ -50,7 +50,7 @@ _RETRY_S = 60 * 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PrefetchChoice:
     """The chosen way to prefetch weights, and how it was found."""
 
     prefetch: Prefetch = field(default_factory=Prefetch)
@@ -67,20 +67,20 @@ class Choice:
         return bool(self.reason) and not 0 <= time.time() - self.when < _RETRY_S
 
 
-def measure(plugin: Path, isa: str) -> Choice:
+def measure(plugin: Path, isa: str) -> PrefetchChoice:
     """Return the best choice for the library `plugin` with instruction set `isa`; takes two seconds."""
     ended = run_in_child("edgespec.llama.prefetch", "main", str(plugin), isa, timeout_s=TIMEOUT_S)
     if ended.code is None:
         return unmeasured(f"it did not end within {TIMEOUT_S:g} s")
     try:
-        return msgspec.json.decode(ended.said, type=Choice)
+        return msgspec.json.decode(ended.said, type=PrefetchChoice)
     except msgspec.DecodeError:  # the child ended before it wrote its result
         return unmeasured(ended.complaint or f"exit code {ended.code}")
 
 
-def unmeasured(reason: str) -> Choice:
+def unmeasured(reason: str) -> PrefetchChoice:
     """Return the default as a choice made now, not measured because of `reason`."""
-    return Choice(reason=reason, when=time.time())
+    return PrefetchChoice(reason=reason, when=time.time())
 
 
 def choose(rounds: Sequence[Mapping[Prefetch, Sequence[float]]]) -> tuple[Prefetch, float]:
@@ -108,13 +108,13 @@ def main(plugin: str, isa: str) -> None:
     sys.stdout.write(msgspec.json.encode(choice).decode() + "\n")
 
 
-def _measured(plugin: Path, isa: str) -> Choice:
+def _measured(plugin: Path, isa: str) -> PrefetchChoice:
     n_threads = default_threads()
     size = beyond_caches()
     available = available_bytes()
     if size > _MOST_BYTES or (available is not None and size > available / 4):
         return unmeasured(f"that takes {size >> 20} MiB of memory")
-    with Stream(plugin, isa, size) as stream:
+    with WeightStream(plugin, isa, size) as stream:
         load = OtherLoad()
         rounds = _timed(stream, n_threads)
         busy = load.processors()
@@ -123,10 +123,10 @@ def _measured(plugin: Path, isa: str) -> Choice:
     if busy is not None and busy > MOST_OTHER_LOAD:
         return unmeasured(f"other programs kept {busy:.1f} processors busy")
     prefetch, gain = choose(rounds)
-    return Choice(prefetch, round(gain, 3), "", time.time())
+    return PrefetchChoice(prefetch, round(gain, 3), "", time.time())
 
 
-def _timed(stream: Stream, n_threads: int) -> list[dict[Prefetch, list[float]]]:
+def _timed(stream: WeightStream, n_threads: int) -> list[dict[Prefetch, list[float]]]:
     """Return the seconds of a layer's products, for each of _SIZES, with each candidate, round by round."""
     rounds: list[dict[Prefetch, list[float]]] = []
     began = perf_counter()

@@ -37,7 +37,7 @@ _LAYERS_WITHOUT_HEADS = frozenset(
 )
 """Architectures in which a layer without key/value heads keeps a state."""
 _ONE_BLOCK_A_LAYER = frozenset({"nemotron_h", "nemotron_h_moe"})
-"""Of these, architectures in which a layer with a feed-forward has nothing else."""
+"""Architectures of these in which a layer with a feed-forward has nothing else."""
 
 Integers = Callable[[str], tuple[int, ...]]
 """Returns the whole numbers of a metadata field without the architecture's prefix; () if it is not there."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from edgespec.errors import UsageError
-from edgespec.llama.prefetch import Choice, measure, unmeasured
+from edgespec.llama.prefetch import PrefetchChoice, measure, unmeasured
 from edgespec.platform.child import run_in_child
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.files import cache_root
@@ -48,7 +48,7 @@ class SelfTest:
     isa: str
     when: float
     """Seconds since 1970."""
-    choice: Choice = field(default_factory=Choice)
+    choice: PrefetchChoice = field(default_factory=PrefetchChoice)
     """How weights are prefetched."""
 
     @property

@@ -46,7 +46,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-class Matrix(NamedTuple):
+class TestMatrix(NamedTuple):
     """A weight matrix of the test's model."""
 
     rows: int
@@ -75,10 +75,12 @@ _LAYER_TYPES = (
 )
 N_LAYERS = len(_LAYER_TYPES)
 MATRICES = {
-    "token_embd": Matrix(N_VOCAB, N_EMBD, "q8_0", 0.3 * N_EMBD**0.5),  # looked up, not multiplied
-    "output": Matrix(N_VOCAB, N_EMBD, "q6_K", 1.0),
+    "token_embd": TestMatrix(N_VOCAB, N_EMBD, "q8_0", 0.3 * N_EMBD**0.5),  # looked up, not multiplied
+    "output": TestMatrix(N_VOCAB, N_EMBD, "q6_K", 1.0),
 } | {
-    f"blk.{layer}.{name}": Matrix(rows, columns, type_, spread, N_EXPERTS if name.endswith("_exps") else 1)
+    f"blk.{layer}.{name}": TestMatrix(
+        rows, columns, type_, spread, N_EXPERTS if name.endswith("_exps") else 1
+    )
     for layer, types in enumerate(_LAYER_TYPES)
     for (name, (rows, columns, spread)), type_ in zip(_LAYER.items(), types, strict=True)
 }

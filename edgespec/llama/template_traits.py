@@ -1,4 +1,4 @@
-"""What a chat template does with tools, calls and thoughts, found by rendering small conversations."""
+"""How a chat template treats tools, calls and thoughts, found by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TemplateTraits:
 
     @cached_property
     def thinking(self) -> tuple[str, str] | None:
-        """What thoughts begin and end with; None if the template knows none."""
+        """The texts that begin and end thoughts; None if the template knows none."""
         if not self.template.is_program:
             return None
         return next((pair for pair in _THINKING if pair[1] in self.template.source), None)

@@ -18,7 +18,7 @@ from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_temp
 from edgespec.llama.fim import FimTokens, fim_tokens
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
-from edgespec.llama.kernels import PackedTensor, Packing, packing
+from edgespec.llama.kernels import PackedTensor, WeightPacking, packing
 from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
@@ -323,7 +323,7 @@ class Model(Closing):
             session.close()
 
 
-def _page_dropper(path: Path, header: GGUFHeader, packed: Packing) -> Callable[[float], None]:
+def _page_dropper(path: Path, header: GGUFHeader, packed: WeightPacking) -> Callable[[float], None]:
     """Return a progress callback that drops the file's mapped pages while weights are packed.
 
     Without it the whole file, which the library makes resident, and the packed copy would be in memory at

@@ -19,7 +19,7 @@ from time import perf_counter
 import msgspec
 
 from edgespec.llama import kernels, rpc
-from edgespec.llama.kernel_timing import Prefetch, Stream, beyond_caches
+from edgespec.llama.kernel_timing import Prefetch, WeightStream, beyond_caches
 from edgespec.llama.prefetch import LAYER
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.files import cache_root
@@ -123,12 +123,12 @@ def measure_speed(loaded: kernels.Kernels, n_threads: int) -> Speed:
     available = available_bytes() or 0
     if loaded.plugin and (size := min(beyond_caches(), _MOST_BYTES)) < available / 4:
         prefetch = loaded.self_test.choice.prefetch if loaded.self_test else Prefetch()
-        with Stream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
+        with WeightStream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
             layer_ms = {n: _layer_ms(stream, n, prefetch, n_threads) for n in SIZES}
     return Speed(kernels=loaded.name, reason=loaded.reason, n_threads=n_threads, layer_ms=layer_ms)
 
 
-def _layer_ms(stream: Stream, n: int, prefetch: Prefetch, n_threads: int) -> float:
+def _layer_ms(stream: WeightStream, n: int, prefetch: Prefetch, n_threads: int) -> float:
     times: list[float] = []
     began = perf_counter()
     while len(times) < 3 or perf_counter() - began < _ROUND_S:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
-from edgespec.llama.kernel_timing import CPrefetch, Prefetch, Shape, Stream
+from edgespec.llama.kernel_timing import CPrefetch, MatrixShape, Prefetch, WeightStream
 from edgespec.llama.prefetch import CANDIDATES
 from tree_shapes import paths, random_shape
 
@@ -361,13 +361,13 @@ def test_a_prefetch_that_does_not_exist_is_refused(library, prefetching, prefetc
 
 @pytest.fixture
 def stream(library, isa):
-    with Stream(kernels.plugin_path(), isa, 4 << 20) as stream:
+    with WeightStream(kernels.plugin_path(), isa, 4 << 20) as stream:
         yield stream
 
 
 def test_every_type_and_number_of_tokens_can_be_timed(stream):
     """Again and again: the stream is gone through more than once."""
-    shapes = [Shape(int(type_), 100, 512) for type_ in TYPES.values()]
+    shapes = [MatrixShape(int(type_), 100, 512) for type_ in TYPES.values()]
     assert all(stream.packed_bytes(shape) > 0 for shape in shapes)
     for n in (1, 7, 8, 9, 33):
         for _ in range(8):
@@ -380,19 +380,19 @@ def test_every_type_and_number_of_tokens_can_be_timed(stream):
 @pytest.mark.parametrize(
     "shape",
     [
-        *[Shape(type_, 16, 256) for type_ in (0, 4, 9, 10, 40, 99, -1)],
-        *[Shape(2, rows, 256) for rows in (0, -1, (1 << 20) + 1, 1 << 62)],
-        *[Shape(12, 16, columns) for columns in (0, -256, 32, 257, 1 << 62)],
-        Shape(2, 1 << 16, 256),  # more than the stream has
+        *[MatrixShape(type_, 16, 256) for type_ in (0, 4, 9, 10, 40, 99, -1)],
+        *[MatrixShape(2, rows, 256) for rows in (0, -1, (1 << 20) + 1, 1 << 62)],
+        *[MatrixShape(12, 16, columns) for columns in (0, -256, 32, 257, 1 << 62)],
+        MatrixShape(2, 1 << 16, 256),  # more than the stream has
     ],
 )
 def test_what_cannot_be_timed_is_refused(stream, shape):
     with pytest.raises(ValueError, match="cannot time"):
-        stream.products([Shape(2, 16, 256), shape], 1, Prefetch(), 1)
+        stream.products([MatrixShape(2, 16, 256), shape], 1, Prefetch(), 1)
 
 
 def test_senseless_timings_are_refused(stream):
-    one = [Shape(2, 16, 256)]
+    one = [MatrixShape(2, 16, 256)]
     for shapes, n, prefetch, n_threads in (
         ([], 1, Prefetch(), 1),
         (one, 0, Prefetch(), 1),
@@ -418,11 +418,11 @@ def test_senseless_timings_are_refused(stream):
 def test_a_stream_that_cannot_be_had(library, tmp_path):
     isa = library.es_kernels_isa().decode()
     with pytest.raises(EdgespecError, match="no memory for"):
-        Stream(kernels.plugin_path(), isa, 1 << 60)
+        WeightStream(kernels.plugin_path(), isa, 1 << 60)
     with pytest.raises(EdgespecError, match="no kernels for avx9"):
-        Stream(kernels.plugin_path(), "avx9", 1 << 20)
+        WeightStream(kernels.plugin_path(), "avx9", 1 << 20)
     with pytest.raises(EdgespecError, match="install edgespec again"):
-        Stream(tmp_path / "none.so", isa, 1 << 20)
+        WeightStream(tmp_path / "none.so", isa, 1 << 20)
 
 
 # ---- attention ----

@@ -12,7 +12,7 @@ import pytest
 from edgespec.llama import prefetch as room
 from edgespec.llama.kernel_timing import Prefetch
 from edgespec.llama.kernels import Kernels
-from edgespec.llama.prefetch import CANDIDATES, Choice, choose, measure, unmeasured
+from edgespec.llama.prefetch import CANDIDATES, PrefetchChoice, choose, measure, unmeasured
 from edgespec.platform.cpu import cache_bytes, physical_cores
 from fake_plugin import compile_library
 
@@ -98,11 +98,11 @@ def test_a_measurement_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_what_was_not_measured_is_outdated_and_only_after_an_hour() -> None:
-    assert Choice().outdated  # never tried
+    assert PrefetchChoice().outdated  # never tried
     assert not unmeasured("busy").outdated
-    assert Choice(reason="busy", when=time.time() - 3601).outdated
-    assert Choice(reason="busy", when=time.time() + 3601).outdated  # a clock that was wrong
-    assert not Choice(reason="", when=0.0).outdated
+    assert PrefetchChoice(reason="busy", when=time.time() - 3601).outdated
+    assert PrefetchChoice(reason="busy", when=time.time() + 3601).outdated  # a clock that was wrong
+    assert not PrefetchChoice(reason="", when=0.0).outdated
 
 
 def test_caches_are_counted_once(tmp_path: Path) -> None:

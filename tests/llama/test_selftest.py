@@ -17,7 +17,7 @@ import pytest
 from edgespec.llama import selftest, selftest_child
 from edgespec.llama.kernel_timing import Prefetch
 from edgespec.llama.kernels import Kernels
-from edgespec.llama.prefetch import Choice, unmeasured
+from edgespec.llama.prefetch import PrefetchChoice, unmeasured
 from edgespec.llama.selftest import FAILED, SelfTest, self_test
 from edgespec.platform.child import Ended, run_in_child
 from fake_plugin import fake_plugin
@@ -25,7 +25,7 @@ from fake_plugin import fake_plugin
 CRASHED = Ended(-signal.SIGSEGV, "")
 WRONG = Ended(FAILED, "the logits differ from stock by 77%")
 PASSED = Ended(0, "")
-MEASURED = Choice(Prefetch(2, 16384), gain=1.1, reason="", when=1.0)
+MEASURED = PrefetchChoice(Prefetch(2, 16384), gain=1.1, reason="", when=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ class Children:
         self.choice = MEASURED
         self.n_measured = 0
 
-    def measure(self, plugin: Path, isa: str) -> Choice:
+    def measure(self, plugin: Path, isa: str) -> PrefetchChoice:
         self.n_measured += 1
         return self.choice
 
@@ -316,7 +316,7 @@ def test_one_process_measures_and_the_others_do_not_wait(
 ) -> None:
     meanwhile: list[SelfTest] = []
 
-    def measure(plugin: Path, isa: str) -> Choice:
+    def measure(plugin: Path, isa: str) -> PrefetchChoice:
         meanwhile.append(self_test(plugin, isa))
         return MEASURED
 
@@ -332,7 +332,7 @@ def test_where_it_cannot_be_kept_any_more_nothing_is_measured(
     children: Children, plugin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kept answer on a disk that has become full or read-only."""
-    children.choice = Choice(reason="the machine was busy", when=0.0)
+    children.choice = PrefetchChoice(reason="the machine was busy", when=0.0)
     self_test(plugin, "avx2")
     assert children.n_measured == 1
 

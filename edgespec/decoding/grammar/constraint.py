@@ -60,7 +60,7 @@ class Allowed:
 
 
 class Constraint(Closing):
-    """What a grammar allows after the sequence of one generation, and after paths of drafted tokens.
+    """The tokens that a grammar allows after a generation's sequence, and after paths of drafted tokens.
 
     Not for use by two threads at once.
     """

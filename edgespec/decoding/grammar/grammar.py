@@ -31,7 +31,7 @@ class Grammar:
         self.source = GrammarSource.gbnf(source, name) if isinstance(source, str) else source
         self.name = self.source.name
         self.warnings = self.source.warnings
-        """What of the grammar is enforced only in part, or not at all."""
+        """Parts of the grammar that are enforced only in part, or not at all."""
         self.model = model
         self._vocabulary = GrammarVocabulary.of(model)
 

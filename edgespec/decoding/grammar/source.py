@@ -38,9 +38,9 @@ class GrammarSource:
 
     compiled: str
     name: str
-    """What errors call it."""
+    """The name that errors use."""
     warnings: tuple[str, ...] = ()
-    """What of it is enforced only in part, or not at all."""
+    """Parts of it that are enforced only in part, or not at all."""
 
     @classmethod
     def gbnf(cls, text: str, name: str) -> GrammarSource:

@@ -15,7 +15,7 @@ _MOST = 100_000  # comparisons, half a second; 300 objects that a constant tells
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of the values that match a schema; None: nothing."""
+    """Facts about the values that match a schema; None: nothing is known."""
 
     types: set[str] | None = None
     values: set[tuple[str, Any]] | None = None

@@ -69,7 +69,7 @@ _STRICTER = {
     "hostname": ("^.{1,253}$",),
     "time": ("^.{6}[0-5]",),
 }
-"""What the library's formats let pass: the 29th of any February, leap seconds at any time, long names."""
+"""Values that the library's formats let pass: the 29th of any February, any leap second, long names."""
 
 
 def schemas(root: Any) -> Iterator[Schema]:  # noqa: ANN401 - JSON

@@ -33,3 +33,11 @@ def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index]
     assert missing == ["index.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:edgespec|tests|bench|csrc|pi|docs)/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8")
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -11,7 +11,7 @@ import typer
 from edgespec.cli.bench_options import SuiteChoice, TokensOption
 from edgespec.cli.console import message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import Compute, ModelChoice, SpanOption, parse_span, refuse_contradictions
+from edgespec.cli.options import LOSSY, Compute, ModelChoice, parse_span, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.suites import DEFAULT, HUMAN_EVAL, evenly
@@ -36,7 +36,15 @@ class CalibrationGoal:
         ),
     ] = 0.02
     """Default loss: two of a hundred tokens may differ from the target's."""
-    span: SpanOption = None
+    span: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|rest",
+            help="Tokens that the target writes in a cascade when it is woken, or all that are left.",
+            show_default="16",
+            rich_help_panel=LOSSY,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

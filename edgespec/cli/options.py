@@ -63,16 +63,6 @@ ShowDraftOption = Annotated[
     bool,
     typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),
 ]
-SpanOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N|rest",
-        help="Tokens that the target writes in a cascade when it is woken, or all that are left.",
-        show_default="16",
-        rich_help_panel=LOSSY,
-    ),
-]
-
 # ---- groups ----
 
 

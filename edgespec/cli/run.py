@@ -25,14 +25,12 @@ from edgespec.cli.options import (
     ModelChoice,
     Sampling,
     ShowDraftOption,
-    SpanOption,
     SystemOption,
     WattsOption,
-    parse_span,
     refuse_contradictions,
 )
 from edgespec.cli.structure import Structure
-from edgespec.decoding.choices import DRAFTLESS, Objective, Rule, Signal
+from edgespec.decoding.choices import DRAFTLESS, Objective, Rule
 from edgespec.errors import NodeLost, UsageError
 from edgespec.models.registry import load_registry
 
@@ -122,24 +120,15 @@ class LossyOptions:
             rich_help_panel=LOSSY,
         ),
     ] = "exact"
-    signal: Annotated[
-        Signal | None,
-        typer.Option(
-            help="What says that it is unsure: how far its likeliest token is ahead of the next (margin, 0 "
-            "to 1), or the entropy of its distribution in nats.",
-            show_default="margin",
-            rich_help_panel=LOSSY,
-        ),
-    ] = None
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="The target is woken where the margin is no more than this, or the entropy no less.",
+            help="The target is woken where the small model's likeliest token is no further ahead of the next: "
+            "0 never, 1 always.",
             show_default="that of `edgespec calibrate`",
             rich_help_panel=LOSSY,
         ),
     ] = None
-    span: SpanOption = None
     lenience: Annotated[
         float,
         typer.Option(
@@ -152,15 +141,12 @@ class LossyOptions:
 
     def waking(self) -> Waking | None:
         """Return when a cascade wakes its target; None for no cascade. Raises UsageError."""
-        from edgespec.decoding.options import SPAN, Waking
+        from edgespec.decoding.options import Waking
 
         if self.mode == "cascade":
-            span = SPAN if self.span is None else parse_span(self.span)
-            return Waking(self.signal or "margin", self.threshold, span=span)
-        if self.threshold is not None or self.signal is not None or self.span is not None:
-            raise UsageError(
-                "--threshold, --signal and --span are of --mode cascade: add it, or leave them out"
-            )
+            return Waking(threshold=self.threshold)
+        if self.threshold is not None:
+            raise UsageError("--threshold needs --mode cascade: add it, or leave it out")
         return None
 
 

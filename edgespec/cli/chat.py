@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.console import INTERRUPTED, is_watched, message, out
+from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
     OUTPUT,
@@ -23,7 +23,6 @@ from edgespec.cli.options import (
     SystemOption,
     refuse_contradictions,
 )
-from edgespec.decoding.choices import DRAFTLESS
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import cache_root, expand_user
 
@@ -138,10 +137,6 @@ def chat_command(
         if not sys.stdin.isatty():
             return _pipe(chat)
         _type(chat, cache=drafting.cache)
-    if chat.last_stats and drafter not in DRAFTLESS and is_watched() and not output.json:
-        from edgespec.forge.hints import tell_of_better_draft
-
-        tell_of_better_draft(engine, chat.last_stats, message)
     return 0
 
 

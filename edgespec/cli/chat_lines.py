@@ -11,7 +11,7 @@ from rich.text import Text
 from edgespec.cli.console import err, line_of, message, print_error
 from edgespec.cli.render import TextWriter, as_json, printable
 from edgespec.decoding.options import Options
-from edgespec.decoding.records import Result, Stats
+from edgespec.decoding.records import Result
 from edgespec.engine.conversation import Conversation, Exchange, Figures, answer_of
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
@@ -62,11 +62,6 @@ class Chat:
         """The names of the models."""
         draft = self._engine.draft_name
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
-
-    @property
-    def last_stats(self) -> Stats | None:
-        """Statistics of the last answer; None before the first."""
-        return self._last.stats if self._last else None
 
     def take(self, line: str) -> str:
         """Answer or run `line`; return the text to edit next: `line` itself if it failed, else ""."""

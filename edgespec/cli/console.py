@@ -30,11 +30,6 @@ def message(line: str) -> None:
     err.print(f"edgespec: {line}", markup=False)
 
 
-def is_watched() -> bool:
-    """Return whether results and messages go to a terminal, where somebody reads them."""
-    return out.is_terminal and err.is_terminal
-
-
 def print_error(line: str) -> None:
     """Print why a command failed to stderr."""
     err.print(f"edgespec: error: {line}", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +38,7 @@ _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", a
 @draft_app.command(
     "make",
     epilog="Examples: `edgespec draft make --hours 2` · in minutes, without training: `edgespec draft make "
-    "--hours 0` · over night: `edgespec draft make -t my-7b.gguf --hours 8 --from-history --when-idle`",
+    "--hours 0` · over night: `edgespec draft make -t my-7b.gguf --hours 8 --from-history`",
 )
 @grouped
 def make_command(
@@ -60,7 +59,6 @@ def make_command(
     from edgespec.cli.draft_report import made_document, print_made
     from edgespec.forge.candidates import small_model
     from edgespec.forge.families import require_jax
-    from edgespec.forge.idle import IdleWatch
     from edgespec.forge.make import Request, make
     from edgespec.forge.progress import Surroundings
     from edgespec.forge.trial import N_QUESTIONS
@@ -84,8 +82,6 @@ def make_command(
     pull_named(target, choose_models(target, None)[1], small_model(target, trained))
     with SignalPipe() as signals, StageDisplay() as display:
         around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
-        if making.when_idle:
-            around = replace(around, pause=IdleWatch(on_message=message).pause)
         try:
             made = make(request, around)
         except KeyboardInterrupt:

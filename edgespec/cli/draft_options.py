@@ -37,7 +37,7 @@ TargetOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class MakeOptions:
-    """The draft that is made, and when."""
+    """The draft that is made."""
 
     target: TargetOption = None
     name: Annotated[
@@ -45,10 +45,6 @@ class MakeOptions:
     ] = None
     force: Annotated[
         bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
-    ] = False
-    when_idle: Annotated[
-        bool,
-        typer.Option("--when-idle", help="Work only while the machine is idle and not on its battery."),
     ] = False
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.console import INTERRUPTED, is_watched, message, out
+from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import (
     DRAFTING,
@@ -123,8 +123,8 @@ class LossyOptions:
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="The target is woken where the small model's likeliest token is no further ahead of the next: "
-            "0 never, 1 always.",
+            help="The target is woken where the small model's likeliest token is no further ahead of the "
+            "next: 0 never, 1 always.",
             show_default="that of `edgespec calibrate`",
             rich_help_panel=LOSSY,
         ),
@@ -200,11 +200,6 @@ class RunOutput:
         return self.energy or self.assume_watts is not None
 
     @property
-    def hints(self) -> bool:
-        """Whether somebody reads what would make the next run faster."""
-        return self.shows_stats and not self.json and is_watched()
-
-    @property
     def shows_stats(self) -> bool:
         """Whether any statistics are printed beside the text."""
         return self.stats != "none" and not self.no_stats
@@ -269,10 +264,6 @@ def run_command(
         )
         code = _show(stream, output, explain=drafting.explain is not None)
         output.structure.tell_if_cut(stream.result)
-    if code == 0 and output.hints and drafter not in DRAFTLESS and lossy.mode == "exact":
-        from edgespec.forge.hints import tell_of_better_draft
-
-        tell_of_better_draft(engine, stream.result.stats, message)
     return code
 
 

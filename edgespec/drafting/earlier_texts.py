@@ -26,8 +26,6 @@ class EarlierTexts:
     def __init__(self, header: GGUFHeader, *, kept: bool, on_message: Callable[[str], None]) -> None:
         """Begin reading the history of `header`'s tokenizer, if it is `kept`."""
         self.suffix = SuffixDrafts(OWN_TOKENS)
-        self.n_tokens = 0
-        """Tokens read from the history."""
         self._history: History | None = None
         self._on_message = on_message
         self._lines: list[str] = []
@@ -45,9 +43,7 @@ class EarlierTexts:
         self._thread.start()
 
     def _load(self, history: History) -> None:
-        tokens = history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab)
-        self.n_tokens = int(np.count_nonzero(tokens >= 0))
-        self.suffix.load(tokens)
+        self.suffix.load(history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab))
 
     def ready(self) -> SuffixDrafts:
         """Return the suffix store, once all is in it."""

@@ -176,11 +176,6 @@ class Engine(Closing):
         return self._pair.capacity
 
     @property
-    def n_earlier_tokens(self) -> int:
-        """Tokens of earlier prompts and answers that were read from the history."""
-        return self._earlier_texts.n_tokens
-
-    @property
     def last_pass(self) -> Passed:
         """The last step's pass of the target, of texts that share passes."""
         return self._texts.last_pass

@@ -70,7 +70,6 @@ def evaluate(
             Path(folder),
             on_progress=around.on_progress,
             on_message=around.on_message,
-            pause=around.pause,
         )
         found = {one.contender: one for one in judging.judge([mine, other])}
     if mine not in found:

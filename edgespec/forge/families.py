@@ -113,7 +113,6 @@ def train_family(
 
     def show(now: Progress) -> None:
         around.on_progress(Step(stage, now.share, _figures(now), now.left_s))
-        around.pause()
 
     trained = train(
         family,

@@ -13,7 +13,7 @@ does so for all alike. Every finished part is a file: judging that was stopped g
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,19 +86,17 @@ class Judging:
         *,
         on_progress: ProgressFn = unseen,
         on_message: MessageFn = silent,
-        pause: Callable[[], None] = lambda: None,
     ) -> None:
         """Judge by `questions`; parts that were measured in `folder` before are used again.
 
-        `on_message` takes lines that the user should know. `pause` returns when the next part may begin.
-        Raises EdgespecError without questions.
+        `on_message` takes lines that the user should know. Raises EdgespecError without questions.
         """
         if not questions:
             problem = "there is no prompt to judge drafts by: let the target write more, or name a suite"
             raise EdgespecError(problem)
         self._target, self._questions, self._settings = target, tuple(questions), settings
         self._folder = folder
-        self._on_progress, self._on_message, self._pause = on_progress, on_message, pause
+        self._on_progress, self._on_message = on_progress, on_message
         self._sha256: dict[Path | None, str] = {None: "", target: sha256_of(target)}
         self._done = self._total = 0
 
@@ -151,7 +149,6 @@ class Judging:
         if runs is None:
             found: list[Run] = []
             self._show(what, 0.0)
-            self._pause()
             for run in trial.runs():
                 found.append(run)
                 self._show(what, len(found) / trial.n_runs)

@@ -192,7 +192,6 @@ class _Making:
             self._dataset.folder / "judging",
             on_progress=around.on_progress,
             on_message=around.on_message,
-            pause=around.pause,
         )
         new = [Contender(one.label, one.path) for one in candidates]
         return {one.contender.name: one for one in judging.judge([self._before, *new])}

@@ -33,12 +33,10 @@ def unseen(_step: Step) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What long work tells, and what may stop or delay it."""
+    """What long work tells, and what may stop it."""
 
     on_progress: ProgressFn = unseen
     on_message: MessageFn = silent
     """Takes lines that the user should know."""
     signals: Cancellation | None = None
     """Lets Ctrl-C end a running pass."""
-    pause: Callable[[], None] = lambda: None
-    """Called between pieces of work; returns when the work may go on."""

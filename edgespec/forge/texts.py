@@ -89,7 +89,6 @@ def write_texts(
         left = until * (1.0 - now.share) / now.tokens_per_s if now.n_tokens >= _N_TOLD else None
         detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
         around.on_progress(Step("writing", now.share, detail, left))
-        around.pause()
 
     prompts = _prompts(model, request)
     writing = Writing(

@@ -100,7 +100,7 @@ def test_all_families_are_trained_and_judged(edgespec, trained, tmp_path):
     for one in made["candidates"]:
         assert one["cost_ratio"] > 0
         assert one["runs"]
-        assert {run["way"] for run in one["runs"]} == {"plain", "auto"}
+        assert {run["variant"] for run in one["runs"]} == {"plain", "auto"}
     record = made["kept"]
     assert record["name"] == f"target-{made['best']}"
     best = next(one for one in made["candidates"] if one["label"] == made["best"])

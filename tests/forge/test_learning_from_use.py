@@ -12,7 +12,6 @@ from edgespec.errors import EdgespecError
 from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, forge_root
 from edgespec.forge.kept_data import delete_own, find_kept
 from edgespec.forge.make import make
-from edgespec.forge.progress import Surroundings
 from edgespec.forge.run_state import RunState
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.models.pull import hash_file
@@ -87,21 +86,3 @@ def test_what_a_run_was_made_from_only_grows():
     state = RunState("key").with_sources({"read": 5, "prompt:built-in": 7})
     assert state.with_sources({"prompt:built-in": 9}).sources == {"prompt:built-in": 9, "read": 5}
     assert state.with_sources({"read": 1}).sources == {"read": 5, "prompt:built-in": 7}
-
-
-def test_each_stage_waits_where_it_should(request_, speeds):
-    """What `--when-idle` hands in is called between pieces of work; Ctrl-C in it ends the run."""
-    stages, waits = [""], set()
-
-    def pause():
-        waits.add(stages[-1])
-        if stages[-1] == "judging":
-            raise KeyboardInterrupt
-
-    around = Surroundings(on_progress=lambda step: stages.append(step.stage), pause=pause)
-    with pytest.raises(KeyboardInterrupt):
-        make(request_, around)
-    assert waits == {"writing", "judging"}
-    said = []
-    make(request_, Surroundings(on_message=said.append))
-    assert said == ["going on with the run that was stopped"]

@@ -10,54 +10,26 @@ from types import FrameType
 from typing import Any
 
 
-class Asked:
-    """Whether a signal asked the work to end; true from then on."""
-
-    def __init__(self) -> None:
-        """Nobody asked yet."""
-        self._asked = self._waits = False
-
-    def __bool__(self) -> bool:
-        return self._asked
-
-    @contextmanager
-    def may_wait(self) -> Iterator[None]:
-        """While entered, a signal ends what waits there at once; the work is asked to end, as elsewhere."""
-        self._waits = True
-        try:
-            yield
-        except KeyboardInterrupt:
-            if not self._asked:
-                raise
-        finally:
-            self._waits = False
-
-    def note(self) -> None:
-        """Ask the work to end; called by the handler of a signal."""
-        self._asked = True
-        if self._waits:
-            raise KeyboardInterrupt
-
-
 @contextmanager
-def ending(asked: Asked) -> Iterator[None]:
-    """While entered, the first SIGINT or SIGTERM asks the work to end; a second one ends it at once.
+def ending() -> Iterator[threading.Event]:
+    """Give an event that the first SIGINT or SIGTERM sets; a second one ends the work at once.
 
-    Outside of the main thread, which gets no signals, nothing changes.
+    Outside of the main thread, which gets no signals, it is never set.
     """
+    asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield asked
         return
     previous: dict[int, Any] = {}
 
     def note(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, previous[number])
-        asked.note()
+        asked.set()
 
     for one in (signal.SIGINT, signal.SIGTERM):
         previous[one] = signal.signal(one, note)
     try:
-        yield
+        yield asked
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -22,7 +22,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.training import checkpoint
 from edgespec.forge.training.acceptance import Acceptance, Evaluation
 from edgespec.forge.training.batches import Packing, Place, Rows, Written, batches
-from edgespec.forge.training.ending import Asked, ending
+from edgespec.forge.training.ending import ending
 from edgespec.forge.training.family import Batch, Family, Params, Recipe
 from edgespec.forge.training.optimizer import optimizer
 from edgespec.platform.messages import MessageFn, silent
@@ -113,9 +113,8 @@ def train(
     """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
 
     `start`: parameters to begin with, or the folder of an earlier training that has them. `on_progress` is
-    called after each step and may wait (idle.py): that time is not the training's. SIGINT and SIGTERM end the
-    wait, and the training after the step under way, with a checkpoint and a KeyboardInterrupt. Raises
-    UsageError and EdgespecError in one line.
+    called after each step. SIGINT and SIGTERM end the training after the step under way, with a checkpoint
+    and a KeyboardInterrupt. Raises UsageError and EdgespecError in one line.
     """
     if settings.hours is None and settings.tokens is None:
         raise UsageError("say how long to train: hours or tokens")
@@ -183,8 +182,6 @@ class _Training:
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
         self._state = _State(n_texts=len(texts))
         self._shown: list[dict[str, Any]] = []
-        self._asked = Asked()
-        self._began = 0.0
 
     def _traced_step(
         self,
@@ -204,10 +201,10 @@ class _Training:
     def run(self, start: Path | Params | None) -> Trained:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
-        self._began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
+        began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
         key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_LENGTH
         feed = batches(self._packing, self._family.embed, self._rows.n, settings.seed, state.place)
-        with ending(self._asked):
+        with ending() as asked:
             self._tell("compiling")
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
@@ -221,19 +218,19 @@ class _Training:
                     raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
                 state.place, state.n_steps = place, state.n_steps + 1
                 state.n_tokens += int(batch.weights.sum())
-                state.elapsed_s = time.monotonic() - self._began
+                state.elapsed_s = time.monotonic() - began
                 self._tell("training")
-                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not self._asked:
+                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked.is_set():
                     self._judge(params)
-                    state.elapsed_s = time.monotonic() - self._began
-                if self._asked or time.monotonic() - kept >= settings.checkpoint_s:
+                    state.elapsed_s = time.monotonic() - began
+                if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
                     checkpoint.save(self._folder, (params, moments), state.facts())
                     kept = time.monotonic()
-                if self._asked:
+                if asked.is_set():
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
                 self._judge(params)
-            state.elapsed_s = time.monotonic() - self._began
+            state.elapsed_s = time.monotonic() - began
             checkpoint.save(self._folder, (params, moments), state.facts())
         return self._trained(params)
 
@@ -300,10 +297,7 @@ class _Training:
             shown={name: float(np.mean([one[name] for one in shown])) for name in names},
             acceptance=state.history[-1][2] if state.history else None,
         )
-        told = time.monotonic()
-        with self._asked.may_wait():
-            self._on_progress(now)
-        self._began += time.monotonic() - told
+        self._on_progress(now)
 
 
 def best_params(folder: Path, like: Params) -> Params:

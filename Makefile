@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 BUILT := build/cp311-abi3-linux_$(shell uname -m)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
-C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/rpc/* csrc/rpc_transport/*.[ch]* csrc/rpc_transport/tests/*)
+PACKAGES = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/rpc_transport/*.[chm]* csrc/rpc_transport/tests/*)
 
 PROMPT ?= Write a quicksort in Python.
 RUN ?=
@@ -58,14 +59,15 @@ format: $(VENV)/.dev ## Format the Python code
 sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
 		--target build/sanitize-py -C build-dir=build/sanitize \
-		-C cmake.define.EDGESPEC_SANITIZE=address,undefined -C cmake.define.EDGESPEC_TESTS=ON .
+		-C cmake.define.EDGESPEC_SANITIZE=address,undefined -C cmake.define.EDGESPEC_TESTS=ON \
+		-C "cmake.define.EDGESPEC_GGML_INCLUDE=$(PACKAGES)/include" .
 	$(BIN)/ctest --test-dir build/sanitize --parallel 2 --output-on-failure
 	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
 	$(CMAKE) --build build/sanitize-threads --target test_threads
 	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
 	SANITIZED=1 OMP_WAIT_POLICY=passive LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-		PYTHONPATH="$(CURDIR)/build/sanitize-py:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		PYTHONPATH="$(CURDIR)/build/sanitize-py:$(PACKAGES)" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
 		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_states.py \
@@ -126,8 +128,10 @@ MEANWHILE := $(if $(filter run serve test bench forge,$(MAKECMDGOALS)),default)
 MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE) $(FORGE))$(TEST),,$(MEANWHILE))
 
 # The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.
-$(VENV)/.installed: $(BIN)/python pyproject.toml $(C_SOURCES)
+$(VENV)/.installed: $(BIN)/python pyproject.toml llama_cpp.cmake $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
+	-@cmp -s llama_cpp.cmake "$(PACKAGES)/llama_cpp/lib/llama_cpp.cmake" || \
+		$(PIP) uninstall --yes llama-cpp-python 2>/dev/null # pip would leave one that was compiled with another file
 	-@$(PIP) uninstall --yes edgespec 2>/dev/null # an older one would be imported instead, with modules that have moved
 	@$(PIP) install rich huggingface-hub # which show and pull while pip installs the rest
 	@$(BIN)/python install.py $(MEANWHILE)
@@ -150,6 +154,7 @@ $(VENV)/.pi: $(VENV)/.dev
 	@touch $@
 
 $(BUILT)/.tests: $(VENV)/.dev
-	$(CMAKE) -S . -B $(BUILT) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON >/dev/null
+	$(CMAKE) -S . -B $(BUILT) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON \
+		"-DEDGESPEC_GGML_INCLUDE=$(PACKAGES)/include" >/dev/null
 	$(CMAKE) --build $(BUILT)
 	@touch $@

@@ -10,6 +10,7 @@ Imports only the parts of edgespec that need no llama.cpp, and of packages only 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -33,6 +34,7 @@ from edgespec.platform.files import cache_root
 from edgespec.platform.together import Stopped, run_together
 
 ROOT = Path(__file__).resolve().parent
+RECIPE = ROOT / "llama_cpp.cmake"
 LOG = ROOT / "build" / "install.log"
 PIP = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "off"]
 PIP += ["--editable", ".[report]"]
@@ -53,11 +55,13 @@ _PATIENCE_S = 5.0
 def _environment() -> dict[str, str]:
     """Return pip's environment: compile only what edgespec needs of llama.cpp, and cache wheels separately.
 
-    From pip's own cache, other projects would get that wheel, which lacks images and audio.
+    From pip's own cache, other projects would get that wheel, which lacks images and audio. Each version of
+    `RECIPE` has its own cache, because pip does not see that a wheel was compiled with another one.
     """
-    part = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'llama_cpp.cmake'}"
+    part = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={RECIPE}"
+    key = hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:12]
     return (
-        {"PIP_CACHE_DIR": str(cache_root() / "pip")}
+        {"PIP_CACHE_DIR": str(cache_root() / "pip" / key)}
         | os.environ
         | {
             "CMAKE_ARGS": f"{os.environ.get('CMAKE_ARGS', '')} {shlex.quote(part)}",

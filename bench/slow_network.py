@@ -31,7 +31,7 @@ _QUEUE_S = 0.005  # what the line may hold before it takes more: no sender is fa
 _PR_SET_TIMERSLACK = 29
 
 _HEADER = 9  # a request's command, one byte, and its size, eight bytes
-_COMMANDS = (  # enum rpc_cmd in csrc/rpc/ggml-rpc.cpp
+_COMMANDS = (  # enum rpc_cmd in llama.cpp's ggml-rpc.cpp
     "alloc_buffer",
     "get_alignment",
     "get_max_size",

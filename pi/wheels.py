@@ -118,7 +118,7 @@ def _llama(board: Board) -> Path:
         defines={
             "GGML_NATIVE": "OFF",
             "GGML_CPU_ARM_ARCH": f"{board.arch};-mtune={board.tune}",
-            "LLAVA_BUILD": "OFF",  # pictures and sound
+            "CMAKE_PROJECT_llama_cpp_INCLUDE": str(ROOT / "llama_cpp.cmake"),
             "LLAMA_OPENSSL": "OFF",  # found on this machine, if it has it
             "GGML_CCACHE": "OFF",
             "CMAKE_C_FLAGS": flags,

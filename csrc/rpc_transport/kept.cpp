@@ -1,6 +1,6 @@
 // See kept.h.
 //
-// ggml's server (csrc/rpc/ggml-rpc.cpp) would write these files itself, and not see that the disk is full. When the next client
+// ggml's server (ggml-rpc.cpp) would write these files itself, and not see that the disk is full. When the next client
 // names the hash, it hands over what is in the file without a look at it. So a file gets its name here when it is complete.
 #include "kept.h"
 

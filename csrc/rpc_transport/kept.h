@@ -5,15 +5,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ES_API __attribute__((visibility("default")))
-
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* From now on weights are kept in `folder`, as long as `least_free` bytes stay free on its disk. NULL: none are kept, as before
  * the first call. To be called before the server begins, and by one process for a folder. */
-ES_API void es_rpc_keep_in(const char *folder, uint64_t least_free);
+void es_rpc_keep_in(const char *folder, uint64_t least_free);
 
 #ifdef __cplusplus
 }

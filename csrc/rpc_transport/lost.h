@@ -4,22 +4,20 @@
 
 #include <stddef.h>
 
-#define ES_API __attribute__((visibility("default")))
-
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* From now on all connections of this process wait `silence_ms` for a byte to come or go; and once the descriptor
  * `interrupt` has become readable (-1: none; it is never read here) `interrupted_ms` for what is under way. */
-ES_API void es_rpc_patience(int interrupt, int silence_ms, int interrupted_ms);
+void es_rpc_patience(int interrupt, int silence_ms, int interrupted_ms);
 
 /* Returns 1 if a connection to `endpoint` ("127.0.0.1:50052") was lost, and writes why into `reason`, cut to `size` bytes
  * with the zero at its end; else 0. What llama.cpp computed since with layers on that node means nothing. */
-ES_API int es_rpc_lost(const char *endpoint, char *reason, size_t size);
+int es_rpc_lost(const char *endpoint, char *reason, size_t size);
 
 /* Lets the next connection to `endpoint` be made. ggml makes one when nothing of a model is left that used the lost one. */
-ES_API void es_rpc_forget(const char *endpoint);
+void es_rpc_forget(const char *endpoint);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// How ggml's messages (csrc/rpc/ggml-rpc.cpp) go over a connection, so that little does.
+// How ggml's messages (ggml-rpc.cpp) go over a connection, so that little does.
 //
 //     a request    | command, 1 byte | size, 8 bytes | data |        an answer    | size | data |
 //

@@ -1,6 +1,6 @@
-// The connections of ggml's RPC backend (transport.h), in place of ggml's own transport.cpp.
+// The connections of ggml's RPC backend (ggml-rpc.cpp, which llama_cpp.cmake has compiled), in place of ggml's transport.cpp.
 //
-// That one waits for ever, and where a connection breaks its caller (ggml-rpc.cpp) ends the process. A client's connection
+// That one waits for ever, and where a connection breaks its caller ends the process. A client's connection
 // here is lost instead: what is asked of it from then on is answered at once with harmless numbers, so that whatever
 // llama.cpp has begun ends by itself, and its destructors can free what lay on the node. Whoever called llama.cpp asks
 // es_rpc_lost() afterwards whether its results mean anything. A server's connections wait for ever, as ggml's do, but notice a
@@ -8,8 +8,6 @@
 #include "kept.h"
 #include "lost.h"
 #include "messages.h"
-
-#include "transport.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,6 +22,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -31,6 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t CAPS_BYTES = 24, MOST_AT_ONCE = 1 << 30;
 constexpr int LOOK_MS = 50; // how often a wait looks whether other patience was set meanwhile
 
 // How long a client waits. Of all connections, because ggml makes them itself and hands nothing down.
@@ -76,7 +76,7 @@ std::string in_words(int error) {
 
 // In the capabilities of ggml's first message, where other servers and clients do not look: this side names graphs (messages.h),
 // and a tensor takes on it what ggml's rules say.
-constexpr char EDGESPEC[RPC_CONN_CAPS_SIZE] = "edgespec 2";
+constexpr char EDGESPEC[CAPS_BYTES] = "edgespec 2";
 
 // ---- answers ----
 
@@ -111,7 +111,7 @@ uint64_t answer_size(uint8_t command, uint64_t tail) {
     case GET_ALLOC_SIZE:
         return 8;
     case HELLO:
-        return 4 + RPC_CONN_CAPS_SIZE;
+        return 4 + CAPS_BYTES;
     case DEVICE_COUNT:
         return 4;
     case GET_TENSOR:
@@ -162,20 +162,23 @@ bool is_possible(uint8_t command, uint64_t tail, const void *answer) {
 
 // ---- a connection ----
 
-struct socket_t::impl {
-    explicit impl(int descriptor) : fd(descriptor) {}
-    impl(int descriptor, std::string where) : fd(descriptor), endpoint(std::move(where)) {}
-    ~impl() {
-        if (fd >= 0) {
-            close(fd);
-        }
-    }
-    impl(const impl &) = delete;
-    impl &operator=(const impl &) = delete;
+// What ggml-rpc.cpp calls has the names and arguments of ggml's transport.h, with which test_transport.cpp is compiled.
+struct socket_t {
+    explicit socket_t(int descriptor, std::string where = "") : fd(descriptor), endpoint(std::move(where)) {}
+    ~socket_t();
+    socket_t(const socket_t &) = delete;
+    socket_t &operator=(const socket_t &) = delete;
 
+    static std::shared_ptr<socket_t> create_server(const char *host, int port);
+    static std::shared_ptr<socket_t> connect(const char *host, int port);
+    std::shared_ptr<socket_t> accept();
     bool send_data(const void *data, size_t size);
     bool recv_data(void *data, size_t size);
-    bool flush() { return is_lost() || messages.flush() || is_of_no_use(); }
+    bool flush();
+    void get_caps(uint8_t *local_caps);
+    void update_caps(const uint8_t *remote_caps);
+
+  private:
     void lose(const std::string &reason);
     bool is_lost() {
         if (!lost.empty()) {
@@ -183,15 +186,6 @@ struct socket_t::impl {
         }
         return !lost.empty();
     }
-
-    const int fd;
-    const std::string endpoint; // of a client's connection; "": a server's
-    bool to_edgespec = false;   // the other side is edgespec's
-    std::string lost;           // why; "": it is not
-    edgespec::Messages messages{is_client(), [this](const void *data, size_t size) { return write(data, size); },
-                                [this](void *data, size_t size) { return read(data, size); }, edgespec::keep};
-
-  private:
     bool is_of_no_use() { // a client's is lost, for a reason that is known or for this one
         if (is_client()) {
             lose("its answer makes no sense");
@@ -208,13 +202,20 @@ struct socket_t::impl {
     bool read(void *data, size_t size);
     void follow_request(const void *data, size_t size);
 
+    const int fd;
+    const std::string endpoint; // of a client's connection; "": a server's
+    bool to_edgespec = false;   // the other side is edgespec's
+    std::string lost;           // why; "": it is not
+    edgespec::Messages messages{is_client(), [this](const void *data, size_t size) { return write(data, size); },
+                                [this](void *data, size_t size) { return read(data, size); }, edgespec::keep};
+
     // Where in a request, and in its answer, the client is: | command | size | data |, | size | data |.
     int sent_parts = 0, received_parts = 0;
     uint8_t command = 0;
     uint64_t tail = 0; // the last eight bytes of the data: a size where the answer depends on one
 };
 
-void socket_t::impl::lose(const std::string &reason) {
+void socket_t::lose(const std::string &reason) {
     if (lost.empty()) {
         lost = reason;
         note(endpoint, lost);
@@ -225,7 +226,7 @@ void socket_t::impl::lose(const std::string &reason) {
 }
 
 // Waits until the connection can do `event`; false: it was lost. `since`: when it last did anything.
-bool socket_t::impl::wait(short event, Clock::time_point since) {
+bool socket_t::wait(short event, Clock::time_point since) {
     using std::chrono::milliseconds;
     for (;;) {
         const int interrupt = patience().interrupt;
@@ -257,13 +258,13 @@ bool socket_t::impl::wait(short event, Clock::time_point since) {
     }
 }
 
-template <typename Step> bool socket_t::impl::transfer(short event, char *data, size_t size, Step step) {
+template <typename Step> bool socket_t::transfer(short event, char *data, size_t size, Step step) {
     Clock::time_point since = Clock::now();
     for (size_t done = 0; done < size;) {
         if (is_client() && !wait(event, since)) {
             return false;
         }
-        const ssize_t n = step(data + done, std::min(size - done, MAX_CHUNK_SIZE));
+        const ssize_t n = step(data + done, std::min(size - done, MOST_AT_ONCE));
         if (n > 0) {
             done += (size_t)n;
             since = Clock::now();
@@ -278,7 +279,7 @@ template <typename Step> bool socket_t::impl::transfer(short event, char *data, 
     return true;
 }
 
-void socket_t::impl::follow_request(const void *data, size_t size) {
+void socket_t::follow_request(const void *data, size_t size) {
     if (sent_parts == 0) {
         command = *(const uint8_t *)data;
         tail = 0;
@@ -289,23 +290,23 @@ void socket_t::impl::follow_request(const void *data, size_t size) {
     received_parts = 0;
 }
 
-bool socket_t::impl::write(const void *data, size_t size) {
+bool socket_t::write(const void *data, size_t size) {
     const auto step = [this](char *at, size_t n) { return send(fd, at, n, MSG_NOSIGNAL); };
     return transfer(POLLOUT, (char *)const_cast<void *>(data), size, step);
 }
-bool socket_t::impl::read(void *data, size_t size) {
+bool socket_t::read(void *data, size_t size) {
     const auto step = [this](char *at, size_t n) { return recv(fd, at, n, 0); };
     return transfer(POLLIN, (char *)data, size, step);
 }
 
-bool socket_t::impl::send_data(const void *data, size_t size) {
+bool socket_t::send_data(const void *data, size_t size) {
     if (is_client()) {
         follow_request(data, size);
     }
     return (is_client() && is_answered_here()) || messages.send(data, size) || is_of_no_use();
 }
 
-bool socket_t::impl::recv_data(void *data, size_t size) {
+bool socket_t::recv_data(void *data, size_t size) {
     if (!is_client()) {
         return messages.read_request(data, size);
     }
@@ -329,18 +330,19 @@ bool socket_t::impl::recv_data(void *data, size_t size) {
     return true;
 }
 
-// ---- transport.h ----
-
-socket_t::socket_t(std::unique_ptr<impl> p) : pimpl(std::move(p)) {}
-socket_t::~socket_t() = default;
-bool socket_t::send_data(const void *data, size_t size) { return pimpl->send_data(data, size); }
-bool socket_t::recv_data(void *data, size_t size) { return pimpl->recv_data(data, size); }
-bool socket_t::flush() { return pimpl->flush(); }
-void socket_t::get_caps(uint8_t *local_caps) { memcpy(local_caps, EDGESPEC, RPC_CONN_CAPS_SIZE); }
-void socket_t::update_caps(const uint8_t *remote_caps) {
-    pimpl->to_edgespec = memcmp(remote_caps, EDGESPEC, RPC_CONN_CAPS_SIZE) == 0;
-    pimpl->messages.name_graphs(pimpl->to_edgespec);
+socket_t::~socket_t() {
+    if (fd >= 0) {
+        close(fd);
+    }
 }
+bool socket_t::flush() { return is_lost() || messages.flush() || is_of_no_use(); }
+void socket_t::get_caps(uint8_t *local_caps) { memcpy(local_caps, EDGESPEC, CAPS_BYTES); }
+void socket_t::update_caps(const uint8_t *remote_caps) {
+    to_edgespec = memcmp(remote_caps, EDGESPEC, CAPS_BYTES) == 0;
+    messages.name_graphs(to_edgespec);
+}
+
+// ---- connecting ----
 
 namespace {
 
@@ -389,28 +391,27 @@ int connected(const char *host, int port, std::string &reason) {
 
 // Never nullptr, over which ggml would end the process: a connection that cannot be made is one that is lost. As is a second
 // one to a lost node, which ggml makes when it holds nothing of the first: es_rpc_lost() must not change its mind.
-socket_ptr socket_t::connect(const char *host, int port) {
+std::shared_ptr<socket_t> socket_t::connect(const char *host, int port) {
     const std::string endpoint = std::string(host) + ":" + std::to_string(port);
     std::string reason = reason_of(endpoint);
     const int fd = reason.empty() ? connected(host, port, reason) : -1;
-    auto made = std::make_unique<impl>(fd, endpoint);
+    auto made = std::make_shared<socket_t>(fd, endpoint);
     if (fd < 0) {
         made->lose(reason);
     }
-    return socket_ptr(new socket_t(std::move(made)));
+    return made;
 }
 
-socket_ptr socket_t::accept() {
-    const int fd = accept4(pimpl->fd, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) {
+std::shared_ptr<socket_t> socket_t::accept() {
+    const int client = accept4(fd, nullptr, nullptr, SOCK_CLOEXEC);
+    if (client < 0) {
         return nullptr;
     }
-    auto made = std::make_unique<impl>(fd);
-    const bool ready = set_option(fd, IPPROTO_TCP, TCP_NODELAY) && notice_the_dead(fd);
-    return ready ? socket_ptr(new socket_t(std::move(made))) : nullptr;
+    auto made = std::make_shared<socket_t>(client);
+    return set_option(client, IPPROTO_TCP, TCP_NODELAY) && notice_the_dead(client) ? made : nullptr;
 }
 
-socket_ptr socket_t::create_server(const char *host, int port) {
+std::shared_ptr<socket_t> socket_t::create_server(const char *host, int port) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_port = htons((uint16_t)port);
@@ -418,10 +419,10 @@ socket_ptr socket_t::create_server(const char *host, int port) {
     if (fd < 0) {
         return nullptr;
     }
-    auto made = std::make_unique<impl>(fd);
+    auto made = std::make_shared<socket_t>(fd);
     const bool listens = inet_pton(AF_INET, host, &address.sin_addr) == 1 && set_option(fd, SOL_SOCKET, SO_REUSEADDR) &&
                          bind(fd, (const sockaddr *)&address, sizeof address) == 0 && listen(fd, 1) == 0;
-    return listens ? socket_ptr(new socket_t(std::move(made))) : nullptr;
+    return listens ? made : nullptr;
 }
 
 bool rpc_transport_init() { return true; }

@@ -104,6 +104,8 @@ def _print(report: Report, *, asked: bool) -> None:
         f"llama-cpp-python {libraries['llama_cpp_python']}{built_for}",
     )
     _print_kernels(report["kernels"])
+    if reason := report["nodes"]["reason"]:
+        print_line("nodes", reason)
     out.print()
     print_pairs(report["pairs"])
     if not report["models"] and not asked:

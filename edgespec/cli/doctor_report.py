@@ -20,7 +20,7 @@ from edgespec.cli.machine import (
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError
-from edgespec.llama import kernels
+from edgespec.llama import kernels, rpc
 from edgespec.llama.backend import foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_tensors
@@ -60,6 +60,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "energy": energy_report(root),
         "pairs": pairs_report(root),
         "kernels": _kernels(loaded),
+        "nodes": {"reason": rpc.missing()},
         "models": [_model(name, path, loaded, root) for name, path in paths.items()],
     }
     report["memory"]["peak_rss"] = peak_rss_bytes()

@@ -4,7 +4,7 @@
     nodes           the layers that follow, in order, each with its part of the cache
 
 A row of logits is large (600 KB) and a hidden state small (6 KB): so the output matrix stays here. The
-connections are those of csrc/rpc_transport. They do not fail: one that is lost answers all with zeros, and
+connections (csrc/rpc_transport) do not fail: one that is lost answers all with zeros, and
 whoever calls the library asks afterwards whether one was lost (`Remote.call`).
 """
 

@@ -3,28 +3,30 @@
     this machine                                    the node
     llama_model_params.devices = connect(...)  <->  serve(endpoint, device, ...)
 
-The library is compiled from ggml's own files (csrc/rpc) and loaded into the ggml that is in use here. The
-protocol has no authentication, and who speaks it can run code on the node: it belongs inside a tunnel.
+The backend is compiled with llama-cpp-python and lies beside libllama (llama_cpp.cmake); its connections are
+edgespec's own (csrc/rpc_transport). The protocol has no authentication, and who speaks it can run code on the
+node: it belongs inside a tunnel.
 
-A client's connection that breaks, hangs or answers nonsense is *lost* (csrc/rpc_transport): all that is asked
-of it succeeds from then on, with zeros, and `Rpc.lost` says so. A server ends the process where a client asks
-for what cannot be, so it runs in a child process.
+A client's connection that breaks, hangs or answers nonsense is *lost*: all that is asked of it succeeds from
+then on, with zeros, and `Rpc.lost` says so. A server ends the process where a client asks for what cannot be,
+so it runs in a child process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 from edgespec import _core
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
-from edgespec.llama.backend import foreign_function
+from edgespec.llama.backend import foreign_function, llama
 
 GGML_VERSION = "0.25.3"
-"""The ggml of which the library's files are, and the only one it is loaded into."""
+"""The ggml whose RPC backend the connections are made for, and the only one they are used with."""
 
 PROTOCOL = (7, 0, 0)
 """The protocol's version: major, minor, patch. Both sides need the same major one, and the node's minor one
@@ -40,7 +42,6 @@ INTERRUPTED_S = 2.0
 """Seconds that what is under way on a node may still take after an interruption."""
 
 _REASON_BYTES = 256
-_BASE = "libggml-base.so.0"
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
 _pointer = ctypes.c_void_p
@@ -53,10 +54,9 @@ _version = foreign_function("ggml_version", ctypes.c_char_p)
 
 
 class Rpc:
-    """The loaded library."""
+    """The backend and its connections, loaded."""
 
-    def __init__(self, path: Path, registry: int) -> None:
-        own = ctypes.CDLL(str(path))  # which is loaded: this finds what it has beside ggml's interface
+    def __init__(self, own: ctypes.CDLL, registry: int) -> None:
         self._set_patience, self._lost, self._forget = own.es_rpc_patience, own.es_rpc_lost, own.es_rpc_forget
         self._set_patience.argtypes, self._set_patience.restype = (ctypes.c_int,) * 3, None
         self._lost.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
@@ -115,33 +115,52 @@ class Rpc:
 _loaded: Rpc | None = None
 
 
-def library_path() -> Path:
-    """Return the library's path, in the folder of the C core; it may not exist."""
-    return Path(_core.__file__).with_name("ggml_rpc.so")
+def backend_path() -> Path:
+    """Return the path of the backend, in libllama's folder; it may not exist."""
+    return Path(llama._lib._name).with_name("ggml_rpc.so")
+
+
+def _transport_path() -> Path:
+    """Return the path of the connections, in the folder of the C core."""
+    return Path(_core.__file__).with_name("rpc_transport.so")
+
+
+def missing() -> str:
+    """Return in one line what to do where backend or connections are missing; "" if both are there."""
+    absent = [path for path in (backend_path(), _transport_path()) if not path.exists()]
+    if not absent:
+        return ""
+    if sys.platform != "linux":
+        return "nodes need llama.cpp's RPC backend, which is built on Linux only"
+    return (
+        f"nodes need llama.cpp's RPC backend, and {absent[0]} is missing: install llama-cpp-python "
+        "as docs/nodes.md says, or call `make` in edgespec's sources"
+    )
+
+
+def require() -> None:
+    """Raise EdgespecError, with what to do, where there is no backend."""
+    if reason := missing():
+        raise EdgespecError(reason)
 
 
 def load() -> Rpc:
-    """Load the library, once per process. Raises EdgespecError if it is missing or does not fit this ggml."""
-    global _loaded  # noqa: PLW0603 - the library is loaded once per process
+    """Load the backend, once per process. Raises EdgespecError if it is missing or does not fit."""
+    global _loaded  # noqa: PLW0603 - loaded once per process
     if _loaded is None:
-        path = library_path()
-        _loaded = Rpc(path, _registry(path))
+        require()
+        if (version := ggml_version()) != GGML_VERSION:
+            raise EdgespecError(
+                f"edgespec's connections to nodes are made for ggml {GGML_VERSION}, and {version} is "
+                "installed; install edgespec again, with the llama-cpp-python that it asks for"
+            )
+        # Global, so that the backend finds its connections there.
+        own = ctypes.CDLL(str(_transport_path()), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+        _loaded = Rpc(own, _registry(backend_path()))
     return _loaded
 
 
 def _registry(path: Path) -> int:
-    if not path.exists():
-        raise EdgespecError(f"llama.cpp's RPC backend is not installed (Linux only): no {path}")
-    if (version := ggml_version()) != GGML_VERSION:
-        raise EdgespecError(
-            f"llama.cpp's RPC backend is that of ggml {GGML_VERSION}, and {version} is installed; "
-            "install edgespec again, with the llama-cpp-python that it asks for"
-        )
-    try:
-        # Python opened ggml for itself alone: from now on the libraries opened later find its functions.
-        ctypes.CDLL(_BASE, mode=os.RTLD_NOLOAD | os.RTLD_NOW | os.RTLD_GLOBAL)
-    except OSError as error:
-        raise EdgespecError(f"{error}; install llama-cpp-python again") from error
     backend.clear_log()
     registry = _load(os.fsencode(path))
     if not registry:

@@ -92,10 +92,11 @@ def connect(
     """Open the ways to nodes, and return them in their order.
 
     `bandwidth`: measure it, with up to 32 MB for each node. `ask_s`: how long each machine may take to say
-    what it is. Raises EdgespecError for a machine that is not
+    what it is. Raises EdgespecError where llama.cpp's RPC backend is missing here, for a machine that is not
     reached, has no node or another version, and for a node that has another client, no memory, or says what
     cannot be; nothing is open then.
     """
+    rpc.require()
     machines = _ask_machines(addresses, ask_s)
     ways = [_way(address, machines.get(address.host)) for address in addresses]
     _check_each_once(ways)

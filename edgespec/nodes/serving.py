@@ -79,9 +79,10 @@ def run_node(
 ) -> NoReturn:
     """Serve until an exception such as Ctrl-C ends it; `on_ready` is called when clients can come.
 
-    Raises UsageError for a port that cannot be listened on, EdgespecError if there is no memory, or the
-    server cannot begin or ends again and again.
+    Raises UsageError for a port that cannot be listened on, EdgespecError if there is no memory or no RPC
+    backend, or the server cannot begin or ends again and again.
     """
+    rpc.require()
     memory = _memory(options)
     options = replace(options, port=free_port(options.host, options.port))
     ends: list[float] = []

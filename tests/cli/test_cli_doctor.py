@@ -77,6 +77,7 @@ def test_json(doctor, packable_path):
             "energy",
             "pairs",
             "kernels",
+            "nodes",
             "models",
         )
     }

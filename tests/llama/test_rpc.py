@@ -1,52 +1,33 @@
-"""llama.cpp's RPC backend: its files are as they were published, and fit the ggml that is installed."""
+"""llama.cpp's RPC backend and its connections: they fit the ggml that is installed, and each other."""
 
 from __future__ import annotations
 
-import hashlib
+import json
 import re
 import sysconfig
-import tomllib
 from pathlib import Path
 
 import pytest
 
+from command_line import failed, run_cli, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
+from tiny_gguf import write_tiny_gguf
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "csrc" / "rpc"
-RECORD = tomllib.loads((SOURCES / "vendored.toml").read_text(encoding="utf-8"))["ggml"]
-
-
-def test_the_files_are_those_that_were_published():
-    found = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in SOURCES.iterdir()
-        if file.name != "vendored.toml"
-    }
-    assert found == RECORD["files"]
+MISSING = r"nodes need llama.cpp's RPC backend, and \S+/ggml_rpc\.so is missing: install .* call `make` in"
 
 
-@pytest.mark.parametrize("name", ["ggml", "ggml-alloc", "ggml-backend", "ggml-cpp", "ggml-rpc", "gguf"])
-def test_its_headers_are_those_of_the_installed_library(name):
-    installed = Path(sysconfig.get_path("purelib"), "include", f"{name}.h")
-    if not installed.exists():
-        pytest.skip("this llama-cpp-python was installed without its headers")
-    assert installed.read_bytes() == (SOURCES / installed.name).read_bytes()
+@pytest.fixture
+def without_backend(monkeypatch, tmp_path):
+    monkeypatch.setattr(rpc, "backend_path", lambda: tmp_path / "ggml_rpc.so")
+    monkeypatch.setattr(rpc, "_loaded", None)
 
 
-def test_its_versions_are_those_of_the_files():
-    header = (SOURCES / "ggml-rpc.h").read_text()
+def test_its_versions_are_those_that_the_connections_are_made_for():
+    header = Path(sysconfig.get_path("purelib"), "include", "ggml-rpc.h").read_text()
     versions = [int(n) for n in re.findall(r"#define RPC_PROTO_\w+_VERSION +(\d+)", header)]
     assert tuple(versions) == rpc.PROTOCOL
-    assert RECORD["protocol"] == ".".join(map(str, versions))
-    assert RECORD["version"] == rpc.GGML_VERSION == rpc.ggml_version()
-
-
-def test_its_licence_goes_with_the_wheel():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert "csrc/rpc/LICENSE.ggml" in project["license-files"]
-    assert RECORD["licence"] in project["license"]
+    assert rpc.ggml_version() == rpc.GGML_VERSION
 
 
 def test_it_is_loaded_once():
@@ -56,14 +37,21 @@ def test_it_is_loaded_once():
 def test_another_ggml_is_refused(monkeypatch):
     monkeypatch.setattr(rpc, "GGML_VERSION", "0.1.0")
     monkeypatch.setattr(rpc, "_loaded", None)
-    with pytest.raises(EdgespecError, match=r"is that of ggml 0\.1\.0, and 0\.25\.3 is installed; install"):
+    with pytest.raises(EdgespecError, match=r"are made for ggml 0\.1\.0, and 0\.25\.3 is installed; install"):
         rpc.load()
 
 
-def test_nothing_installed_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(rpc, "library_path", lambda: tmp_path / "ggml_rpc.so")
-    monkeypatch.setattr(rpc, "_loaded", None)
-    with pytest.raises(
-        EdgespecError, match=r"RPC backend is not installed \(Linux only\): no .*ggml_rpc\.so"
-    ):
+def test_nothing_installed_is_one_line(without_backend):
+    with pytest.raises(EdgespecError, match=MISSING):
         rpc.load()
+
+
+def test_commands_say_what_is_missing(without_backend, tmp_path):
+    env = user_environment(tmp_path)
+    model = write_tiny_gguf(tmp_path / "tiny.gguf")
+    remote = ("run", "a", "--target", model, "--drafter", "none", "--raw", "--nodes", "127.0.0.1:1")
+    for command in (("node", "--port", 0), remote):
+        assert re.search(MISSING, failed(run_cli(*command, env=env), 1))
+    found = run_cli("doctor", "--json", env=env)
+    assert found.returncode == 0
+    assert re.search(MISSING, json.loads(found.stdout)["nodes"]["reason"])

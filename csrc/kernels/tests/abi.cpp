@@ -1,4 +1,4 @@
-// ggml_abi.h against ggml's own headers (csrc/rpc): compiled, never run.
+// ggml_abi.h against ggml's own headers (EDGESPEC_GGML_INCLUDE): compiled, never run.
 #include "../ggml_abi.h"
 #include "../weights.h"
 

@@ -41,3 +41,11 @@ def test_files_that_are_named_exist(page: Path) -> None:
         r"`((?:edgespec|tests|bench|csrc|pi|docs)/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8")
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    files = [ROOT / "Makefile", *(ROOT / "edgespec").rglob("*.py"), *(ROOT / "bench").glob("*.py")]
+    named = {
+        name for file in files for name in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8"))
+    }
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -1,4 +1,4 @@
-"""Shell completion of models; if no model fits, the shell completes files (docs/models.md)."""
+"""Shell completion of models; if no model fits, the shell completes files (docs/start.md)."""
 
 from __future__ import annotations
 

@@ -84,9 +84,8 @@ bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, mem
 forge: $(VENV)/.forge ## Train the default pair's draft for HOURS hours, and keep it if it is faster
 	@$(BIN)/edgespec draft make --hours $(HOURS) $(FORGE)
 
-models-supported: $(VENV)/.installed ## Write the tables of docs/models-supported.md
-	@$(BIN)/python -c 'from pathlib import Path; from edgespec.cli.doctor_architectures import write_page; \
-		write_page(Path("docs/models-supported.md"))'
+models-supported: $(VENV)/.installed ## Check what works with each architecture, and write docs/models-supported.md
+	@$(BIN)/python tests/support/models_supported.py
 
 wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .

@@ -18,15 +18,15 @@ which gives a token too. So steps are compared by their time for each token, wit
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.benchmark.runs import rotated
-from edgespec.llama.architecture_table import Value
-from edgespec.llama.architectures import make_random
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.rollback import RollbackSize
@@ -34,6 +34,9 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import states_bytes
 from script import Measuring, in_child, numbers, parser, spread, start
+
+if TYPE_CHECKING:
+    from architecture_table import Value
 
 N_DRAFTED = 4
 ACCEPTED = (0, 2, 4)
@@ -110,6 +113,9 @@ def make_model(name: str, directory: Path, layers: int | None) -> Path:
         } | {"block_count": layers}
     path = directory / f"{name}{f'-{layers}-layers' if layers else ''}.gguf"
     if not path.exists():
+        sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+        from tiny_models import make_random
+
         make_random(architecture, {**COMMON, **shape}, path, lacks=r"^output\.weight")
     return path
 

@@ -33,13 +33,6 @@ def doctor_command(
     ] = None,
     *,
     retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
-    architectures: Annotated[
-        bool,
-        typer.Option(
-            "--architectures",
-            help="Check instead what works with each architecture, or with those named in place of models.",
-        ),
-    ] = False,
     nodes: Annotated[
         str | None,
         typer.Option(
@@ -56,12 +49,7 @@ def doctor_command(
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
     --nodes sends each node up to 32 MB; exit code 1 if one cannot be used.
-    --architectures checks tiny random models, and takes a minute for all; exit code 1 if something is wrong.
     """
-    if architectures:
-        from edgespec.cli.doctor_architectures import report_architectures
-
-        return report_architectures(models, json=json)
     if nodes is not None:
         from edgespec.cli.doctor_nodes import report_nodes
 
@@ -158,6 +146,14 @@ def _rollback_line(rollback: Report) -> str:
     return f"keeps a state: after a rejected draft its accepted tokens are read again; {held}"
 
 
+def _architecture_line(architecture: Report) -> str:
+    """Say what works with the model's architecture, as it was checked."""
+    from edgespec.llama.architectures import ArchitectureSupport
+
+    found = architecture["checked"]
+    return f"{architecture['name']}: {ArchitectureSupport(**found) if found else 'never checked'}"
+
+
 def _print_model(model: Report) -> None:
     from edgespec.cli.machine import size
     from edgespec.engine.capacity import Capacity
@@ -168,6 +164,7 @@ def _print_model(model: Report) -> None:
     if model["error"]:
         print_line("", f"cannot be loaded: {model['error']}")
         return
+    print_line("", _architecture_line(model["architecture"]))
     held = model["capacity"]
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
     if line := _rollback_line(model["rollback"]):

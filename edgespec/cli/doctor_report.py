@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from edgespec.cli.console import err, line_of
 from edgespec.cli.machine import (
     Report,
@@ -21,6 +23,7 @@ from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels, rpc
+from edgespec.llama.architectures import architecture_support
 from edgespec.llama.backend import foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_tensors
@@ -151,6 +154,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         "name": name,
         "path": str(path),
         "error": None,
+        "architecture": None,
         "capacity": None,
         "rollback": None,
         "mtp_head": None,
@@ -171,7 +175,9 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         matrices = [tensor for tensor in _loaded(header, with_mtp=not reason) if tensor.is_matrix]
     except EdgespecError as error:
         return report | {"error": line_of(error)}
+    support = architecture_support(header)
     return report | {
+        "architecture": {"name": header.architecture, "checked": support and msgspec.to_builtins(support)},
         "capacity": capacity,
         "rollback": rollback,
         "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,

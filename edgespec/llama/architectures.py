@@ -1,315 +1,57 @@
-"""Tiny random models of every architecture that matters, made from metadata alone.
+"""Results of the check of each architecture, on tiny random models of it.
 
-    metadata of the architecture -> llama.cpp says which tensors it wants -> random weights -> a GGUF file
-
-The library's `llama_model_init_from_user` asks for the tensors. The file is written here and not by its
-`llama_model_save_to_file`, which refuses some architectures and adds fields that no published model has.
+`make models-supported` writes them to architectures.json, and to docs/models-supported.md.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
-import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+import functools
+from importlib.resources import files
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import backend
-from edgespec.llama.architecture_table import (
-    ARCHITECTURES,
-    COMMON,
-    NOT_QUANTIZED,
-    UNCOMMON,
-    Architecture,
-    Value,
-)
-from edgespec.llama.backend import foreign_function, llama
-from edgespec.llama.ggml_types import F32, block_size, from_floats, type_number
-from edgespec.llama.gguf import (
-    BOOL,
-    FLOAT32,
-    INT32,
-    MERGES,
-    TOKEN_TYPES,
-    TOKENS,
-    UINT32,
-    TensorInfo,
-    aligned,
-)
-from edgespec.llama.gguf_encoding import (
-    encode_head,
-    encode_number,
-    encode_numbers,
-    encode_tensor_info,
-    encode_text,
-    encode_texts,
-)
-from edgespec.llama.kernels import packing
-from edgespec.llama.tiny_vocabulary import BOS, CHAT_TEMPLATE, EOS, N_WORDS, successors, vocabulary
-from edgespec.llama.tiny_vocabulary import MERGES as TINY_MERGES
+from edgespec.llama.gguf_header import GGUFHeader
 
-__all__ = ["ARCHITECTURES", "Architecture", "make_tiny"]
-
-# Standard deviations: of the embeddings in the first layer (smaller where they are the output matrix too, or
-# each token would be followed by itself), and of the logits.
-_EMBEDDING, _TIED, _PEAK = 0.7, 0.25, 2.0
-
-Rows = npt.NDArray[np.float32]
+RESULTS = "architectures.json"
+"""File of this package with the results, by `architecture_key`."""
 
 
-class _InitParams(ctypes.Structure):  # struct gguf_init_params
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+class ArchitectureSupport(msgspec.Struct, frozen=True):
+    """What works with an architecture."""
+
+    same_in_any_batch: bool
+    """Whether the logits after a token are the same bits in batches of any size."""
+    left_to_llama_cpp: tuple[str, ...]
+    """Operations of a pass that edgespec's kernels do not run, by ggml's name."""
+    drafts: tuple[str, ...]
+    """Sources whose drafts change nothing in the text."""
+    keeps_cache: bool
+    takes_back: bool
+    """Whether tokens can be removed from the end of a sequence."""
+
+    def __str__(self) -> str:
+        kernels = ", ".join(self.left_to_llama_cpp)
+        parts = [
+            f"all but {kernels} on the kernels" if kernels else "all on the kernels",
+            "same bits in any batch" if self.same_in_any_batch else "rounds by batch",
+            f"drafts: {', '.join(self.drafts) or 'none'}",
+        ]
+        parts += ["cache kept"] * self.keeps_cache + ["tokens back"] * self.takes_back
+        return "; ".join(parts)
 
 
-class _Tensor(ctypes.Structure):  # the start of struct ggml_tensor
-    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
+def architecture_key(gguf_name: str, *, mtp: bool) -> str:
+    """Return the name of a result; `mtp`: of models with an MTP head in their file."""
+    return f"{gguf_name}-mtp" if mtp else gguf_name
 
 
-_DIFFERENT_ROWS = 64  # of a matrix of `make_random`
-
-_gguf_init = foreign_function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _InitParams)
-_gguf_free = foreign_function("gguf_free", None, ctypes.c_void_p)
-_tensor_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
-
-
-def make_tiny(
-    name: str, path: Path, *, seed: int = 1, tokenizer: bool = True, weights_type: str = "f32"
-) -> Path:
-    """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
-
-    It writes text as any model does; the same arguments write the same bytes. Without `tokenizer` it has
-    as many tokens, but no texts for them. `weights_type` is ggml's name of the type of the matrices that
-    llama.cpp would quantize. Raises UsageError for an unknown name, EdgespecError if the library cannot make
-    it.
-    """
-    if name not in ARCHITECTURES:
-        raise UsageError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[name]
-    fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture, tokenizer)]
-    shapes = _wanted_tensors(name, fields)
-    weights = {
-        tensor: _weights(tensor, shape, np.random.default_rng((seed, *tensor.encode())))
-        for tensor, shape in shapes.items()
-        if not re.search(architecture.lacks, tensor)
-        and (re.search(architecture.has, tensor) or not re.search(UNCOMMON, tensor))
-    }
-    _make_predictable(weights, architecture, np.random.default_rng(seed))
-    if architecture.fused:
-        weights = _fused(weights)
-    _write(path, fields, [_tensor(tensor, rows, weights_type) for tensor, rows in weights.items()])
-    return path
+@functools.cache
+def read_results() -> dict[str, ArchitectureSupport]:
+    """Return all results."""
+    data = (files("edgespec.llama") / RESULTS).read_bytes()
+    return msgspec.json.decode(data, type=dict[str, ArchitectureSupport])
 
 
-def make_random(
-    architecture: str,
-    metadata: Mapping[str, Value],
-    path: Path,
-    *,
-    lacks: str = "^$",
-    weights_type: str = "q4_0",
-) -> Path:
-    """Write a random model of any size to `path`, without a tokenizer, to measure with; return `path`.
-
-    `metadata` is that of `architecture`, llama.cpp's name, without it before each key; `lacks` matches
-    tensors that the model does not have. Of each matrix only some rows are random, and those repeat: what a
-    pass costs does not depend on them. Raises EdgespecError if the library cannot make it.
-    """
-    fields = [
-        encode_text("general.architecture", architecture),
-        encode_text("general.name", path.stem),
-        encode_text("tokenizer.ggml.model", "no_vocab"),
-        *(_field(f"{architecture}.{key}", value) for key, value in metadata.items()),
-    ]
-    rng = np.random.default_rng(1)
-    tensors = [
-        _repeating(name, shape, weights_type, rng)
-        for name, shape in _wanted_tensors(architecture, fields).items()
-        if not re.search(lacks, name) and not re.search(UNCOMMON, name)
-    ]
-    _write(path, fields, tensors)
-    return path
-
-
-def _repeating(
-    name: str, shape: tuple[int, ...], weights_type: str, rng: np.random.Generator
-) -> tuple[TensorInfo, bytes]:
-    """Return a tensor of which the first rows are random, and the others repeat them."""
-    columns, *others = shape
-    n_rows = math.prod(others)
-    n = min(_DIFFERENT_ROWS, n_rows)
-    info, data = _tensor(name, _weights(name, (columns, n) if others else shape, rng), weights_type)
-    n_bytes = len(data) // n * n_rows
-    return replace(info, shape=shape), (data * -(-n_bytes // len(data)))[:n_bytes]
-
-
-# ---- metadata ----
-
-
-def _fields(architecture: Architecture, name: str) -> list[bytes]:
-    fields = [encode_text("general.architecture", architecture.gguf_name), encode_text("general.name", name)]
-    metadata = COMMON | dict(architecture.metadata)
-    return fields + [_field(f"{architecture.gguf_name}.{key}", value) for key, value in metadata.items()]
-
-
-def _field(key: str, value: Value) -> bytes:
-    if isinstance(value, str):
-        return encode_text(key, value)
-    if isinstance(value, tuple):
-        return encode_numbers(key, BOOL if isinstance(value[0], bool) else UINT32, np.array(value))
-    kinds = {bool: BOOL, int: UINT32, float: FLOAT32}
-    return encode_number(key, kinds[type(value)], value)
-
-
-def _tokenizer_fields(architecture: Architecture, tokenizer: bool) -> list[bytes]:
-    texts, types = vocabulary()
-    size = encode_number(f"{architecture.gguf_name}.vocab_size", UINT32, len(texts))
-    if not tokenizer:
-        return [size, encode_text("tokenizer.ggml.model", "no_vocab")]
-    return [
-        size,
-        encode_text("tokenizer.ggml.model", "gpt2"),
-        encode_text("tokenizer.ggml.pre", "gpt-2"),
-        encode_texts(TOKENS, [text.encode() for text in texts]),
-        encode_numbers(TOKEN_TYPES, INT32, np.array(types)),
-        encode_texts(MERGES, [merge.encode() for merge in TINY_MERGES]),
-        encode_number("tokenizer.ggml.eos_token_id", UINT32, EOS),
-        encode_number("tokenizer.ggml.bos_token_id", UINT32, BOS),
-        encode_number("tokenizer.ggml.add_bos_token", BOOL, False),
-        encode_text("tokenizer.chat_template", CHAT_TEMPLATE),
-    ]
-
-
-# ---- tensors ----
-
-
-def _wanted_tensors(name: str, fields: list[bytes]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors, in ggml's order, that the library loads for these fields."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def note(tensor: int, _data: object) -> None:
-        shape = tuple(_Tensor.from_address(tensor).ne)
-        while len(shape) > 1 and shape[-1] == 1:
-            shape = shape[:-1]
-        shapes[_tensor_name(tensor).decode()] = shape
-
-    callback = llama.llama_model_set_tensor_data_t(note)
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers = 0
-    params.load_mtp = True
-    with packing(False), _metadata(fields) as metadata:
-        model = backend.create(
-            lambda _: llama.llama_model_init_from_user(metadata, callback, None, params),
-            llama.llama_model_free,
-        )
-        if model is None:
-            raise EdgespecError(f"llama.cpp cannot make a tiny {name}: {backend.failure_reason()}")
-        llama.llama_model_free(model)
-    return shapes
-
-
-@contextmanager
-def _metadata(fields: list[bytes]) -> Iterator[ctypes.c_void_p]:
-    """`fields` as the library's `struct gguf_context`, which it reads from a file in memory."""
-    handle = os.memfd_create("edgespec-architecture")
-    try:
-        with os.fdopen(os.dup(handle), "wb") as file:
-            file.write(encode_head(0, len(fields)) + b"".join(fields))
-        metadata = _gguf_init(f"/proc/self/fd/{handle}".encode(), _InitParams(True, None))
-    finally:
-        os.close(handle)
-    try:
-        yield ctypes.c_void_p(metadata)
-    finally:
-        _gguf_free(metadata)
-
-
-def _weights(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Rows:
-    """Return random weights of a size that keeps the numbers in a layer near 1."""
-    normal: Rows = rng.standard_normal(shape[::-1], np.float32)
-    if re.search(r"norm|_ln|scale", name) and not name.endswith("bias"):
-        return 1 + np.float32(0.1) * normal
-    if "rope_" in name:  # what frequencies are divided by
-        return 1 + np.abs(normal)
-    if "lerp" in name:
-        return rng.random(shape[::-1], np.float32)
-    if name.endswith("ssm_a"):  # how fast a state decays: slowly
-        return np.float32(-0.02) - np.float32(0.1) * np.abs(normal)
-    if "time_mix_w0" in name:  # the same
-        return np.float32(0.3) * normal - 3
-    if len(shape) == 1 or shape[0] == 1:  # biases, sinks, ssm_d
-        return np.float32(0.3) * normal
-    return normal / np.float32(math.sqrt(shape[0]))
-
-
-def _make_predictable(weights: dict[str, Rows], architecture: Architecture, rng: np.random.Generator) -> None:
-    """Give the model logits of a sensible spread, in which each word prefers its own successor.
-
-    With embeddings of this size, what the text before changes in the logits and what the last word alone says
-    are about as large: a test sees a state that is wrong, and a draft is right often enough.
-    """
-    shape = weights["token_embd.weight"].shape
-    n_embd = shape[1]
-    embedding: Rows = rng.standard_normal(shape, np.float32)
-    embedding[N_WORDS:] *= np.float32(0.1)  # a text shall not end by chance
-    size = np.float32((_EMBEDDING if "output.weight" in weights else _TIED) / architecture.embedding_scale)
-    weights["token_embd.weight"] = embedding * size
-    if "output.weight" in weights:
-        rows = np.float32(0.1) * rng.standard_normal(shape, np.float32)
-        noise = rng.standard_normal((N_WORDS, n_embd), np.float32)
-        rows[successors()] = np.float32(0.7) * (embedding[:N_WORDS] + noise)
-        weights["output.weight"] = rows * np.float32(_PEAK / math.sqrt(n_embd))
-    else:
-        weights["output_norm.weight"] *= np.float32(_PEAK / (math.sqrt(n_embd) * size))
-    for name, values in weights.items():
-        if re.search(r"post_\w*norm", name):
-            weights[name] = values * np.float32(architecture.post_norm)
-        # An MTP head goes on from the embedding of the last word.
-        elif name.endswith("nextn.eh_proj.weight"):
-            values[:, :n_embd] += np.eye(n_embd, dtype=np.float32)
-        elif name.endswith("nextn.embed_tokens.weight"):
-            weights[name] = weights["token_embd.weight"]
-        elif name.endswith("nextn.shared_head_head.weight"):
-            weights[name] = weights["output.weight"]
-
-
-def _fused(weights: dict[str, Rows]) -> dict[str, Rows]:
-    """Return the weights with one matrix for queries, keys and values."""
-    fused = {}
-    for name, rows in weights.items():
-        if name.endswith("attn_q.weight"):
-            others = (weights[name.replace("attn_q", f"attn_{other}")] for other in "kv")
-            fused[name.replace("attn_q", "attn_qkv")] = np.concatenate([rows, *others])
-        elif not name.endswith(("attn_k.weight", "attn_v.weight")):
-            fused[name] = rows
-    return fused
-
-
-def _tensor(name: str, rows: Rows, weights_type: str) -> tuple[TensorInfo, bytes]:
-    """Return a tensor as a file has it, but for its offset."""
-    kind = type_number(weights_type)
-    shape = rows.shape[::-1]
-    keep = len(shape) < 2 or not name.endswith(".weight") or re.search(NOT_QUANTIZED, name)
-    if kind == F32 or keep or shape[0] % block_size(kind):
-        return TensorInfo(name, shape, F32, 0), rows.tobytes()
-    return TensorInfo(name, shape, kind, 0), from_floats(rows.reshape(-1, shape[0]), kind).tobytes()
-
-
-def _write(path: Path, fields: list[bytes], tensors: list[tuple[TensorInfo, bytes]]) -> None:
-    infos, offset = [], 0
-    for info, data in tensors:
-        infos.append(replace(info, offset=offset))
-        offset = aligned(offset + len(data))
-    head = b"".join([encode_head(len(infos), len(fields)), *fields, *map(encode_tensor_info, infos)])
-    try:
-        with path.open("wb") as file:
-            for part in (head, *(data for _, data in tensors)):
-                file.write(part.ljust(aligned(len(part)), b"\0"))
-    except OSError as error:
-        raise EdgespecError(f"cannot write {path}: {error.strerror}") from error
+def architecture_support(header: GGUFHeader) -> ArchitectureSupport | None:
+    """Return what works with a model's architecture; None if it was never checked."""
+    return read_results().get(architecture_key(header.architecture, mtp=header.n_mtp > 0))

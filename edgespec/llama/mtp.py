@@ -19,7 +19,7 @@ from edgespec.llama.hidden_states import NEXTN, NEXTN_HEAD
 from edgespec.llama.weights import Model
 
 ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"})
-"""Architectures whose heads were tried here, on random models (llama/architectures.py)."""
+"""Architectures whose heads were tried here, on random models (tests/support/tiny_models.py)."""
 
 _OUTPUTS = ("output.weight", "token_embd.weight")
 

@@ -16,6 +16,7 @@ from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.platform.cpu import read_cpu
 from energy_trees import laptop, write
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
+from tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -249,36 +250,13 @@ def test_wrong_usage(doctor, arguments):
     assert process.stderr.count("\n") == 1
 
 
-def test_what_works_with_an_architecture(doctor):
-    process = doctor("--architectures", "llama", "mamba2")
-    assert (process.returncode, process.stderr) == (0, "")
-    head, llama, mamba2, *_ = process.stdout.splitlines()
-    assert head.split("  ")[0] == "architecture"
-    assert llama.split()[:2] == ["llama", "dense"]
-    assert "suffix, model, tree, own" in llama
-    assert mamba2.split()[:3] == ["mamba2", "dense,", "recurrent"]
-    (check,) = json.loads(doctor("--architectures", "qwen3", "--json").stdout)["architectures"]
-    assert check["name"] == "qwen3"
-    assert set(check["drafts"].values()) == {"equal"}
-    process = doctor("--architectures", "lama")
-    assert (process.returncode, process.stdout) == (2, "")
-    assert "unknown architecture 'lama'; known: llama, " in process.stderr
-
-
-def test_what_is_wrong_is_said_and_fails(doctor, monkeypatch):
-    from edgespec.architecture_check import Check
-    from edgespec.cli import doctor_architectures
-
-    drafts = {"suffix": "equal", "model": "differs at token 3"}
-    checks = [
-        Check("llama", ("dense",), claimed=3, keeps_cache=True, takes_back=True, stops=True, drafts=drafts),
-        Check("qwen2", ("dense",), error="crashed (signal 11)"),
-    ]
-    monkeypatch.setattr(doctor_architectures, "check_architectures", lambda _names: iter(checks))
-    process = doctor("--architectures")
-    assert process.returncode == 1
-    assert "wrong    llama: model: differs at token 3" in process.stdout
-    assert "wrong    qwen2: crashed (signal 11)" in process.stdout
+def test_what_works_with_an_architecture(doctor, tiny_path, tmp_path):
+    (model,) = json.loads(doctor("--json", tiny_path).stdout)["models"]
+    assert model["architecture"]["name"] == "llama"
+    assert model["architecture"]["checked"]["drafts"] == ["suffix", "model", "tree", "own"]
+    assert "llama: all on the kernels; same bits in any batch; drafts: suffix, " in doctor(tiny_path).stdout
+    unknown = write_tiny_gguf(tmp_path / "other.gguf", architecture="internlm2")
+    assert "internlm2: never checked\n" in doctor(unknown).stdout
 
 
 def test_the_real_kernels(kernels, new_process, packable_path):

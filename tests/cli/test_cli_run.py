@@ -19,9 +19,9 @@ from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
 from edgespec.cli import render
 from edgespec.energy import EnergyMeter
-from edgespec.llama.architectures import make_tiny
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
+from tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.options import Waking
@@ -14,12 +15,11 @@ from edgespec.drafting.profile import Key
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import mtp
-from edgespec.llama.architecture_table import MTP
-from edgespec.llama.architectures import ARCHITECTURES
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.session import Session
+from tiny_models import ARCHITECTURES
 from tiny_states import tiny
 
 HEADS = [name for name, one in ARCHITECTURES.items() if MTP in one.kinds]

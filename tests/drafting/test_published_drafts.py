@@ -17,7 +17,6 @@ from edgespec.drafting.head import HeadModel
 from edgespec.drafting.measure import measure
 from edgespec.drafting.profile import Key
 from edgespec.energy import EnergyMeter
-from edgespec.llama.architectures import make_tiny
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.published_heads import LayersTarget, check_published_head, open_head
@@ -25,6 +24,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from head_files import write_dflash, write_eagle
 from reference import filtered_probs
+from tiny_models import make_tiny
 from tiny_states import tiny
 from toy_models import chi_square_p_value
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.llama.architectures import ARCHITECTURES, make_tiny
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.operations import operations_of
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_gguf import EOS, vocabulary
+from tiny_models import ARCHITECTURES, make_tiny
 
 # What csrc/kernels does not do yet. A test that begins to pass fails: then delete the line here.
 WAITS = {

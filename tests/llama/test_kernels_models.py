@@ -10,12 +10,12 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.llama.architectures import make_tiny
 from edgespec.llama.backend import llama, quantize
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_architectures import ARCHITECTURES, write_architecture
+from tiny_models import make_tiny
 from tree_shapes import DEEP, SPREAD, WIDE, WIDEST, paths, random_shape, trunk
 
 N_CTX = 512

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from edgespec.errors import NodeLost
-from edgespec.llama.architectures import make_tiny
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.placement import Placement, RemoteLayers
@@ -22,6 +21,7 @@ from edgespec.platform.signals import Cancellation
 from running_node import answering, child_of, node, placement
 from slow_network import Proxy
 from tiny_gguf import write_tiny_gguf
+from tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

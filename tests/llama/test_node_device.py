@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from edgespec.llama import rpc
-from edgespec.llama.architectures import make_tiny
 from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import read_header
 from remote_models import loaded, logits
+from tiny_models import make_tiny
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]
 MEMORY = 1 << 30

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from edgespec.errors import NodeLost
-from edgespec.llama.architectures import make_tiny
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.placement import Placement, RemoteLayers
@@ -14,6 +13,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from running_node import node, placement
 from tiny_gguf import write_tiny_gguf
+from tiny_models import make_tiny
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]
 TREE = [-1, 0, 1, 0, -1, 4]

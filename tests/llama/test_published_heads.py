@@ -10,9 +10,9 @@ from edgespec import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import published_heads
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.tiny_vocabulary import vocabulary
 from head_files import write_dflash, write_eagle
 from tiny_states import tiny
+from tiny_vocabulary import vocabulary
 
 N_EMBD, N_VOCAB = 64, 512
 

@@ -18,7 +18,6 @@ import sshd as sshd_room
 from command_line import COMMAND, python_path, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
-from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import requests as requests_room
 from edgespec.nodes import tunnel as tunnel_room
 from edgespec.nodes.addresses import read_addresses
@@ -26,6 +25,7 @@ from edgespec.nodes.connection import connect
 from edgespec.nodes.requests import Requests
 from remote_models import loaded, logits
 from running_node import answering, node
+from tiny_models import make_tiny
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 20).tolist()]
 HELLO = bytes([*rpc.PROTOCOL, 0]) + bytes(24)

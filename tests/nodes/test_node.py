@@ -16,12 +16,12 @@ import pytest
 from command_line import failed, run_cli, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
-from edgespec.llama.architectures import make_tiny
 from edgespec.nodes import kept_weights
 from edgespec.nodes.requests import Requests
 from remote_models import loaded, logits
 from running_node import child_of, node
 from tiny_gguf import write_tiny_gguf
+from tiny_models import make_tiny
 
 TOKENS = [1, *np.random.default_rng(3).integers(5, 90, 40).tolist()]
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.architectures import make_tiny
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.nodes.addresses import read_addresses
 from edgespec.nodes.connection import Node
@@ -15,6 +14,7 @@ from edgespec.nodes.description import Speed
 from edgespec.nodes.layer_sizes import LAYER_BYTES, Sizes, sizes_of
 from edgespec.nodes.splitting import Costs, Machine, best_ends, place
 from tiny_gguf import write_tiny_gguf
+from tiny_models import make_tiny
 
 N_CELLS = 512
 

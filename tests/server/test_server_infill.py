@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.llama.tiny_vocabulary import CONTROL_TOKENS
 from edgespec.llama.weights import Model
 from edgespec.server.filling import Gap, filled_prompt
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
+from tiny_vocabulary import CONTROL_TOKENS
 
 PRE, SUF, MID, REP, SEP = 260, 261, 262, 263, 264
 FIM = {"pre": PRE, "suf": SUF, "mid": MID, "rep": REP, "sep": SEP}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from edgespec.architecture_check import Check, _Request
+from architecture_check import Check, _Request
 from edgespec.platform.child import answer, say
 
 

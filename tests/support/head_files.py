@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.llama.tiny_vocabulary import BOS, EOS, IM_END, MERGES, vocabulary
+from tiny_vocabulary import BOS, EOS, IM_END, MERGES, vocabulary
 
 N_EMBD = 64  # of the targets
 MASK = IM_END  # of DFlash heads

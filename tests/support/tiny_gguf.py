@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.llama.tiny_vocabulary import (
+from tiny_vocabulary import (
     BOS,
     CHAT_TEMPLATE,
     CONTROL_TOKENS,

@@ -6,8 +6,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from edgespec.llama.architecture_table import HYBRID, MTP, RECURRENT
-from edgespec.llama.architectures import ARCHITECTURES, make_tiny
+from architecture_table import HYBRID, MTP, RECURRENT
+from tiny_models import ARCHITECTURES, make_tiny
 
 STATEFUL = [
     name for name, one in ARCHITECTURES.items() if {HYBRID, RECURRENT} & {*one.kinds} and MTP not in one.kinds

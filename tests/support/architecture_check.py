@@ -14,10 +14,12 @@ checks run in a child process, so that a crash of the library is the result of o
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -26,7 +28,6 @@ import numpy.typing as npt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.llama.architectures import ARCHITECTURES, make_tiny
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.operations import operations_of
@@ -36,6 +37,7 @@ from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.signals import Cancellation
+from tiny_models import ARCHITECTURES, make_tiny
 
 TIMEOUT_S = 300
 """A check takes a second, and longer on a busy machine."""
@@ -96,9 +98,13 @@ class _Request(msgspec.Struct, frozen=True):
 def check_architectures(names: Sequence[str]) -> Iterator[Check]:
     """Check some of the ARCHITECTURES, one after the other, in a child process."""
     left = list(names)
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as directory:
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    with (
+        tempfile.TemporaryDirectory(prefix="edgespec-") as directory,
+        mock.patch.dict(os.environ, PYTHONPATH=path),
+    ):
         while left:
-            child = Conversation("edgespec.architecture_check", "main", _Request(tuple(left), directory))
+            child = Conversation("architecture_check", "main", _Request(tuple(left), directory))
             for _, check in child:
                 left.pop(0)
                 yield msgspec.convert(check, Check)

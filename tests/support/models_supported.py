@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/models-supported.md"
 TABLE = ROOT / "edgespec/llama" / RESULTS
 
-COLUMNS = ("architecture", "kind", "on the kernels", "any batch", "drafts", "cache kept", "tokens back")
+COLUMNS = ("architectures", "kind", "on the kernels", "any batch", "drafts", "cache kept", "tokens back")
 MARK = "<!-- Below this line: `make models-supported` -->\n"
 
 
@@ -52,8 +52,15 @@ def cells(check: Check) -> tuple[str, ...]:
 
 
 def markdown(checks: Sequence[Check]) -> str:
-    """Return the page's tables: what works, and which operations the kernels leave to llama.cpp."""
-    rows = [cells(check) for check in checks]
+    """Return the page's tables: what works, and which operations the kernels leave to llama.cpp.
+
+    Architectures of which the same was found share a row.
+    """
+    names: dict[tuple[str, ...], list[str]] = {}
+    for check in checks:
+        name, *found = cells(check)
+        names.setdefault(tuple(found), []).append(name)
+    rows = [(", ".join(alike), *found) for found, alike in names.items()]
     left = [
         (check.name, str(check.n_pieces), ", ".join(f"{n} {name}" for name, n in check.declined.items()))
         for check in checks

@@ -131,10 +131,10 @@ def missing() -> str:
     if not absent:
         return ""
     if sys.platform != "linux":
-        return "nodes need llama.cpp's RPC backend, which is built on Linux only"
+        return "llama.cpp's RPC backend, which nodes need, is built on Linux only"
     return (
-        f"nodes need llama.cpp's RPC backend, and {absent[0]} is missing: install llama-cpp-python "
-        "as docs/nodes.md says, or call `make` in edgespec's sources"
+        "llama.cpp's RPC backend, which nodes need, is missing: install llama-cpp-python as docs/nodes.md "
+        f"says, or call `make` in edgespec's sources (no {absent[0]})"
     )
 
 

@@ -14,7 +14,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
 from tiny_gguf import write_tiny_gguf
 
-MISSING = r"nodes need llama.cpp's RPC backend, and \S+/ggml_rpc\.so is missing: install .* call `make` in"
+MISSING = r"llama\.cpp's RPC backend, which nodes need, is missing: install .* \(no \S+/ggml_rpc\.so\)"
 
 
 @pytest.fixture

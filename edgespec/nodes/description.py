@@ -9,7 +9,6 @@ A node that runs keeps what it serves in a file, which it holds locked as long a
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 import msgspec
+from filelock import lock_descriptor
 
 from edgespec.llama import kernels, rpc
 from edgespec.llama.kernel_timing import Prefetch, WeightStream, beyond_caches
@@ -151,9 +151,9 @@ def announced(node: RunningNode) -> Iterator[None]:
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         stream = file.open("wb")
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        stream.write(msgspec.json.encode(node))
-        stream.flush()
+        if lock_descriptor(stream.fileno(), blocking=False):
+            stream.write(msgspec.json.encode(node))
+            stream.flush()
     try:
         yield
     finally:
@@ -168,10 +168,8 @@ def running_nodes() -> tuple[RunningNode, ...]:
     found = []
     for file in _folder().glob("*.json"):
         with suppress(OSError, msgspec.DecodeError), file.open("rb") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:  # held by a node that lives
-                found.append(msgspec.json.decode(stream.read(), type=RunningNode))
-            else:
+            if lock_descriptor(stream.fileno(), blocking=False):
                 file.unlink(missing_ok=True)
+            else:  # held by a node that lives
+                found.append(msgspec.json.decode(stream.read(), type=RunningNode))
     return tuple(sorted(found, key=lambda node: node.port))

@@ -12,7 +12,6 @@ their names before the server begins, each once.
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shutil
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from filelock import lock_descriptor
 
 from edgespec import _core
 from edgespec.errors import EdgespecError
@@ -85,12 +85,11 @@ def _lock_file(folder: Path) -> IO[str]:
 def _why_not_locked(lock: IO[str]) -> str:
     """Lock the file; return why it cannot be, "" if it is."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "another node keeps weights there"
+        if lock_descriptor(lock.fileno(), blocking=False):
+            return ""
     except OSError as error:
         return f"cannot be locked ({error.strerror})"
-    return ""
+    return "another node keeps weights there"
 
 
 def _unusable(folder: Path, error: OSError) -> EdgespecError:

@@ -11,7 +11,6 @@ way the user is told in one line, and the run goes on as if there were no file.
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import json
 import math
@@ -24,6 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from edgespec.errors import EdgespecError
+from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 
 T = TypeVar("T")
@@ -105,13 +105,8 @@ class KeptFile(Generic[T]):
     def locked(self) -> Iterator[None]:
         """Hold the lock, which is freed even if the process is killed. Makes the folder. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Never deleted: a process waiting for a deleted lock file would then hold a lock that no other sees.
-        lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self._lock):
             yield
-        finally:
-            os.close(lock)
 
     def read_locked(self) -> T | None:
         """Return the file's value, or set a damaged file aside and return None; call with the lock held.

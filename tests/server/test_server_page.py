@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import tomllib
 from importlib import resources
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +15,6 @@ from server_app import serving
 
 PAGE = resources.files("edgespec.server.page")
 OWN = sorted(each.name for each in PAGE.iterdir() if each.name.endswith((".html", ".css", ".js")))
-RECORD = tomllib.loads((PAGE / "vendor" / "vendored.toml").read_text(encoding="utf-8"))
-VENDORED = sorted(each.name for each in (PAGE / "vendor").iterdir() if each.name != "vendored.toml")
 TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -41,26 +36,11 @@ def test_the_files_are_served_with_a_strict_policy(served, path):
 
 
 def test_each_file_is_served_with_its_type(served):
-    files = {*OWN, *(f"vendor/{name}" for name in VENDORED if name.endswith(".js"))}
-    assert {f"/{name}" for name in files} == {"/index.html", *PATHS} - {"/"}
+    assert {f"/{name}" for name in OWN} == {"/index.html", *PATHS} - {"/"}
     with served.client() as client:
         for path in PATHS:
             kind = client.get(path).headers["content-type"].split(";")[0]
             assert kind == ("text/html" if path == "/" else TYPES[path.rpartition(".")[2]])
-
-
-@pytest.mark.parametrize("name", VENDORED)
-def test_what_others_wrote_is_as_it_was_published(name):
-    published = {name: sha256 for each in RECORD.values() for name, sha256 in each["files"].items()}
-    assert sorted(published) == VENDORED
-    assert hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() == published[name]
-
-
-def test_each_licence_goes_with_the_wheel():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    for name, each in RECORD.items():
-        assert f"edgespec/server/page/vendor/LICENSE.{name}" in project["license-files"]
-        assert each["licence"] in project["license"]
 
 
 @pytest.mark.parametrize("name", OWN)

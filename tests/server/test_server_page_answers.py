@@ -260,6 +260,22 @@ def test_finished_blocks_are_left_alone_and_a_selection_stays(visit, scripted):
     assert page.evaluate("getSelection().toString()") == selected
 
 
+def test_only_the_end_of_a_long_answer_is_read_again(visit, scripted):
+    """While it grows. At its end it is read once, whole."""
+    asked = []
+    visit.page.on("request", lambda each: asked.append(each) if "/page/markdown" in each.url else None)
+    visit.ask("long")
+    n_each = len("Paragraph 10.\n\n")
+    for i in range(10, 40):
+        scripted.say(f"Paragraph {i}.\n\n")
+        visit.page.locator(".answer p", has_text=f"Paragraph {i}.").wait_for()
+    scripted.end()
+    visit.finish()
+    *growing, whole = [(each.url.endswith("?open"), len(each.post_data)) for each in asked]
+    assert whole == (False, 30 * n_each)
+    assert len(growing) >= 30 and all(is_open and n <= 3 * n_each for is_open, n in growing)
+
+
 def test_a_name_may_be_told_after_the_link_to_it(visit, scripted):
     answer = scripted.show(
         visit,
@@ -302,7 +318,7 @@ def test_marks_are_on_the_words_that_were_drafted(visit):
             const origins = ["target", "accepted", "resampled", "bonus"];
             const words = source.split(/(?<=\w)(?=\W)|(?<=\W)(?=\w)/);
             words.forEach((word, i) => text.append(word, origins[i % 4]));
-            text.finish();
+            await text.finish();
             const right = new Set(words.map((word, i) => `${word} ${origins[i % 4]}`));
             return [...text.element.querySelectorAll("[data-origin]")]
                 .map((each) => `${each.textContent.trim()} ${each.dataset.origin}`)
@@ -321,7 +337,7 @@ def test_what_is_not_shown_of_a_link_has_its_own_origin(visit):
             const text = new GrowingText();
             text.append("See [a](https://b.example/c)", "target");
             text.append(".", "accepted");
-            text.finish();
+            await text.finish();
             const accepted = text.element.querySelectorAll("[data-origin=accepted]");
             return [...accepted].map((each) => each.textContent);
         }"""

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 
 class Visit:
-    """One open page, with its requests, the bodies it sent, and the console's complaints."""
+    """One open page, with its requests, the bodies of those for answers, and the console's complaints."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.page = browser.new_context(**options).new_page()
@@ -22,7 +22,7 @@ class Visit:
 
     def _request(self, request):
         self.urls.append(request.url)
-        if request.method == "POST":
+        if request.url.endswith("/v1/chat/completions"):
             self.bodies.append(json.loads(request.post_data))
 
     def limit(self, tokens):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from importlib import resources
 from pathlib import PurePath
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from edgespec.server.page.markdown import blocks
 
 _FILES = (
     "page.css",
@@ -20,7 +25,6 @@ _FILES = (
     "markdown.js",
     "dom.js",
     "stream.js",
-    "vendor/marked.esm.js",
 )
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
@@ -43,6 +47,24 @@ def add_page(app: Starlette) -> None:
     """Add the page's routes to `app`."""
     app.router.routes.append(_route("/", "index.html"))
     app.router.routes.extend(_route(f"/{name}", name) for name in _FILES)
+    app.router.routes.append(
+        Route("/page/markdown", _answer_markdown, methods=["POST"], include_in_schema=False)
+    )
+
+
+async def _answer_markdown(request: Request) -> Response:
+    """Answer with the blocks of a text; ?open says that more is to come."""
+    source = (await request.body()).decode(errors="replace")
+    return JSONResponse(await run_in_threadpool(_timed_blocks, source, "open" in request.query_params))
+
+
+def _timed_blocks(source: str, is_open: bool) -> dict[str, Any]:
+    began = time.thread_time()
+    found = blocks(source, is_open=is_open)
+    return {
+        "blocks": found,
+        "ms": 1000 * (time.thread_time() - began),
+    }  # the page asks less often for slow ones
 
 
 def _route(path: str, name: str) -> Route:

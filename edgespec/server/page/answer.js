@@ -50,7 +50,7 @@ export class Answer {
       if (this.finish === "failed") throw error;
     } finally {
       clearInterval(clock);
-      this.#shown.finish();
+      await this.#shown.finish();
       this.#copy.hidden = !this.text;
       this.element.dataset.state = "done";
       this.#showFigures();

@@ -9,9 +9,8 @@ export class GrowingText {
   element = element("div", { className: "text" });
   #source = "";
   #runs = []; // {end, origin}: what every character came from
-  #timer = 0;
-  #frame = 0;
-  #rest = 0; // ms
+  #drawing = false;
+  #ended = false;
   #settled = { end: 0, nBlocks: 0 }; // of these blocks nothing changes any more
 
   constructor() {
@@ -21,28 +20,40 @@ export class GrowingText {
   /** Add `text`, which came from `origin`. */
   append(text, origin) {
     if (!text) return;
-    this.#source += text.replaceAll("\r", "");
+    this.#source += text.replaceAll("\r", "").replaceAll("\0", "\ufffd"); // as it is read
     if (this.#runs.at(-1)?.origin === origin) this.#runs.at(-1).end = this.#source.length;
     else this.#runs.push({ end: this.#source.length, origin });
-    this.#timer ||= setTimeout(() => { this.#frame = requestAnimationFrame(() => this.#draw()); }, this.#rest);
+    if (!this.#drawing) this.#drawWhileGrowing();
   }
 
   /** Draw the whole text: a name at its end may be what a link before it goes to. */
-  finish() {
-    clearTimeout(this.#timer);
-    cancelAnimationFrame(this.#frame);
-    patch(this.element, blocks(this.#source, (...range) => this.#between(...range)).map((each) => each.element));
+  async finish() {
+    this.#ended = true;
+    const { made } = await blocks(this.#source, (...range) => this.#between(...range));
+    patch(this.element, made.map((each) => each.element));
   }
 
-  #draw() {
-    const began = performance.now();
-    this.#timer = 0;
+  async #drawWhileGrowing() {
+    this.#drawing = true;
+    for (let drawn = 0; drawn < this.#source.length && !this.#ended;) {
+      await new Promise(requestAnimationFrame);
+      drawn = this.#source.length;
+      const ms = await this.#draw();
+      await new Promise((resume) => { setTimeout(resume, REST * ms); });
+    }
+    this.#drawing = false;
+  }
+
+  /** Draw what may still change; return the milliseconds that it took here and on the server. */
+  async #draw() {
     const { end, nBlocks } = this.#settled;
-    const made = blocks(this.#source.slice(end), (from, to) => this.#between(end + from, end + to), true);
+    const { made, ms } = await blocks(this.#source.slice(end), (from, to) => this.#between(end + from, end + to), true);
+    if (this.#ended) return 0;
+    const began = performance.now();
     patch(this.element, made.map((each) => each.element), nBlocks);
     // The line under way may yet belong to the block before it: two blocks are open.
     if (made.length > 2) this.#settled = { end: end + made.at(-3).end, nBlocks: nBlocks + made.length - 2 };
-    this.#rest = REST * (performance.now() - began);
+    return ms + performance.now() - began;
   }
 
   /** Yield the [length, origin] of what is between two places of the text. */

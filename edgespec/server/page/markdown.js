@@ -1,53 +1,24 @@
-// An answer's markdown as elements. `marked` reads it, and what it finds becomes elements of the kinds below and text.
-// No HTML is made or read on the way: whatever a model writes, nothing else can come of it.
+// An answer's markdown as elements. The server reads it (markdown.py), and what it finds becomes elements of the kinds
+// below and text. No HTML is made or read on the way: whatever a model writes, nothing else can come of it.
 
-import { Lexer } from "./vendor/marked.esm.js";
 import { element } from "./dom.js";
-
-const DEEPEST = 10; // lists and quotes within each other that a phone has room for; deeper ones are shown as written
+import { markdownBlocks } from "./stream.js";
 
 /**
- * Return the blocks of `source`, each {element, end}: the next one begins at `end`. `runs(start, end)` yields the
- * [length, origin] of the characters between them. With `open` more is to come: a caret is at the end, and what is
- * half written there is shown as what it is about to be.
+ * Return the blocks of `source`, each {element, end}: the next one begins at `end`; and the `ms` that reading took.
+ * `runs(start, end)` yields the [length, origin] of the characters between them. With `open` more is to come: a caret
+ * is at the end, and what is half written there is shown as what it is about to be.
  */
-export function blocks(source, runs, open = false) {
-  const shown = open ? completed(source) : source;
+export async function blocks(source, runs, open = false) {
+  const read = await markdownBlocks(source, open).catch(() => (
+    { ms: 0, blocks: source ? [{ raw: source, node: { kind: "source", text: source } }] : [] })); // the server is gone
   const made = [];
   let start = 0;
-  for (const token of lexed(shown)) {
-    const end = start + token.raw.length;
-    const nodes = new Block(token.raw, start, runs, open && end >= shown.length).nodes([token]);
-    if (nodes.length) made.push({ element: nodes.length === 1 ? nodes[0] : element("p", {}, ...nodes), end });
-    else if (made.length) made.at(-1).end = end; // blank lines
-    start = end;
+  for (const { raw, node } of read.blocks) {
+    made.push({ element: new Block(raw, start, runs).node(node), end: (start += raw.length) });
   }
   if (open && made.length) addCaret(made.at(-1).element);
-  return made;
-}
-
-function lexed(source) {
-  try {
-    return Lexer.lex(source, { gfm: true, breaks: true });
-  } catch { // nested more deeply than the stack is
-    return [{ type: "html", block: true, raw: source }]; // shown as written
-  }
-}
-
-/** A last line of marks alone may become a rule, a list, a heading: it waits. A table is one from its first line on. */
-function completed(source) {
-  const [above, last] = lastLine(source);
-  const settled = above + last.replace(/^[-+*_=#`~|:> \t]*(?:\d+[.)]?)?$/, "").replace(/\*$(?<=\*\*[^*]+\*)/, "");
-  const [before, head] = lastLine(settled.replace(/\n$/, ""));
-  const isHead = head.startsWith("|") && !lastLine(before.slice(0, -1))[1].startsWith("|");
-  if (!isHead || lexed(settled).at(-1).type !== "paragraph") return settled;
-  const nCells = head.replace(/\|\s*$/, "").match(/(?<!\\)\|/g).length;
-  return `${before}${head}\n|${"-|".repeat(nCells)}`;
-}
-
-function lastLine(text) {
-  const start = text.lastIndexOf("\n") + 1;
-  return [text.slice(0, start), text.slice(start)];
+  return { made, ms: read.ms };
 }
 
 function addCaret(block) {
@@ -59,27 +30,21 @@ function addCaret(block) {
 
 /** One block of a text. Its words are looked for in the source again, for the origin of each of their characters. */
 class Block {
-  #depth = 0;
   #cursor = 0; // what is before it in `raw` is made
 
-  constructor(raw, start, runs, open) {
-    Object.assign(this, { raw, start, runs, open });
+  constructor(raw, start, runs) {
+    Object.assign(this, { raw, start, runs });
   }
 
-  /** The nodes of `tokens`. */
-  nodes(tokens) {
-    this.#depth++;
-    const made = tokens.flatMap((token) => this.#node(token));
-    this.#depth--;
-    return made;
+  node(node) {
+    return typeof node === "string" ? this.text(node) : KINDS[node.kind](node, this);
   }
 
-  #node(token) {
-    const at = this.raw.indexOf(token.raw, this.#cursor); // -1 where the lexer took away a quote's or list's indent
-    if (at >= 0) this.#cursor = at;
-    const make = (this.#depth <= DEEPEST && KINDS[token.type]) || asWritten;
-    const made = make(token, this);
-    if (at >= 0) this.#cursor = at + token.raw.length;
+  /** The nodes within `node`. */
+  within(node) {
+    const at = node.raw ? this.raw.indexOf(node.raw, this.#cursor) : -1; // -1: it has a quote's or a list's marks within
+    const made = node.children.flatMap((child) => this.node(child));
+    if (at >= 0) this.#cursor = at + node.raw.length;
     return made;
   }
 
@@ -98,35 +63,7 @@ class Block {
     let start = 0;
     return runs.map(([length, origin]) => span(shown.slice(start, (start += length)), origin));
   }
-
-  /** The words of a paragraph. At the end of an open text what was begun with ** or ` is bold or code already. */
-  prose(words) {
-    if (!this.open || this.#cursor + words.length < this.raw.trimEnd().length) return this.references(words);
-    const [begun, mark, rest] = words.match(/(?<![\w*`])(\*\*?|`)(?=[^\s*`])([^*`]*)\*?$/) ?? [];
-    if (!begun) return this.references(words.replace(/[*`]+$/, ""));
-    return [...this.references(words.slice(0, -begun.length)), element(HALVES[mark], {}, ...this.text(rest))];
-  }
-
-  /** Words with character references, such as &amp;. */
-  references(words) {
-    return words.split(REFERENCE).flatMap((part, i) => (i % 2 ? this.spans(character(part), part) : this.text(part)));
-  }
 }
-
-const HALVES = { "**": "strong", "*": "em", "`": "code" };
-const REFERENCE = /(&(?:#\d{1,7}|#x[\da-f]{1,6}|[a-z]{2,6});)/i;
-const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", deg: "°", times: "×",
-  ndash: "–", mdash: "—", hellip: "…", rarr: "→", larr: "←", le: "≤", ge: "≥" };
-
-/** The character that a reference stands for; the reference, where it is none of those that models write. */
-function character(reference) {
-  const name = reference.slice(1, -1);
-  if (!name.startsWith("#")) return NAMED[name] ?? reference;
-  const code = Number(name.replace(/^#(x?)/i, "0$1"));
-  return code && code <= 0x10ffff ? String.fromCodePoint(code) : reference;
-}
-
-const decoded = (words) => words.split(REFERENCE).map((part, i) => (i % 2 ? character(part) : part)).join("");
 
 function span(words, origin) {
   const made = element("span", {}, words);
@@ -137,53 +74,43 @@ function span(words, origin) {
 // ---- the kinds ----
 
 const KINDS = {
-  space: () => [],
-  def: () => [],
   hr: () => element("hr"),
-  br: () => element("br"),
-  paragraph: (token, block) => (token.raw.trim() ? element("p", {}, ...block.nodes(token.tokens)) : []),
+  break: () => element("br"),
+  paragraph: plain("p"),
   // Below "Answer", an h2, an outline must not leave out a level, as answers do that begin with ###: only sizes differ.
-  heading: (token, block) => element("h3", { className: `depth${token.depth}` }, ...block.nodes(token.tokens)),
-  blockquote: (token, block) => element("blockquote", {}, ...block.nodes(token.tokens)),
-  list,
-  table,
+  heading: (node, block) => element("h3", { className: `depth${node.level}` }, ...block.within(node)),
+  blockquote: plain("blockquote"),
+  bullet_list: plain("ul"),
+  ordered_list: (node, block) => element("ol", { start: node.start }, ...block.within(node)),
+  list_item: (node, block) => (node.box
+    ? element("li", { className: "task" }, node.box, ...block.within(node))
+    : element("li", {}, ...block.within(node))),
+  table: (node, block) => element("div", { className: "wide", tabIndex: 0, role: "group", ariaLabel: "Table" },
+    element("table", {}, ...block.within(node))),
+  thead: plain("thead"),
+  tbody: plain("tbody"),
+  tr: plain("tr"),
+  th: (node, block) => element("th", { className: node.align, scope: "col" }, ...block.within(node)),
+  td: (node, block) => element("td", { className: node.align }, ...block.within(node)),
   code,
-  text: (token, block) => (token.tokens ? block.nodes(token.tokens) : block.prose(token.text)),
-  escape: (token, block) => block.spans(token.text, token.raw),
-  strong: (token, block) => element("strong", {}, ...block.nodes(token.tokens)),
-  em: (token, block) => element("em", {}, ...block.nodes(token.tokens)),
-  del: (token, block) => element("del", {}, ...block.nodes(token.tokens)),
-  codespan: (token, block) => element("code", {}, ...block.text(token.text)),
-  checkbox: (token) => (token.checked ? "\u2611 " : "\u2610 "),
-  link: (token, block) => link(token, block.nodes(token.tokens)),
-  image: (token, block) => link(token, ["Image: ", ...(token.text ? block.references(token.text) : [token.href])]),
-  html: (token, block) => {
-    if (/^<br\s*\/?>$/i.test(token.raw.trim())) return element("br"); // the only line break in a cell of a table
-    return token.block ? element("p", {}, asWritten(token, block)) : block.text(token.raw);
-  },
+  character: (node, block) => block.spans(node.text, node.raw),
+  strong: plain("strong"),
+  em: plain("em"),
+  s: plain("del"),
+  codespan: plain("code"),
+  link: (node, block) => link(node, block.within(node)),
+  image: (node, block) => link(node, ["Image: ", ...block.within(node)]),
+  source: (node, block) => element("p", {}, element("span", { className: "source" }, ...block.text(node.text))),
 };
 
-const asWritten = (token, block) => element("span", { className: "source" }, ...block.text(token.raw));
-
-function list(token, block) {
-  const items = token.items.map((item) => element("li", item.task ? { className: "task" } : {}, ...block.nodes(item.tokens)));
-  return token.ordered ? element("ol", { start: token.start }, ...items) : element("ul", {}, ...items);
+function plain(tag) {
+  return (node, block) => element(tag, {}, ...block.within(node));
 }
 
-function table(token, block) {
-  const row = (cells, tag) => element("tr", {}, ...cells.map((cell, i) => {
-    const align = token.align[i] ?? "left";
-    return element(tag, { className: align, ...(tag === "th" && { scope: "col" }) }, ...block.nodes(cell.tokens));
-  }));
-  const made = element("table", {}, element("thead", {}, row(token.header, "th")),
-    element("tbody", {}, ...token.rows.map((cells) => row(cells, "td"))));
-  return element("div", { className: "wide", tabIndex: 0, role: "group", ariaLabel: "Table" }, made);
-}
-
-function code(token, block) {
-  if (token.codeBlockStyle !== "indented") block.text(token.raw.split("\n", 1)[0]); // the fence has an origin, too
-  const language = (token.lang ?? "").split(/\s/, 1)[0];
-  const lines = element("code", {}, ...block.text(token.text));
+function code(node, block) {
+  block.text(node.mark + node.info); // the fence has an origin, too
+  const language = node.info.trim().split(/\s/, 1)[0];
+  const lines = element("code", {}, ...block.text(node.text));
   return element("div", { className: "code" },
     element("div", { className: "bar" }, element("span", {}, language || "code"),
       element("button", { type: "button", className: "copy" }, "Copy")),
@@ -191,8 +118,8 @@ function code(token, block) {
 }
 
 /** An image is a link, too: what an answer names is only fetched where the reader asks for it. */
-function link(token, words) {
-  const address = safeAddress(token.autolink ? token.href : decoded(token.href));
+function link(node, words) {
+  const address = safeAddress(node.href);
   return address ? element("a", { href: address, rel: "noopener noreferrer", target: "_blank" }, ...words) : words;
 }
 

@@ -21,6 +21,11 @@ export async function servedModel() {
   return models.data?.[0]?.id ?? null;
 }
 
+/** Return {blocks, ms}: the blocks of a text in markdown, and what reading it took. With `open` more is to come. */
+export async function markdownBlocks(source, open) {
+  return (await request(`page/markdown${open ? "?open" : ""}`, { method: "POST", body: source })).json();
+}
+
 /**
  * Ask for a chat completion, and call `on.part(text, edgespec)` for each piece of text, `on.thought(text)` for each
  * piece of the model's thoughts and `on.waiting(place)` for each place in the queue, 1 for the next one and 0 once it begins. Return its finish reason and usage, each null where the server sent none.

@@ -32,8 +32,8 @@ from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.head import HeadModel
 from edgespec.engine.choosing import choose_models
-from edgespec.forge.training.head_file import HeadOf, write_head
-from edgespec.forge.training.target import Shape
+from edgespec.forge.training.head_file import HeadMetadata, write_head
+from edgespec.forge.training.weights import BlockShape
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
@@ -74,7 +74,7 @@ def write_random(path: Path, width: int, keep: int, n_vocab: int, n_ff: int, typ
     """Write a head of random weights for a target whose hidden state has `width` elements."""
     rng = np.random.default_rng(1)
     head_dim = 64 if width < 128 else 128
-    shape = Shape(width, n_ff, width // head_dim, max(1, width // head_dim // 6), head_dim, 1e4, 1e-6)
+    shape = BlockShape(width, n_ff, width // head_dim, max(1, width // head_dim // 6), head_dim, 1e4, 1e-6)
     n_kv = shape.n_head_kv * head_dim
 
     def matrix(n_in: int, n_out: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def write_random(path: Path, width: int, keep: int, n_vocab: int, n_ff: int, typ
     params |= {name: matrix(width, width) for name in ("embedding", "feature")}
     params |= {name: np.ones(width, np.float32) for name in ("attention_norm", "ff_norm", "output_norm")}
     ids = np.sort(rng.permutation(n_vocab)[:keep])
-    write_head(path, HeadOf(shape, "0" * 64, n_vocab, ids), params, matrix(width, keep).T, type_)
+    write_head(path, HeadMetadata(shape, "0" * 64, n_vocab, ids), params, matrix(width, keep).T, type_)
 
 
 class Timed:

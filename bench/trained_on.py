@@ -13,7 +13,7 @@ import argparse
 import re
 from collections import Counter
 
-from edgespec.forge.dataset import Dataset, Target
+from edgespec.forge.dataset import Dataset, DatasetTarget
 from edgespec.llama.weights import Model
 from edgespec.models.quantizations import model_file
 from edgespec.models.suites import load_suite
@@ -46,7 +46,7 @@ def main() -> None:
     texts = 0
     shared: Counter[str] = Counter()
     with Model(file.path, vocab_only=True) as model:
-        target = Target.of(model.header, file.name, file.facts().sha256)
+        target = DatasetTarget.of(model.header, file.name, file.facts().sha256)
         for text in Dataset(target, on_message=print).texts(held_out=False):
             texts += 1
             said = b"".join(map(model.piece, text.tokens.tolist())).decode(errors="replace")

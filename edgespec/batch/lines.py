@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgespec.batch.records import Answer, Request
+from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.server.faults import Fault
 from edgespec.server.strict import strict_json
@@ -42,7 +42,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Input:
+class BatchInput:
     """A file of requests that was read once."""
 
     file: BinaryIO
@@ -52,7 +52,7 @@ class Input:
     n_requests: int
     """Its lines that are not blank."""
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[BatchRequest]:
         """Yield the requests from the first on, reading no further than asked.
 
         What was added to the file since it was opened is not read. Raises EdgespecError at the end if the
@@ -69,7 +69,7 @@ class Input:
             )
 
 
-def open_input(path: Path, spool_folder: Path | None) -> Input:
+def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
     """Open a file of requests, "-" for standard input, and read it once for its SHA-256 and its length.
 
     What can be read only once, such as a pipe, is copied to a file without a name in `spool_folder` (None:
@@ -97,7 +97,7 @@ def open_input(path: Path, spool_folder: Path | None) -> Input:
         if n_requests == 0:
             raise UsageError(f"{name}: there is no request in it")
         stack.pop_all()
-    return Input(file, name, digest.hexdigest(), n_bytes, n_requests)
+    return BatchInput(file, name, digest.hexdigest(), n_bytes, n_requests)
 
 
 def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tuple[int, bytes | None]]:
@@ -127,7 +127,7 @@ def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tupl
             yield number, line
 
 
-def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Request:
+def _request(place: int, number: int, line: bytes | None, names: set[str]) -> BatchRequest:
     """Return the request of a line; `names` are the custom_ids of the lines before it."""
     given: str | None = None
     try:
@@ -139,10 +139,10 @@ def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Re
     except Fault as fault:
         own = given if given is not None and given not in names else _free_name(number, names)
         names.add(own)
-        return Request(place, own, refused=Answer.error(fault.status, fault.body()))
+        return BatchRequest(place, own, refused=BatchAnswer.error(fault.status, fault.body()))
     name = given if given is not None else _free_name(number, names)
     names.add(name)
-    return Request(place, name, url, body)
+    return BatchRequest(place, name, url, body)
 
 
 def _parsed(line: bytes | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from edgespec.batch.lines import CHAT, PLAIN, TEXT
-from edgespec.batch.records import Answer, Request
+from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
@@ -22,7 +22,7 @@ from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defaults:
+class PromptDefaults:
     """What a line without url gets where it says nothing else; None: the server's defaults."""
 
     system: str | None = None
@@ -37,10 +37,10 @@ class Defaults:
 
 
 @dataclass(frozen=True, eq=False)
-class _Answering:
+class _OpenRequest:
     """A request, of which some texts may be under way."""
 
-    request: Request
+    request: BatchRequest
     prepared: PreparedChoices
     writing: ChoicesWriting
     has_read: set[int] = field(default_factory=set)
@@ -53,10 +53,10 @@ class _Answering:
 
 
 @dataclass(frozen=True, eq=False)
-class _Text:
+class _PendingChoice:
     """A text of a request, by its index."""
 
-    of: _Answering
+    of: _OpenRequest
     index: int
 
     @property
@@ -76,7 +76,7 @@ class _Text:
 
 
 @dataclass(frozen=True, eq=False)
-class _Running(_Text):
+class _RunningChoice(_PendingChoice):
     text: Stream
 
 
@@ -89,20 +89,20 @@ class LocalWriter:
         service: Service,
         fingerprint: str,
         *,
-        defaults: Defaults | None = None,
+        defaults: PromptDefaults | None = None,
         log: MessageFn = silent,
     ) -> None:
         """Answer with `engine`; `log` takes a line for each failure that is not the request's fault."""
         self._engine = engine
         self._service = service
         self._fingerprint = fingerprint
-        self._defaults = defaults or Defaults()
+        self._defaults = defaults or PromptDefaults()
         self._log = log
         self._reader = RequestReader(engine.target, service)
-        self._open: list[_Answering] = []
-        self._running: list[_Running] = []
-        self._waiting: deque[_Text] = deque()
-        self._ended: list[tuple[Request, Answer]] = []
+        self._open: list[_OpenRequest] = []
+        self._running: list[_RunningChoice] = []
+        self._waiting: deque[_PendingChoice] = deque()
+        self._ended: list[tuple[BatchRequest, BatchAnswer]] = []
         self.n_tokens = 0
 
     @property
@@ -115,7 +115,7 @@ class LocalWriter:
         """How many have begun, and have not been returned by `finished`."""
         return len(self._open) + len(self._ended)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: BatchRequest) -> None:
         """Begin a request, or have it wait until there is room for its tokens."""
         try:
             answering = self._prepare(request)
@@ -123,10 +123,10 @@ class LocalWriter:
             self._ended.append((request, self._error(error)))
             return
         self._open.append(answering)
-        self._waiting += [_Text(answering, i) for i in range(len(answering.texts))]
+        self._waiting += [_PendingChoice(answering, i) for i in range(len(answering.texts))]
         self._admit()
 
-    def finished(self) -> list[tuple[Request, Answer]]:
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
         """Run one pass, and return the answers that are complete."""
         if self._running:
             self._engine.step()
@@ -144,7 +144,7 @@ class LocalWriter:
         self._running, self._open = [], []
         self._waiting.clear()
 
-    def _prepare(self, request: Request) -> _Answering:
+    def _prepare(self, request: BatchRequest) -> _OpenRequest:
         """Check a request and turn it into tokens. Raises Fault."""
         url, body = request.url, request.body or {}
         if url == PLAIN:
@@ -161,8 +161,8 @@ class LocalWriter:
             raise Fault(400, "the request is too deeply nested") from None
 
     def _of(
-        self, request: Request, prepared: PreparedChoices, keeps_tokens: bool, *, is_chat: bool
-    ) -> _Answering:
+        self, request: BatchRequest, prepared: PreparedChoices, keeps_tokens: bool, *, is_chat: bool
+    ) -> _OpenRequest:
         """Return a request with what writes its texts."""
         head = Head.new("chatcmpl" if is_chat else "cmpl", self._service.name, self._fingerprint)
         writings: list[ChatWriting | TextWriting] = []
@@ -173,7 +173,7 @@ class LocalWriter:
                 if is_chat
                 else TextWriting(head, written, i, echo=text.echo, prompt=text.tokens)
             )
-        return _Answering(request, prepared, ChoicesWriting(prepared, writings))
+        return _OpenRequest(request, prepared, ChoicesWriting(prepared, writings))
 
     def _of_plain(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the request that a line without url means: a chat where the model has a template.
@@ -207,12 +207,14 @@ class LocalWriter:
                     if self._running:
                         return
                     raise _too_long(len(tokens))
-                self._running.append(_Running(text.of, text.index, self._engine.stream(tokens, options)))
+                self._running.append(
+                    _RunningChoice(text.of, text.index, self._engine.stream(tokens, options))
+                )
                 self._waiting.popleft()
             except Exception as error:  # noqa: BLE001 - an error of this request alone
                 self._end(text.of, self._error(error))
 
-    def _take(self, running: _Running) -> None:
+    def _take(self, running: _RunningChoice) -> None:
         """Take the new tokens of a text, and end its request if that is complete."""
         text, writing, answering = running.text, running.of.writing, running.of
         try:
@@ -232,11 +234,11 @@ class LocalWriter:
             if writing.is_complete:
                 body = writing.whole().model_dump_json(exclude_unset=True).encode()
                 n_tokens = sum(len(result.token_ids) for result in writing.results)
-                self._end(answering, Answer(200, body, n_tokens))
+                self._end(answering, BatchAnswer(200, body, n_tokens))
         except Exception as error:  # noqa: BLE001 - an error of this request alone
             self._end(answering, self._error(error))
 
-    def _end(self, answering: _Answering, answer: Answer) -> None:
+    def _end(self, answering: _OpenRequest, answer: BatchAnswer) -> None:
         """End a request with `answer`, and the texts of it that are left."""
         for running in [*self._running]:
             if running.of is answering:
@@ -246,9 +248,9 @@ class LocalWriter:
         self._open.remove(answering)
         self._ended.append((answering.request, answer))
 
-    def _error(self, error: Exception) -> Answer:
+    def _error(self, error: Exception) -> BatchAnswer:
         fault = from_engine(error, self._log)
-        return Answer.error(fault.status, fault.body())
+        return BatchAnswer.error(fault.status, fault.body())
 
 
 def _too_long(n_tokens: int) -> Fault:

@@ -6,6 +6,10 @@ workers, with the last of them alone, becomes an error. Nodes that join are used
 
 from __future__ import annotations
 
+import logging
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -16,10 +20,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from edgespec.batch.ray_connection import connect, disconnect
 from edgespec.batch.ray_node import NodeSettings, NodeWorker, model_facts
-from edgespec.batch.records import Answer, Request
-from edgespec.errors import EdgespecError
+from edgespec.batch.records import BatchAnswer, BatchRequest
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn, silent
 
 MOST_DEATHS = 3
@@ -36,7 +39,7 @@ _WAIT_S = 0.5  # most of one `finished`
 
 
 @dataclass(eq=False)
-class _Worker:
+class _RayWorker:
     """The worker of a node."""
 
     node: str
@@ -50,9 +53,9 @@ class _Worker:
     """Which method that call is of: "facts", "load", then "work"."""
     parallel: int = 0
     pid: int = 0
-    given: dict[int, Request] = field(default_factory=dict)
+    given: dict[int, BatchRequest] = field(default_factory=dict)
     """Requests that it has, by their places."""
-    unsent: list[Request] = field(default_factory=list)
+    unsent: list[BatchRequest] = field(default_factory=list)
     """Those of them that its next call takes along."""
     n_tokens: int = 0
     alone: bool = False
@@ -74,10 +77,10 @@ class RayWriter:
         """
         self._settings = settings
         self._tell = on_message
-        self._workers: list[_Worker] = []
+        self._workers: list[_RayWorker] = []
         self._unusable: set[str] = set()  # nodes
-        self._again: deque[Request] = deque()
-        self._given_up: list[tuple[Request, Answer]] = []
+        self._again: deque[BatchRequest] = deque()
+        self._given_up: list[tuple[BatchRequest, BatchAnswer]] = []
         self._n_deaths: Counter[int] = Counter()
         self._looked = self._seen = time.monotonic()  # for nodes; a node
         self.n_tokens = 0
@@ -107,12 +110,12 @@ class RayWriter:
         """How many have begun, and have not been returned by `finished`."""
         return len(self._again) + len(self._given_up) + sum(len(worker.given) for worker in self._workers)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: BatchRequest) -> None:
         """Give a request to the node with most room; without a node it waits for one."""
         if not self._give(request):
             self._again.append(request)
 
-    def finished(self) -> list[tuple[Request, Answer]]:
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
         """Wait for a moment, and return the answers that have come. Raises EdgespecError without nodes."""
         if time.monotonic() > self._looked + _LOOK_S:
             self._look_for_nodes()
@@ -140,7 +143,7 @@ class RayWriter:
 
     # ---- nodes ----
 
-    def _ready(self) -> Iterator[_Worker]:
+    def _ready(self) -> Iterator[_RayWorker]:
         return (worker for worker in self._workers if worker.stage == "work")
 
     def _look_for_nodes(self) -> None:
@@ -151,14 +154,14 @@ class RayWriter:
             if node["NodeID"] not in used and node["Resources"].get("CPU", 0) >= 1:
                 self._workers.append(self._begin_worker(node["NodeID"], node["NodeManagerAddress"]))
 
-    def _begin_worker(self, node: str, name: str) -> _Worker:
+    def _begin_worker(self, node: str, name: str) -> _RayWorker:
         """Have Ray start a worker there. Its class goes by name: a node runs the edgespec that it has."""
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(NodeWorker).options(num_cpus=1, scheduling_strategy=there).remote()
         call = actor.facts.remote(self._settings.target, self._settings.draft)
-        return _Worker(node, name, actor, call)
+        return _RayWorker(node, name, actor, call)
 
-    def _check_first(self, worker: _Worker, most_s: float) -> None:
+    def _check_first(self, worker: _RayWorker, most_s: float) -> None:
         """Wait for what a node that was there at the beginning has. Raises EdgespecError if it differs."""
         try:
             self._check_facts(ray.get(worker.call, timeout=most_s))
@@ -187,7 +190,7 @@ class RayWriter:
 
     # ---- work ----
 
-    def _give(self, request: Request) -> bool:
+    def _give(self, request: BatchRequest) -> bool:
         """Give a request to the ready node with most room; return whether there was one."""
         alone = self._n_deaths[request.place] == MOST_DEATHS - 1
         free = [w for w in self._ready() if w.n_free > 0 and not (alone and w.given)]
@@ -199,13 +202,13 @@ class RayWriter:
         worker.unsent.append(request)
         return True
 
-    def _call_load(self, worker: _Worker) -> None:
+    def _call_load(self, worker: _RayWorker) -> None:
         worker.stage, worker.call = "load", worker.actor.load.remote(self._settings)
 
-    def _call_work(self, worker: _Worker) -> None:
+    def _call_work(self, worker: _RayWorker) -> None:
         worker.call, worker.unsent = worker.actor.work.remote(worker.unsent), []
 
-    def _take(self, worker: _Worker) -> list[tuple[Request, Answer]]:
+    def _take(self, worker: _RayWorker) -> list[tuple[BatchRequest, BatchAnswer]]:
         """Take what a call returned, and have the worker go on; return the answers that came with it."""
         try:
             came = ray.get(worker.call)
@@ -239,7 +242,7 @@ class RayWriter:
         worker.call = None
         return list(came.answers)
 
-    def _lose(self, worker: _Worker) -> None:
+    def _lose(self, worker: _RayWorker) -> None:
         """Give a dead worker's requests out again."""
         self._workers.remove(worker)
         ray.kill(worker.actor)
@@ -259,7 +262,7 @@ class RayWriter:
                 continue
             why = f"{MOST_DEATHS} processes died while they answered this request"
             error = {"message": why, "type": "server_error", "param": None, "code": "worker_died"}
-            self._given_up.append((request, Answer.error(500, {"error": error})))
+            self._given_up.append((request, BatchAnswer.error(500, {"error": error})))
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -277,3 +280,58 @@ def _line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = (line for line in reversed(lines) if "Error" in line)
     return next(named, lines[-1] if lines else type(error).__name__)
+
+
+CONNECT_S = 20.0
+"""Seconds within which a cluster must answer."""
+
+
+def connect(address: str) -> None:
+    """Connect to the cluster at `address`, HOST:PORT, of which this machine must be a node.
+
+    For the main thread. Raises UsageError for what is no address, EdgespecError if no cluster answers there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise UsageError("must be HOST:PORT, as `ray start --head` prints it", field="ray", value=address)
+    _check_answers(address)
+    # Ray prints a paragraph on stdout for each process that dies, between the results of `-o -`: no option
+    # ends that.
+    ray._private.worker._worker_logs_enabled = False
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except Exception as error:  # noqa: BLE001 - Ray raises RuntimeError, ConnectionError, ValueError and AssertionError
+        reason = " ".join(str(error).split())
+        raise EdgespecError(
+            f"this machine could not join: {reason[:200]}; "
+            f"it must be a node of the cluster: ray start --address={address}",
+            field="ray",
+            value=address,
+        ) from None
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace
+
+
+def disconnect() -> None:
+    """Leave the cluster, if connected."""
+    ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raise EdgespecError if no cluster answers. A child asks, as Ray itself tries for minutes and aborts."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--skip-version-check"]
+    try:
+        answered = subprocess.run(
+            [*command, "--address", address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=CONNECT_S,
+            check=False,
+        )
+        if answered.returncode == 0:
+            return
+    except subprocess.TimeoutExpired:
+        pass
+    problem = "no Ray cluster answers there; start one with `ray start --head`"
+    raise EdgespecError(problem, field="ray", value=address)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import NamedTuple
 
-from edgespec.batch.local import Defaults, LocalWriter
-from edgespec.batch.records import Answer, Request
+from edgespec.batch.local import LocalWriter, PromptDefaults
+from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.llama.choices import CacheType, KernelsChoice
@@ -39,10 +39,10 @@ class NodeSettings:
     kernels: KernelsChoice = "auto"
     cache_type: CacheType = "f16"
     chat_template: str | None = None
-    defaults: Defaults = field(default_factory=Defaults)
+    defaults: PromptDefaults = field(default_factory=PromptDefaults)
 
 
-class Loaded(NamedTuple):
+class NodeCapacity(NamedTuple):
     """What `NodeWorker.load` returns."""
 
     parallel: int
@@ -53,7 +53,7 @@ class Loaded(NamedTuple):
 class Progress(NamedTuple):
     """What `NodeWorker.work` returns."""
 
-    answers: list[tuple[Request, Answer]]
+    answers: list[tuple[BatchRequest, BatchAnswer]]
     n_tokens: int
     """Tokens written since this worker began, those of unfinished answers included."""
     messages: list[str]
@@ -78,14 +78,14 @@ class NodeWorker:
 
     def __init__(self) -> None:
         """Load nothing yet: this also runs with another version of edgespec."""
-        self._held: deque[Request] = deque()
+        self._held: deque[BatchRequest] = deque()
         self._messages: list[str] = []
 
     def facts(self, target: str, draft: str | None) -> dict[str, str]:
         """Return `model_facts` of this node."""
         return model_facts(target, draft)
 
-    def load(self, settings: NodeSettings) -> Loaded:
+    def load(self, settings: NodeSettings) -> NodeCapacity:
         """Load the models. Raises EdgespecError."""
         engine = Engine(
             settings.target,
@@ -108,12 +108,12 @@ class NodeWorker:
             defaults=settings.defaults,
             log=self._messages.append,
         )
-        return Loaded(engine.parallel, os.getpid())
+        return NodeCapacity(engine.parallel, os.getpid())
 
-    def work(self, requests: Sequence[Request]) -> Progress:
+    def work(self, requests: Sequence[BatchRequest]) -> Progress:
         """Take these requests too, and write until an answer is complete, or for `WORK_S` seconds."""
         self._held += requests
-        writer, answers = self._writer, list[tuple[Request, Answer]]()
+        writer, answers = self._writer, list[tuple[BatchRequest, BatchAnswer]]()
         end = time.monotonic() + WORK_S
         while not answers and time.monotonic() < end:
             while self._held and writer.n_free > 0:

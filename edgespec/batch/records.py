@@ -9,7 +9,7 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BatchAnswer:
     """The answer to one request, as the server would send it."""
 
     status: int
@@ -20,13 +20,13 @@ class Answer:
     """Tokens that were written."""
 
     @classmethod
-    def error(cls, status: int, body: dict[str, Any]) -> Answer:
+    def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:
         """Return an answer that refuses a request; `body` as `Fault.body` returns it."""
         return cls(status, msgspec.json.encode(body))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BatchRequest:
     """One line of the input. A line that is no request has its answer already."""
 
     place: int
@@ -36,11 +36,11 @@ class Request:
     url: str = ""
     """A route of the server; "" for a line without one, whose fields are in `body`."""
     body: dict[str, Any] | None = None
-    refused: Answer | None = None
+    refused: BatchAnswer | None = None
     """What is wrong with the line."""
 
 
-def output_line(request: Request, answer: Answer, key: str) -> bytes:
+def output_line(request: BatchRequest, answer: BatchAnswer, key: str) -> bytes:
     """Return the result of a request as a line in OpenAI's batch format, its newline included.
 
     `key` names the batch; `place_of` finds the request's place in the line again.
@@ -58,30 +58,30 @@ def output_line(request: Request, answer: Answer, key: str) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-class _Status(msgspec.Struct):
+class _OutputStatus(msgspec.Struct):
     status_code: int
 
 
-class _Line(msgspec.Struct):
+class _OutputLine(msgspec.Struct):
     id: str
-    response: _Status
+    response: _OutputStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class OutputRecord:
     """What a line of the output says of itself."""
 
     place: int
     failed: bool
 
 
-def read_output_line(line: bytes, key: str) -> Written | None:
+def read_output_line(line: bytes, key: str) -> OutputRecord | None:
     """Return what `output_line` put into a line; None for a line that it did not write for this batch."""
     try:
-        found = msgspec.json.decode(line, type=_Line)
+        found = msgspec.json.decode(line, type=_OutputLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     prefix, _, place = found.id.rpartition("_")
     if prefix != f"batch_req_{key}" or not (place.isascii() and place.isdecimal()):
         return None
-    return Written(int(place), found.response.status_code != 200)
+    return OutputRecord(int(place), found.response.status_code != 200)

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edgespec.batch.records import Answer, Request
+from edgespec.batch.records import BatchAnswer, BatchRequest
 
 
-class Writer(Protocol):
+class BatchWriter(Protocol):
     """What writes the answers: an engine in this process, or others elsewhere."""
 
     @property
@@ -25,17 +25,17 @@ class Writer(Protocol):
     def n_tokens(self) -> int:
         """Tokens written so far, those of unfinished answers included."""
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: BatchRequest) -> None:
         """Begin a request; call it only while `n_free` is above 0."""
 
-    def finished(self) -> list[tuple[Request, Answer]]:
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
         """Work for a moment, a second at most, and return the answers that are complete.
 
         A request that fails has an error as its answer: it ends neither the others nor the batch.
         """
 
 
-class Results(Protocol):
+class BatchResults(Protocol):
     """Where results are kept."""
 
     @property
@@ -46,17 +46,17 @@ class Results(Protocol):
     def n_failed(self) -> int:
         """Of these, the ones with an error."""
 
-    def has(self, request: Request, /) -> bool:
+    def has(self, request: BatchRequest, /) -> bool:
         """Return whether an earlier run answered this request."""
 
-    def add(self, request: Request, answer: Answer, /) -> None:
+    def add(self, request: BatchRequest, answer: BatchAnswer, /) -> None:
         """Keep a result."""
 
     def sync(self) -> None:
         """Have results put on the disk, if a second has gone by since the last time."""
 
 
-class Pace:
+class BatchRate:
     """How fast a run goes: tokens a second over the last half minute, and the time that is left."""
 
     SPAN_S = 30.0
@@ -76,7 +76,7 @@ class Pace:
             while self._seen[1][0] <= now - self.SPAN_S:
                 self._seen.popleft()
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: BatchAnswer) -> None:
         """Note a complete answer: those to come are taken to be as long as these on the average."""
         self._n_answers += 1
         self._n_answer_tokens += answer.n_tokens
@@ -100,10 +100,10 @@ class Pace:
 
 
 def run_batch(
-    requests: Iterator[Request],
-    writer: Writer,
-    results: Results,
-    pace: Pace,
+    requests: Iterator[BatchRequest],
+    writer: BatchWriter,
+    results: BatchResults,
+    pace: BatchRate,
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer all requests that have no result yet. `on_progress` is called after each result and each pass.
@@ -112,7 +112,7 @@ def run_batch(
     until then are kept.
     """
 
-    def keep(request: Request, answer: Answer) -> None:
+    def keep(request: BatchRequest, answer: BatchAnswer) -> None:
         results.add(request, answer)
         pace.answered(answer)
         results.sync()

@@ -22,11 +22,10 @@ from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption,
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.batch.journal import Journal
-    from edgespec.batch.lines import Input
-    from edgespec.batch.local import Defaults
-    from edgespec.batch.piped import PipedResults
-    from edgespec.batch.run import Writer
+    from edgespec.batch.lines import BatchInput
+    from edgespec.batch.local import PromptDefaults
+    from edgespec.batch.results import Journal, PipedResults
+    from edgespec.batch.run import BatchWriter
     from edgespec.energy import EnergyMeter, Measurement
 
 _PLAIN = "Prompts (for lines without url)"
@@ -101,14 +100,14 @@ class PlainPrompts:
         typer.Option(min=0, help="Seed of every answer.", show_default="random", rich_help_panel=_PLAIN),
     ] = None
 
-    def defaults(self) -> Defaults:
+    def defaults(self) -> PromptDefaults:
         """Return them as the batch takes them. Raises UsageError."""
-        from edgespec.batch.local import Defaults
+        from edgespec.batch.local import PromptDefaults
 
         if self.n_predict < 1 and self.n_predict != -1:
             raise UsageError("must be 1 or more, or -1", field="n_predict", value=self.n_predict)
         n_predict = None if self.n_predict == -1 else self.n_predict
-        return Defaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
+        return PromptDefaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
 
 
 @grouped
@@ -150,7 +149,9 @@ def batch_command(
     return EdgespecError.exit_code if results.n_failed else 0
 
 
-def _belongs_to(found: Input, target: str, loading: BatchLoading, defaults: Defaults) -> dict[str, Any]:
+def _belongs_to(
+    found: BatchInput, target: str, loading: BatchLoading, defaults: PromptDefaults
+) -> dict[str, Any]:
     """Return what must be the same when a batch goes on: what decides the answers."""
     from edgespec.llama.chat_template import template_text
     from edgespec.llama.fingerprints import file_fingerprint
@@ -174,11 +175,10 @@ def _belongs_to(found: Input, target: str, loading: BatchLoading, defaults: Defa
 
 
 def _results(
-    stack: ExitStack, files: BatchFiles, found: Input, belongs_to: dict[str, Any]
+    stack: ExitStack, files: BatchFiles, found: BatchInput, belongs_to: dict[str, Any]
 ) -> Journal | PipedResults:
     """Open where the results go, until `stack` ends."""
-    from edgespec.batch.journal import Journal
-    from edgespec.batch.piped import PipedResults
+    from edgespec.batch.results import Journal, PipedResults
 
     in_order = not files.as_they_come
     if not files.piped:
@@ -206,7 +206,7 @@ def _results(
 class _BatchRun:
     """One run of a batch, and its figures."""
 
-    def __init__(self, files: BatchFiles, found: Input, results: Journal | PipedResults) -> None:
+    def __init__(self, files: BatchFiles, found: BatchInput, results: Journal | PipedResults) -> None:
         self._files = files
         self._input = found
         self._results = results
@@ -224,7 +224,7 @@ class _BatchRun:
         self,
         names: tuple[str, str | None],
         loading: BatchLoading,
-        defaults: Defaults,
+        defaults: PromptDefaults,
         meter: EnergyMeter,
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
@@ -258,20 +258,20 @@ class _BatchRun:
                 self._energy = window.end() if window else None
 
     def answer_on_cluster(
-        self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: Defaults
+        self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
         """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
         with closing(open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
 
-    def _write(self, writer: Writer) -> None:
+    def _write(self, writer: BatchWriter) -> None:
         """Have `writer` answer what has no result yet, or until Ctrl-C."""
-        from edgespec.batch.run import Pace, run_batch
+        from edgespec.batch.run import BatchRate, run_batch
         from edgespec.cli.batch_display import BatchDisplay
 
         began = time.monotonic()
         try:
-            pace = Pace()
+            pace = BatchRate()
             with BatchDisplay(self._results, self._input.n_requests, pace) as display:
                 run_batch(self._input.requests(), writer, self._results, pace, display.update)
         except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from edgespec.cli.options import SharedModels
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
-    from edgespec.batch.local import Defaults
+    from edgespec.batch.local import PromptDefaults
     from edgespec.batch.ray_cluster import RayWriter
 
 RayOption = Annotated[
@@ -36,7 +36,7 @@ def open_cluster(
     address: str,
     names: tuple[str, str | None],
     loading: SharedModels,
-    defaults: Defaults,
+    defaults: PromptDefaults,
 ) -> RayWriter:
     """Return what answers on the cluster at `address`. Raises EdgespecError."""
     from edgespec.batch.ray_cluster import RayWriter

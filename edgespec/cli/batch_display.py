@@ -10,7 +10,7 @@ from typing import Self
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from edgespec.batch.run import Pace, Results
+from edgespec.batch.run import BatchRate, BatchResults
 from edgespec.cli.console import err
 
 _LINE_EVERY = 0.1  # share of the requests between two lines, if there is no bar
@@ -21,7 +21,11 @@ class BatchDisplay:
     """Requests done, tokens a second over the last half minute, time left. A context manager."""
 
     def __init__(
-        self, results: Results, n_requests: int, pace: Pace, clock: Callable[[], float] = time.monotonic
+        self,
+        results: BatchResults,
+        n_requests: int,
+        pace: BatchRate,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Show how `results` grow to `n_requests`."""
         self._results = results

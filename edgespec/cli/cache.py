@@ -18,7 +18,7 @@ from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:
     from edgespec.drafting.history import HistoryInfo
-    from edgespec.forge.kept_data import KeptData
+    from edgespec.forge.dataset_store import StoredDataset
 
 cache_app = typer.Typer(
     no_args_is_help=True,
@@ -38,10 +38,10 @@ def info_command(
 ) -> None:
     """Show what is stored, and where: histories, a file for each tokenizer, and what drafts are made from."""
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
-    from edgespec.forge.kept_data import find_kept
+    from edgespec.forge.dataset_store import find_stored
 
     root = history_root()
-    found, kept = [history.info() for history in find_histories(root)], find_kept()
+    found, kept = [history.info() for history in find_histories(root)], find_stored()
     if json:
         out.print_json(
             data={
@@ -84,7 +84,7 @@ def _print_histories(found: list[HistoryInfo]) -> None:
             out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it", markup=False)
 
 
-def _print_kept(kept: list[KeptData]) -> None:
+def _print_kept(kept: list[StoredDataset]) -> None:
     table = Table("drafts for", "texts", "of yours", "size", "checkpoints", "path", box=None, pad_edge=False)
     for one in kept:
         table.add_row(
@@ -114,7 +114,7 @@ def _described(info: HistoryInfo) -> dict[str, object]:
     }
 
 
-def _described_kept(kept: KeptData) -> dict[str, object]:
+def _described_kept(kept: StoredDataset) -> dict[str, object]:
     return {
         "path": str(kept.folder),
         "target": kept.target or None,
@@ -149,10 +149,10 @@ def clear_command(
     """
     from edgespec.drafting.history import find_histories, history_root
     from edgespec.forge.dataset import forge_root
-    from edgespec.forge.kept_data import find_kept
+    from edgespec.forge.dataset_store import find_stored
 
     histories = [(history, history.info()) for history in find_histories()]
-    kept = [one for one in find_kept() if forge or one.n_own or one.damaged]
+    kept = [one for one in find_stored() if forge or one.n_own or one.damaged]
     if not histories and not kept:
         out.print(f"nothing is stored in {history_root()}", markup=False)
         _name_drafts()
@@ -180,17 +180,17 @@ def clear_command(
     _name_drafts()
 
 
-def _clear_kept(kept: KeptData, *, everything: bool) -> None:
+def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
     """Delete a target's data, or what of it came from the user, and say so."""
-    from edgespec.forge.kept_data import delete_own
-    from edgespec.forge.workshop import remove_data
+    from edgespec.forge.dataset_store import delete_user_texts
+    from edgespec.forge.draft_store import remove_data
 
     if everything:
         _, n_bytes = remove_data(kept.target or kept.sha256, kept.sha256)
         what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
         out.print(f"{kept.folder}: deleted, {what}", markup=False)
         return
-    n = delete_own(kept)
+    n = delete_user_texts(kept)
     out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours", markup=False)
     if kept.checkpoint_bytes and kept.n_own:
         out.print(

@@ -57,17 +57,17 @@ def make_command(
     same command goes on.
     """
     from edgespec.cli.draft_report import made_document, print_made
-    from edgespec.forge.candidates import small_model
+    from edgespec.forge.builder import small_model
+    from edgespec.forge.evaluation_process import N_QUESTIONS
     from edgespec.forge.families import require_jax
-    from edgespec.forge.make import Request, make
-    from edgespec.forge.progress import Surroundings
-    from edgespec.forge.trial import N_QUESTIONS
+    from edgespec.forge.make import MakeRequest, make
+    from edgespec.forge.progress import StageContext
     from edgespec.models.registry import check_name
     from edgespec.platform.signals import SignalPipe
 
     target = making.target or choose_models(None, None, "none")[0]
     trained = training.request(target)
-    request = Request(
+    request = MakeRequest(
         target=target,
         data=data.request(trained),
         training=trained,
@@ -81,7 +81,7 @@ def make_command(
         check_name(making.name)
     pull_named(target, choose_models(target, None)[1], small_model(target, trained))
     with SignalPipe() as signals, StageDisplay() as display:
-        around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
+        around = StageContext(on_progress=display.show, on_message=message, signals=signals)
         try:
             made = make(request, around)
         except KeyboardInterrupt:
@@ -132,17 +132,17 @@ def eval_command(
     """
     from edgespec.cli.draft_report import evaluated_document, print_evaluated
     from edgespec.forge.evaluation import evaluate
-    from edgespec.forge.progress import Surroundings
-    from edgespec.forge.trial import Question
+    from edgespec.forge.evaluation_process import EvaluationPrompt
+    from edgespec.forge.progress import StageContext
     from edgespec.models.suites import evenly, load_suite
     from edgespec.platform.signals import SignalPipe
 
     asked = None
     if suite is not None:
-        asked = [Question.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
+        asked = [EvaluationPrompt.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
     settings = judging.settings(questions, compute.threads, compute.kernels)
     with SignalPipe() as signals, StageDisplay() as display:
-        around = Surroundings(on_progress=display.show, on_message=message, signals=signals)
+        around = StageContext(on_progress=display.show, on_message=message, signals=signals)
         found = evaluate(name, target, asked, settings, around)
     if json:
         out.print_json(data=evaluated_document(found))
@@ -159,7 +159,7 @@ def remove_command(
     ] = False,
 ) -> None:
     """Delete a draft that was made here: its file, its name and its record."""
-    from edgespec.forge.workshop import remove_data, remove_draft
+    from edgespec.forge.draft_store import remove_data, remove_draft
 
     record, gone = remove_draft(name)
     for path in gone:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from edgespec.cli.console import err
 
 if TYPE_CHECKING:
-    from edgespec.forge.progress import Step
+    from edgespec.forge.progress import StageProgress
 
 _LINE_EVERY = 0.1  # share of a stage between lines, if there are no rows
 
@@ -45,21 +45,21 @@ class StageDisplay:
         if err.is_terminal:
             self._rows.stop()
 
-    def show(self, step: Step) -> None:
+    def show(self, step: StageProgress) -> None:
         """Show how far a stage is; the stages before it are over."""
         if err.is_terminal:
             self._draw(step)
         else:
             self._print(step)
 
-    def _draw(self, step: Step) -> None:
+    def _draw(self, step: StageProgress) -> None:
         if step.stage not in self._tasks:
             for task in self._tasks.values():
                 self._rows.update(task, completed=1.0, left="")
             self._tasks[step.stage] = self._rows.add_task(step.stage, total=1.0, detail="", left="")
         self._rows.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
 
-    def _print(self, step: Step) -> None:
+    def _print(self, step: StageProgress) -> None:
         if step.stage not in self._next_line:
             err.print(step.stage, markup=False)
             self._next_line[step.stage] = _LINE_EVERY
@@ -71,7 +71,7 @@ class StageDisplay:
                 self._next_line[step.stage] += _LINE_EVERY
 
 
-def _left(step: Step) -> str:
+def _left(step: StageProgress) -> str:
     if step.left_s is None or step.left_s == float("inf"):
         return ""
     hours, minutes = divmod(round(step.left_s / 60), 60)

@@ -15,9 +15,9 @@ from edgespec.models.entries import nearest
 from edgespec.models.made_drafts import Family
 
 if TYPE_CHECKING:
-    from edgespec.forge.candidates import TrainingRequest
-    from edgespec.forge.texts import DataRequest
-    from edgespec.forge.trial import JudgingSettings
+    from edgespec.forge.builder import TrainingRequest
+    from edgespec.forge.data_stage import DataRequest
+    from edgespec.forge.evaluation_process import EvaluationSettings
 
 _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
@@ -93,7 +93,7 @@ class DataOptions:
 
     def request(self, training: TrainingRequest) -> DataRequest:
         """Return what is asked of the target. Raises UsageError."""
-        from edgespec.forge.texts import DataRequest, default_tokens
+        from edgespec.forge.data_stage import DataRequest, default_tokens
 
         tokens = self.data_tokens
         return DataRequest(
@@ -161,7 +161,7 @@ class TrainingOptions:
 
     def request(self, target: str) -> TrainingRequest:
         """Return what is trained for `target`. Raises UsageError."""
-        from edgespec.forge.candidates import TrainingRequest, possible_families
+        from edgespec.forge.builder import TrainingRequest, possible_families
         from edgespec.models.quantizations import parse_types
 
         if self.hours is not None and self.tokens is not None:
@@ -190,12 +190,12 @@ class EvaluationOptions:
         typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.", rich_help_panel=_JUDGING),
     ] = 64
 
-    def settings(self, n_questions: int, threads: int | None, kernels: str) -> JudgingSettings:
+    def settings(self, n_questions: int, threads: int | None, kernels: str) -> EvaluationSettings:
         """Return them as the judge wants them."""
-        from edgespec.forge.trial import JudgingSettings
+        from edgespec.forge.evaluation_process import EvaluationSettings
 
         off = kernels == "off"
-        return JudgingSettings(self.n_predict, self.rounds, n_questions, threads, "off" if off else "auto")
+        return EvaluationSettings(self.n_predict, self.rounds, n_questions, threads, "off" if off else "auto")
 
 
 def count(text: str, field: str) -> int:

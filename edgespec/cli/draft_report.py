@@ -10,14 +10,13 @@ from rich.table import Table
 from edgespec.benchmark.summary import VariantComparison
 from edgespec.cli.console import out, print_table
 from edgespec.cli.made_drafts import acceptance_text, described, sources_text
-from edgespec.forge.candidates import Candidate
-from edgespec.forge.evaluation import Evaluated
-from edgespec.forge.judging import Judged
-from edgespec.forge.make import LEAST_GAIN, Made
+from edgespec.forge.builder import DraftFile
+from edgespec.forge.evaluation import CandidateResult, DraftEvaluation
+from edgespec.forge.make import LEAST_GAIN, MakeResult
 from edgespec.models.sources import format_size
 
 
-def print_made(made: Made) -> None:
+def print_made(made: MakeResult) -> None:
     """Print what was judged, and what became of the best."""
     out.print(f"for {made.target_name}, from {sources_text(made.texts)}", markup=False)
     rows = [(one.label, judged) for one, judged in made.candidates]
@@ -41,7 +40,7 @@ def print_made(made: Made) -> None:
     )
 
 
-def made_document(made: Made) -> dict[str, Any]:
+def made_document(made: MakeResult) -> dict[str, Any]:
     """Return all that came of it, raw runs too, as JSON has it."""
     return {
         "target": made.target_name,
@@ -56,14 +55,14 @@ def made_document(made: Made) -> dict[str, Any]:
     }
 
 
-def print_evaluated(found: Evaluated) -> None:
+def print_evaluated(found: DraftEvaluation) -> None:
     """Print a draft beside the target's other one."""
     out.print(f"for {found.target_name}", markup=False)
     rows = [(one.contender.name, one) for one in (found.draft, found.other) if one]
     print_table(_table(rows))
 
 
-def evaluated_document(found: Evaluated) -> dict[str, Any]:
+def evaluated_document(found: DraftEvaluation) -> dict[str, Any]:
     """Return what was measured, raw runs too, as JSON has it."""
     return {
         "target": found.target_name,
@@ -72,7 +71,7 @@ def evaluated_document(found: Evaluated) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[tuple[str, Judged]]) -> Table:
+def _table(rows: list[tuple[str, CandidateResult]]) -> Table:
     table = Table("draft", box=None, pad_edge=False)
     for title in ("size", "c", "accepted", "greedy", "95% of it", "at 0.8", "95% of it", "rounds"):
         table.add_column(title, justify="right")
@@ -97,12 +96,12 @@ def _interval(comparison: VariantComparison) -> str:
     return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
 
 
-def _candidate(one: Candidate, judged: Judged) -> dict[str, Any]:
+def _candidate(one: DraftFile, judged: CandidateResult) -> dict[str, Any]:
     trained = one.trained and msgspec.to_builtins(one.trained)
     return {"label": one.label, "family": one.family, "trained": trained, **_document(judged)}
 
 
-def _document(judged: Judged) -> dict[str, Any]:
+def _document(judged: CandidateResult) -> dict[str, Any]:
     timing = judged.timing
     return {
         "name": judged.contender.name,

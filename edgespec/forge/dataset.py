@@ -48,7 +48,7 @@ _SHARD = re.compile(r"(\d{5})\.npz(\.set-aside)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DatasetTarget:
     """The model that a dataset is of."""
 
     sha256: str
@@ -58,7 +58,7 @@ class Target:
     n_vocab: int
 
     @classmethod
-    def of(cls, header: GGUFHeader, name: str, sha256: str) -> Target:
+    def of(cls, header: GGUFHeader, name: str, sha256: str) -> DatasetTarget:
         """Return the target whose file has that header and hash."""
         return cls(sha256, name, header.n_embd, header.n_vocab)
 
@@ -69,7 +69,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Text:
+class TrainingText:
     """A prompt and what follows it."""
 
     tokens: npt.NDArray[np.int32]
@@ -132,7 +132,9 @@ def is_held_out(key: int) -> bool:
 class Dataset:
     """The texts of one target. Any number of processes may read while one writes."""
 
-    def __init__(self, target: Target, folder: Path | None = None, *, on_message: MessageFn = silent) -> None:
+    def __init__(
+        self, target: DatasetTarget, folder: Path | None = None, *, on_message: MessageFn = silent
+    ) -> None:
         """Open the dataset in `folder`, by default that of the target; nothing is written yet.
 
         `on_message` takes lines that the user should know. Raises EdgespecError for a folder of another
@@ -164,7 +166,7 @@ class Dataset:
 
     # ---- reading ----
 
-    def texts(self, *, held_out: bool | None = None) -> Iterator[Text]:
+    def texts(self, *, held_out: bool | None = None) -> Iterator[TrainingText]:
         """Yield the texts in the order they were written; `held_out`: only those that are, or are not.
 
         The hidden states are views on mapped files: they take memory only while they are read. A damaged
@@ -231,7 +233,7 @@ class Dataset:
     # ---- writing ----
 
     @contextmanager
-    def writer(self, budget: int) -> Iterator[Writer]:
+    def writer(self, budget: int) -> Iterator[DatasetWriter]:
         """Hold the folder, to add texts to it until all take `budget` bytes; what was added is kept.
 
         Raises EdgespecError if another process writes there, for a budget that the disk has no room for, and
@@ -248,7 +250,7 @@ class Dataset:
                 check_disk(self.folder, needed, f"the data of {self.target.name}", cure)
                 document = {"format": _FORM, "version": _VERSION, **asdict(self.target), "budget": budget}
                 write_atomically(self.folder / "dataset.json", json.dumps(document, indent=2) + "\n")
-                writer = Writer(self, budget)
+                writer = DatasetWriter(self, budget)
                 try:
                     yield writer
                 finally:
@@ -263,14 +265,14 @@ class Dataset:
         )
 
 
-class Writer:
+class DatasetWriter:
     """Adds texts to a dataset: `Dataset.writer`."""
 
     def __init__(self, dataset: Dataset, budget: int) -> None:
         self.dataset = dataset
         self.budget = budget
         self._on_disk = dataset.n_bytes()
-        self._waiting: list[Text] = []
+        self._waiting: list[TrainingText] = []
         names = dataset._names()
         self._last = max((int(name[:5]) for name, _ in names), default=0)
 
@@ -283,7 +285,7 @@ class Writer:
         """Whether the budget has room for so many bytes more."""
         return self.n_bytes + n_bytes <= self.budget
 
-    def append(self, text: Text) -> bool:
+    def append(self, text: TrainingText) -> bool:
         """Add a text; False, and it is not added, if the budget has no room for it.
 
         It reaches the disk with others, about 64 of them, or at the next `flush`. Raises OSError.
@@ -314,12 +316,12 @@ class Writer:
         )
 
 
-def _bytes_of(text: Text) -> int:
+def _bytes_of(text: TrainingText) -> int:
     """Return about how many bytes a text takes in a shard, a little more than it does."""
     return text.features.nbytes + text.tokens.nbytes + 128
 
 
-def _arrays(texts: Sequence[Text]) -> dict[str, Any]:
+def _arrays(texts: Sequence[TrainingText]) -> dict[str, Any]:
     return {
         "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
         "length": np.array([len(text.tokens) for text in texts], np.int32),
@@ -332,7 +334,7 @@ def _arrays(texts: Sequence[Text]) -> dict[str, Any]:
     }
 
 
-def _texts(shard: Arrays) -> Iterator[Text]:
+def _texts(shard: Arrays) -> Iterator[TrainingText]:
     """Yield the texts of a shard."""
     columns = [
         shard[name].tolist() for name in ("length", "n_prompt", "first", "temperature", "source", "key")
@@ -341,7 +343,7 @@ def _texts(shard: Arrays) -> Iterator[Text]:
     token = row = 0
     for length, n_prompt, first, temperature, source, key in zip(*columns, strict=True):
         n = length - 1 - first
-        yield Text(
+        yield TrainingText(
             tokens[token : token + length],
             n_prompt,
             first,

@@ -13,9 +13,9 @@ import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
-from edgespec.forge.progress import Step, Surroundings
-from edgespec.forge.ranking import Ids
-from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Weights
+from edgespec.forge.progress import StageContext, StageProgress
+from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.forge.vocabulary_ranking import Ids
 from edgespec.models.made_drafts import Family
 from edgespec.models.sources import format_size
 from edgespec.platform.files import write_atomically
@@ -41,7 +41,7 @@ _BYTES_BESIDE = 1 << 30  # activations, logits of a batch
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingSummary:
     """What came of training a draft."""
 
     n_tokens: int
@@ -54,13 +54,13 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """A training."""
 
     family: Family
     dataset: Dataset
-    target: Weights
-    source: Weights | None
+    target: ModelWeights
+    source: ModelWeights | None
     """The small model that shallow and whole are made of."""
     token_ids: Ids
     """Tokens that the draft can say, ascending."""
@@ -83,7 +83,7 @@ def require_jax() -> None:
         raise EdgespecError(problem)
 
 
-def check_trainable(family: Family, target: Weights, source: Weights | None) -> None:
+def check_trainable(family: Family, target: ModelWeights, source: ModelWeights | None) -> None:
     """Raise UsageError in one line for models that this family cannot be trained for, or of."""
     if family == "head":
         for name in (EMBEDDINGS, target.output, OUTPUT_NORM):
@@ -98,8 +98,8 @@ def check_trainable(family: Family, target: Weights, source: Weights | None) -> 
 
 
 def train_family(
-    job: Job, folder: Path, types: Sequence[str], around: Surroundings
-) -> tuple[Trained, dict[str, Path]]:
+    job: TrainingJob, folder: Path, types: Sequence[str], around: StageContext
+) -> tuple[TrainingSummary, dict[str, Path]]:
     """Train a draft and write it to `folder` in each quantization of `types`.
 
     Raises EdgespecError in one line, and KeyboardInterrupt when it is stopped, with a checkpoint.
@@ -107,12 +107,12 @@ def train_family(
     from edgespec.forge.training.loop import TrainingSettings, train
 
     stage = f"training {job.family}"
-    around.on_progress(Step(stage, 0.0, "preparing"))
+    around.on_progress(StageProgress(stage, 0.0, "preparing"))
     _check_memory(job)
     family, start = _family(job)
 
     def show(now: Progress) -> None:
-        around.on_progress(Step(stage, now.share, _figures(now), now.left_s))
+        around.on_progress(StageProgress(stage, now.share, _figures(now), now.left_s))
 
     trained = train(
         family,
@@ -125,30 +125,30 @@ def train_family(
     )
     files = {}
     for type_ in types:
-        around.on_progress(Step(stage, 1.0, f"writing it as {type_}"))
+        around.on_progress(StageProgress(stage, 1.0, f"writing it as {type_}"))
         files[type_] = folder / f"{job.family}-{type_}.gguf"
         family.export(trained.params, files[type_], type_)
     curve = tuple((n, seconds / 3600, one.by_position) for n, seconds, one in trained.history)
-    found = Trained(trained.n_tokens, trained.elapsed_s / 3600, trained.acceptance.by_position, curve)
+    found = TrainingSummary(trained.n_tokens, trained.elapsed_s / 3600, trained.acceptance.by_position, curve)
     return found, files
 
 
-def _family(job: Job) -> tuple[protocol.Family, Path | protocol.Params | None]:
+def _family(job: TrainingJob) -> tuple[protocol.TrainableFamily, Path | protocol.Params | None]:
     """Return what is trained, and what it begins with."""
     if job.family == "head":
-        from edgespec.forge.training.head import Head
+        from edgespec.forge.training.head import HeadFamily
 
         texts = job.dataset.texts(held_out=False)
-        head = Head(job.target, job.dataset.target.sha256, job.token_ids, sample=texts)
+        head = HeadFamily(job.target, job.dataset.target.sha256, job.token_ids, sample=texts)
         return head, head.read(job.start) if job.start and job.start.is_file() else job.start
-    from edgespec.forge.training.student import Student, StudentSettings
+    from edgespec.forge.training.student import StudentFamily, StudentSettings
 
     assert job.source is not None  # noqa: S101 - for the type checker: these families have one
     settings = StudentSettings(layers=_layers(job), rank=WHOLE_RANK if job.family == "whole" else None)
-    return Student(job.family, job.source, job.target, job.token_ids, settings), job.start
+    return StudentFamily(job.family, job.source, job.target, job.token_ids, settings), job.start
 
 
-def _layers(job: Job) -> tuple[int, ...] | None:
+def _layers(job: TrainingJob) -> tuple[int, ...] | None:
     """Return the layers of the source that the draft has; None: all.
 
     Its checkpoints, and those of the training that it goes on from, are of those chosen then.
@@ -181,14 +181,14 @@ def _kept_layers(folder: Path) -> tuple[int, ...] | None:
         raise EdgespecError(f"{file}: damaged; remove {folder} to train anew") from None
 
 
-def _n_layers(job: Job) -> int:
+def _n_layers(job: TrainingJob) -> int:
     """Return how many layers of the source the draft has."""
     assert job.source is not None  # noqa: S101 - as above
     n_layer = job.source.header.n_layer
     return n_layer if job.family == "whole" else max(2, round(SHALLOW_SHARE * n_layer))
 
 
-def _check_memory(job: Job) -> None:
+def _check_memory(job: TrainingJob) -> None:
     """Raise EdgespecError if the parameters and what training keeps of each do not fit in memory."""
     available = available_bytes()
     needed = _BYTES_A_PARAMETER * _n_parameters(job) + _BYTES_BESIDE
@@ -199,7 +199,7 @@ def _check_memory(job: Job) -> None:
         )
 
 
-def _n_parameters(job: Job) -> int:
+def _n_parameters(job: TrainingJob) -> int:
     """Return about how many parameters are kept as floats."""
     if job.source is None or job.family == "head":
         shape = job.target.shape()

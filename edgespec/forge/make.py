@@ -1,13 +1,14 @@
 """`edgespec draft make`: from what a target writes, the draft that makes it fastest on this machine.
 
-    the target writes texts      dataset.py, writing.py     cache_root()/forge/TARGET/
-    which tokens a draft keeps   ranking.py                 .../training/RUN/
-    each family is trained       candidates.py, training/   .../training/RUN/FAMILY/, checkpoints
-    and written as candidates    candidates.py              the models directory, a folder of its own
-    which are judged             judging.py                 .../judging/
-    the best one is kept         workshop.py                the models directory, with a name and a record
+    stage                        modules                      what it leaves on disk
+    the target writes texts      data_stage.py, writing.py    cache_root()/forge/TARGET/
+    the kept tokens are chosen   vocabulary_ranking.py        .../training/RUN/
+    each family is trained       builder.py, families.py      .../training/RUN/FAMILY/, checkpoints
+    drafts are written           builder.py                   a folder in the models directory
+    drafts are evaluated         evaluation.py                .../judging/
+    the best one is stored       draft_store.py               the models directory: file, name, record
 
-It may be ended at any moment; the same request goes on (run_state.py).
+A run may be stopped at any moment; the same request resumes it (runs.py).
 """
 
 from __future__ import annotations
@@ -25,17 +26,15 @@ from pathlib import Path
 from edgespec.energy import EnergyMeter
 from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.forge import run_state
-from edgespec.forge.candidates import Candidate, Candidates, TrainingRequest
-from edgespec.forge.dataset import READ, Dataset, Target
-from edgespec.forge.evaluation import keep_judged
-from edgespec.forge.judging import Contender, Judged, Judging
-from edgespec.forge.progress import Step, Surroundings
-from edgespec.forge.run_state import RunState
-from edgespec.forge.texts import DataRequest, questions_for, write_texts
-from edgespec.forge.trainings import name_training, tidy
-from edgespec.forge.trial import JudgingSettings
-from edgespec.forge.workshop import Workshop
+from edgespec.forge import runs
+from edgespec.forge.builder import DraftBuilder, DraftFile, TrainingRequest
+from edgespec.forge.data_stage import DataRequest, questions_for, write_texts
+from edgespec.forge.dataset import READ, Dataset, DatasetTarget
+from edgespec.forge.draft_store import DraftStore
+from edgespec.forge.evaluation import Candidate, CandidateResult, Evaluator, keep_judged
+from edgespec.forge.evaluation_process import EvaluationSettings
+from edgespec.forge.progress import StageContext, StageProgress
+from edgespec.forge.runs import RunState, name_training, tidy
 from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
@@ -51,13 +50,13 @@ LEAST_GAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class MakeRequest:
     """Which draft to make, and how."""
 
     target: str
     data: DataRequest
     training: TrainingRequest
-    judging: JudgingSettings = field(default_factory=JudgingSettings)
+    judging: EvaluationSettings = field(default_factory=EvaluationSettings)
     name: str | None = None
     """None: after the target, the family and the quantization."""
     force: bool = False
@@ -65,16 +64,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MakeResult:
     """What came of a request."""
 
     target_name: str
     texts: dict[str, int]
     """Source -> tokens of the texts that candidates are made from."""
-    before: Judged | None
+    before: CandidateResult | None
     """What was there: a draft, or none; None: it could not be judged."""
-    candidates: tuple[tuple[Candidate, Judged], ...]
-    best: Candidate
+    candidates: tuple[tuple[DraftFile, CandidateResult], ...]
+    best: DraftFile
     beaten: str
     """What the best is compared with: what was there, or plain decoding where that was faster."""
     gain: float
@@ -85,20 +84,20 @@ class Made:
     """Its file."""
 
 
-def make(request: Request, around: Surroundings | None = None) -> Made:
+def make(request: MakeRequest, around: StageContext | None = None) -> MakeResult:
     """Make the best draft for `request.target`, which must be on this machine.
 
     It is kept, under its name, if it is better than the draft that is there, or with `force`. Raises
     UsageError and EdgespecError in one line; what was written and trained by then stays, and the same request
     goes on.
     """
-    return _Making(request, around or Surroundings()).run()
+    return _MakeRun(request, around or StageContext()).run()
 
 
-class _Making:
+class _MakeRun:
     """One request on its way."""
 
-    def __init__(self, request: Request, around: Surroundings) -> None:
+    def __init__(self, request: MakeRequest, around: StageContext) -> None:
         self._request, self._around = request, around
         self._target = model_file(request.target)
         self._header = check_model_file(self._target.path)
@@ -106,46 +105,46 @@ class _Making:
         self._kernels = request.judging.kernels == "auto"
         self._threads = request.judging.n_threads or default_threads()
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
-        self._candidates = Candidates(self._target, self._header, request.training)
+        self._candidates = DraftBuilder(self._target, self._header, request.training)
         self._sha256 = sha256_of(self._target.path, self._hashing)
-        target = Target.of(self._header, self._target.name, self._sha256)
+        target = DatasetTarget.of(self._header, self._target.name, self._sha256)
         self._dataset = Dataset(target, on_message=around.on_message)
-        self._workshop = Workshop(self._target.name, self._sha256)
+        self._workshop = DraftStore(self._target.name, self._sha256)
         if request.name:
             self._workshop.check_name(request.name, replace=request.force)
         self._before = self._find_before()
         self._state = RunState("")
 
     def _hashing(self, n_bytes: int) -> None:
-        self._around.on_progress(Step("hashing the target", n_bytes / self._header.file_bytes))
+        self._around.on_progress(StageProgress("hashing the target", n_bytes / self._header.file_bytes))
 
-    def _find_before(self) -> Contender:
+    def _find_before(self) -> Candidate:
         """Return the draft that the target has now, or that it has none."""
         name = choose_models(self._request.target, None)[1]
         path = None if name is None else resolve(name)
-        return Contender(name or "no draft", path, was_there=True)
+        return Candidate(name or "no draft", path, was_there=True)
 
-    def run(self) -> Made:
+    def run(self) -> MakeResult:
         with self._workshop.opened() as room, EnergyMeter.choose() as meter:
             try:
                 return self._run(room, meter)
             except OSError as error:
                 raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
-    def _run(self, room: Path, meter: EnergyMeter) -> Made:
+    def _run(self, room: Path, meter: EnergyMeter) -> MakeResult:
         around, folder = self._around, self._dataset.folder
         self._workshop.check_space(self._candidates.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         request = self._request
-        key = run_state.key_of((self._sha256, request.data, request.training))
-        self._state = run_state.resumed(folder, key, around.on_message, force=request.force)
+        key = runs.key_of((self._sha256, request.data, request.training))
+        self._state = runs.resumed(folder, key, around.on_message, force=request.force)
         if not self._state.until:
             self._state = replace(self._state, until=request.data.until(self._dataset))
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()
         self._state = self._state.with_sources(self._tokens_by_source())
-        run_state.save(folder, self._state)
+        runs.save(folder, self._state)
         with self._part(meter):
             candidates = self._candidates.make(self._dataset, room, self._run_folder, around)
         with self._part(meter):
@@ -167,12 +166,12 @@ class _Making:
             self._state = replace(self._state, written=self._state.written or written)
         finally:
             self._state = self._state.with_joules(meter.end(window))
-            run_state.save(self._dataset.folder, self._state)
+            runs.save(self._dataset.folder, self._state)
 
     # ---- stages ----
 
     def _write(self) -> None:
-        self._around.on_progress(Step("writing", 0.0))
+        self._around.on_progress(StageProgress("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
             if not model.can_rewind:
                 problem = "cannot take tokens back: no draft can be used with it"
@@ -181,11 +180,11 @@ class _Making:
                 model, self._dataset, self._request.data, self._state.until, self._threads, self._around
             )
 
-    def _judge(self, candidates: Sequence[Candidate]) -> dict[str, Judged]:
+    def _judge(self, candidates: Sequence[DraftFile]) -> dict[str, CandidateResult]:
         """Return what was measured, by the candidate's label; of what was there by its own name."""
         settings, around = self._request.judging, self._around
-        around.on_progress(Step("judging", 0.0))
-        judging = Judging(
+        around.on_progress(StageProgress("judging", 0.0))
+        judging = Evaluator(
             self._target.path,
             questions_for(self._dataset, settings.n_questions),
             replace(settings, n_threads=self._threads),
@@ -193,12 +192,12 @@ class _Making:
             on_progress=around.on_progress,
             on_message=around.on_message,
         )
-        new = [Contender(one.label, one.path) for one in candidates]
+        new = [Candidate(one.label, one.path) for one in candidates]
         return {one.contender.name: one for one in judging.judge([self._before, *new])}
 
     # ---- what follows ----
 
-    def _decided(self, candidates: Sequence[Candidate], judged: dict[str, Judged]) -> Made:
+    def _decided(self, candidates: Sequence[DraftFile], judged: dict[str, CandidateResult]) -> MakeResult:
         """Keep the best candidate, if it is better than what was there and than plain decoding."""
         before = judged.get(self._before.name)
         found = [(one, judged[one.label]) for one in candidates if one.label in judged]
@@ -216,9 +215,9 @@ class _Making:
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._workshop.keep(best.path, kept)
-        return Made(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
+        return MakeResult(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
-    def _texts_behind(self, best: Candidate) -> dict[str, int]:
+    def _texts_behind(self, best: DraftFile) -> dict[str, int]:
         """Return source -> tokens that a candidate was made from, and the draft that it went on from."""
         for draft in drafts_for(str(self._target.path)):
             if draft.name == best.parent:
@@ -232,7 +231,7 @@ class _Making:
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
         return dict(counts)
 
-    def _record(self, best: Candidate, judged: Judged, texts: dict[str, int]) -> MadeDraft:
+    def _record(self, best: DraftFile, judged: CandidateResult, texts: dict[str, int]) -> MadeDraft:
         timing = judged.timing
         assert timing is not None  # noqa: S101 - for the type checker: a candidate has a draft model
         name = self._request.name
@@ -257,12 +256,12 @@ class _Making:
             edgespec=version("edgespec"),
         )
 
-    def _end(self, made: Made) -> None:
+    def _end(self, made: MakeResult) -> None:
         """Remember that the run has ended, and remove what only it needed."""
         folder = self._dataset.folder
         kept = made.kept.name if made.kept else None
         self._state = replace(self._state, ended=True, kept=kept)
-        run_state.save(folder, self._state)
+        runs.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
         if made.kept:
             name_training(self._run_folder, made.kept.family, made.kept.name)

@@ -10,7 +10,7 @@ from edgespec.platform.signals import Cancellation
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StageProgress:
     """How far one stage is."""
 
     stage: str
@@ -23,16 +23,16 @@ class Step:
     """Seconds that are left, where the stage itself knows; None: to be told from the share."""
 
 
-ProgressFn = Callable[[Step], None]
+ProgressFn = Callable[[StageProgress], None]
 """Called often."""
 
 
-def unseen(_step: Step) -> None:
+def unseen(_step: StageProgress) -> None:
     """Ignore the progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class StageContext:
     """What long work tells, and what may stop it."""
 
     on_progress: ProgressFn = unseen

@@ -1,10 +1,9 @@
-"""What the target is asked when it writes texts to train drafts on: built-in prompts, drawn from a grammar.
+"""Prompts that make the target write texts to train drafts on; the built-in ones are drawn from templates.
 
-prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. Beside
-those, functions of this machine's Python library are asked about (python_functions.py), and the target itself
-is asked for questions and for texts that are put to it again (`Prompt.then`): so it writes of far more than
-our lists know (Self-Instruct, arXiv 2212.10560). All are our own: no benchmark's prompt may be among them, as
-drafts are judged by those.
+prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. More
+prompts ask about functions of this machine's Python library (python_functions.py), or put questions to the
+target that it wrote itself (`TextPrompt.then`; Self-Instruct, arXiv 2212.10560). No prompt may come from a
+benchmark: benchmarks judge drafts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.forge.dataset import BUILT_IN, key_of
-from edgespec.forge.python_functions import PythonFunctions
+from edgespec.forge.python_functions import FunctionPrompts
 
 _FILE = Path(__file__).with_name("prompts.toml")
 _SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
@@ -34,7 +33,7 @@ _SHORTEST = 15  # characters of a line, or an answer: in shorter ones nothing is
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TextPrompt:
     """What the target is asked."""
 
     source: str
@@ -56,19 +55,19 @@ class Prompt:
         first, *others = self.made_from or self.turns[::2]
         return key_of(first.encode(), "\0".join(others).encode())
 
-    def followed(self, answer: str) -> list[Prompt]:
+    def followed(self, answer: str) -> list[TextPrompt]:
         """Return the prompts that follow when the target has answered so."""
-        found = [Prompt(self.source, (*self.turns, answer, self.follow_up))] if self.follow_up else []
+        found = [TextPrompt(self.source, (*self.turns, answer, self.follow_up))] if self.follow_up else []
         slot = _LINE if _LINE in self.then else _ANSWER
         for i, text in enumerate(lines_of(answer) if slot == _LINE else [answer.strip()]):
             if self.then and len(text) >= _SHORTEST:
                 asked, origin = self.then.replace(slot, text), (self.turns[0], self.then, str(i))
-                found.append(Prompt(self.source, (asked,), made_from=origin))
+                found.append(TextPrompt(self.source, (asked,), made_from=origin))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TokenPrompt:
     """Tokens as they stand: a beginning that the target goes on from, or a whole text that it reads."""
 
     source: str
@@ -89,7 +88,7 @@ def lines_of(answer: str) -> list[str]:
     return list(dict.fromkeys(one for one in lines if one and one[-1] != ":"))
 
 
-class Grammar:
+class TemplateGrammar:
     """Lists of words, with which templates are filled.
 
     {topic}     a word of the list, which may have slots of its own
@@ -131,15 +130,15 @@ class Grammar:
 
 
 @dataclass(slots=True)
-class _Kind:
+class _PromptKind:
     """Prompts of one kind."""
 
     share: float
-    draw: Callable[[random.Random], Prompt]
+    draw: Callable[[random.Random], TextPrompt]
     credit: float = 0.0
     seen: set[str] = field(default_factory=set)
 
-    def next(self, rng: random.Random) -> Prompt | None:
+    def next(self, rng: random.Random) -> TextPrompt | None:
         """Return one that did not come yet; None: there are no more."""
         for _ in range(_TRIES):
             prompt = self.draw(rng)
@@ -150,7 +149,7 @@ class _Kind:
         return None
 
 
-def built_in(seed: int = 0) -> Iterator[Prompt]:
+def built_in(seed: int = 0) -> Iterator[TextPrompt]:
     """Yield built-in prompts, each once, in an order in which any beginning is a fair mixture of the kinds.
 
     They are the same for a seed and a version of Python, whose library is asked about.
@@ -170,23 +169,23 @@ def built_in(seed: int = 0) -> Iterator[Prompt]:
         yield found
 
 
-def _kinds(rng: random.Random) -> list[_Kind]:
+def _kinds(rng: random.Random) -> list[_PromptKind]:
     document = _document()
-    grammar = Grammar(document["words"])
-    kinds = [_Kind(kind["share"], _drawer(grammar, kind)) for kind in document["kinds"]]
+    grammar = TemplateGrammar(document["words"])
+    kinds = [_PromptKind(kind["share"], _drawer(grammar, kind)) for kind in document["kinds"]]
     python = document["python"]
-    functions = PythonFunctions(python["described"], python["code"], grammar.fill, rng)
-    return [*kinds, _Kind(python["share"], lambda rng: Prompt(BUILT_IN, (functions.draw(rng),)))]
+    functions = FunctionPrompts(python["described"], python["code"], grammar.fill, rng)
+    return [*kinds, _PromptKind(python["share"], lambda rng: TextPrompt(BUILT_IN, (functions.draw(rng),)))]
 
 
-def _drawer(grammar: Grammar, kind: Mapping[str, object]) -> Callable[[random.Random], Prompt]:
+def _drawer(grammar: TemplateGrammar, kind: Mapping[str, object]) -> Callable[[random.Random], TextPrompt]:
     templates, follow_ups, then = (_texts(kind.get(name, [])) for name in ("templates", "follow_ups", "then"))
 
-    def draw(rng: random.Random) -> Prompt:
+    def draw(rng: random.Random) -> TextPrompt:
         text = grammar.fill(rng.choice(templates), rng).strip()
         asked = bool(follow_ups) and rng.random() < _FOLLOWED
         follow_up = grammar.fill(rng.choice(follow_ups), rng) if asked else ""
-        return Prompt(BUILT_IN, (text,), follow_up, grammar.fill(rng.choice(then), rng) if then else "")
+        return TextPrompt(BUILT_IN, (text,), follow_up, grammar.fill(rng.choice(then), rng) if then else "")
 
     return draw
 

@@ -29,7 +29,7 @@ _PER_FILE = 12  # functions: a few modules have hundreds that look alike
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class LibraryFunction:
     """A function of the library."""
 
     name: str
@@ -47,7 +47,7 @@ def library() -> list[Path]:
     return sorted(path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts))
 
 
-def functions_of(path: Path) -> Iterator[Function]:
+def functions_of(path: Path) -> Iterator[LibraryFunction]:
     """Yield the functions of a file that are neither tiny nor long; none if it is no Python of ours."""
     try:
         source = path.read_text(encoding="utf-8")
@@ -66,10 +66,10 @@ def functions_of(path: Path) -> Iterator[Function]:
         lines = code.splitlines()
         signature = "\n".join(lines[: node.body[0].lineno - node.lineno]) or lines[0]
         doc = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-        yield Function(node.name, signature.rstrip(), doc[:_MOST_DOC], code)
+        yield LibraryFunction(node.name, signature.rstrip(), doc[:_MOST_DOC], code)
 
 
-class PythonFunctions:
+class FunctionPrompts:
     """Draws prompts about the library's functions."""
 
     def __init__(
@@ -86,7 +86,7 @@ class PythonFunctions:
         self._described, self._code, self._fill = described, code, fill
         self._files = library()
         rng.shuffle(self._files)
-        self._functions: list[Function] = []
+        self._functions: list[LibraryFunction] = []
 
     def draw(self, rng: random.Random) -> str:
         """Return a prompt; "" when there are none."""

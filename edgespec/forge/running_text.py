@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.sampling import Coins
-from edgespec.forge.dataset import READ, Text
-from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.dataset import READ, TrainingText
+from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.llama.outputs import Features
 
 
@@ -18,7 +18,7 @@ from edgespec.llama.outputs import Features
 class RunningText:
     """A prompt and what the target has said to it so far, or a text that it reads."""
 
-    prompt: Prompt | Given
+    prompt: TextPrompt | TokenPrompt
     key: int
     tokens: list[int]
     n_prompt: int
@@ -59,10 +59,10 @@ class RunningText:
             self.features[start:end] = features[skipped:]
         self.n_read += len(features)
 
-    def finished(self) -> Text:
+    def finished(self) -> TrainingText:
         """Return it as it is now."""
         n = len(self.tokens)
-        return Text(
+        return TrainingText(
             tokens=np.array(self.tokens, np.int32),
             n_prompt=self.n_prompt,
             first=self.first,

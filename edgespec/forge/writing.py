@@ -17,8 +17,8 @@ import numpy.typing as npt
 from edgespec._core import Interrupt, Sampler
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.errors import EdgespecError, LogitsOf
-from edgespec.forge.dataset import Writer, is_held_out
-from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.dataset import DatasetWriter, is_held_out
+from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.forge.running_text import RunningText
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.outputs import Rows
@@ -73,7 +73,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WritingResult:
     """What came of it."""
 
     n_texts: int
@@ -83,21 +83,21 @@ class Written:
     """Prompts that were too long."""
     seconds: float
     full: bool
-    """Whether it ended because the budget was used up; `Writer.full` is the line that says so."""
+    """Whether it ended because the budget was used up; `DatasetWriter.full` is the line that says so."""
 
 
 @dataclass(slots=True)
-class _Run:
+class _FillState:
     """What one call of `fill` has done so far."""
 
-    writer: Writer
-    prompts: Iterator[Prompt | Given]
+    writer: DatasetWriter
+    prompts: Iterator[TextPrompt | TokenPrompt]
     known: set[int]
     n_before: int
     """Tokens that were there when it began."""
     until: int
     running: list[RunningText] = field(default_factory=list)
-    follow_ups: list[Prompt] = field(default_factory=list)
+    follow_ups: list[TextPrompt] = field(default_factory=list)
     """Prompts that go on from answers."""
     n_texts: int = 0
     n_finished: int = 0
@@ -116,7 +116,7 @@ class _Run:
         return time.monotonic() - self.begun_s
 
 
-class Writing(Closing):
+class TargetWriter(Closing):
     """A target that writes texts. A context manager; closing frees its cache.
 
     with Writing(model, n_threads=2) as writing, dataset.writer(budget) as writer:
@@ -154,12 +154,12 @@ class Writing(Closing):
 
     def fill(
         self,
-        writer: Writer,
-        prompts: Iterable[Prompt | Given],
+        writer: DatasetWriter,
+        prompts: Iterable[TextPrompt | TokenPrompt],
         *,
         until: int,
         on_progress: Callable[[Progress], None] = lambda _: None,
-    ) -> Written:
+    ) -> WritingResult:
         """Write, and read, until the dataset has `until` tokens of answers or its budget is used up.
 
         Prompts that the dataset has a text of are left out, so a run that was ended goes on where it was. On
@@ -167,7 +167,7 @@ class Writing(Closing):
         `Cache.eval` (a model may have no hidden states to give), and OSError where the disk fails.
         """
         texts = list(writer.dataset.texts())
-        run = _Run(
+        run = _FillState(
             writer,
             iter(prompts),
             known={text.key for text in texts},
@@ -185,7 +185,7 @@ class Writing(Closing):
             for one in run.running:
                 self._cache.release(one.sequence)
             writer.flush()
-        return Written(run.n_texts, run.n_finished, run.n_skipped, run.seconds, run.full)
+        return WritingResult(run.n_texts, run.n_finished, run.n_skipped, run.seconds, run.full)
 
     def close(self) -> None:
         """Free the cache; a second call does nothing."""
@@ -193,7 +193,7 @@ class Writing(Closing):
 
     # ---- beginning ----
 
-    def _begin_texts(self, run: _Run) -> bool:
+    def _begin_texts(self, run: _FillState) -> bool:
         """Begin as many texts as there is room for; return whether any is under way."""
         while len(run.running) < self._n_texts and not run.full and run.n_before + run.n_tokens < run.until:
             prompt = run.follow_ups.pop(0) if run.follow_ups else next(run.prompts, None)
@@ -204,11 +204,11 @@ class Writing(Closing):
                 self._begin(run, prompt)
         return bool(run.running)
 
-    def _begin(self, run: _Run, prompt: Prompt | Given) -> None:
+    def _begin(self, run: _FillState, prompt: TextPrompt | TokenPrompt) -> None:
         """Begin the text of a prompt, unless it is too long."""
-        settings, given = self.settings, isinstance(prompt, Given)
-        tokens = list(prompt.tokens) if isinstance(prompt, Given) else prompt_tokens(self.model, prompt)
-        n_prompt = prompt.n_prompt if isinstance(prompt, Given) else len(tokens)
+        settings, given = self.settings, isinstance(prompt, TokenPrompt)
+        tokens = list(prompt.tokens) if isinstance(prompt, TokenPrompt) else prompt_tokens(self.model, prompt)
+        n_prompt = prompt.n_prompt if isinstance(prompt, TokenPrompt) else len(tokens)
         reads_only = given and len(tokens) > n_prompt
         n_end = len(tokens) if reads_only else n_prompt + self._n_predict
         if n_prompt == 0 or n_end > self._longest:
@@ -237,7 +237,7 @@ class Writing(Closing):
 
     # ---- a pass ----
 
-    def _step(self, run: _Run) -> None:
+    def _step(self, run: _FillState) -> None:
         """Make one pass, and end the texts that are finished."""
         n_free = self.settings.n_pass
         taken: list[RunningText] = []
@@ -268,7 +268,7 @@ class Writing(Closing):
         with self._errors:
             return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
 
-    def _end_if_finished(self, run: _Run, one: RunningText) -> None:
+    def _end_if_finished(self, run: _FillState, one: RunningText) -> None:
         if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
             return
         run.running.remove(one)
@@ -278,12 +278,12 @@ class Writing(Closing):
             return
         run.n_texts += 1
         run.n_finished += len(one.tokens) - one.n_prompt
-        if isinstance(one.prompt, Prompt) and self.model.is_eog(one.tokens[-1]):
+        if isinstance(one.prompt, TextPrompt) and self.model.is_eog(one.tokens[-1]):
             answer = b"".join(map(self.model.piece, one.tokens[one.n_prompt :]))
             run.follow_ups += one.prompt.followed(answer.decode(errors="replace"))
 
 
-def prompt_tokens(model: Model, prompt: Prompt) -> list[int]:
+def prompt_tokens(model: Model, prompt: TextPrompt) -> list[int]:
     """Return the tokens of a prompt, through the model's chat template where it has one."""
     if model.chat_template is None:
         return model.tokenize(prompt.turns[-1], add_special=True, parse_special=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from batch_parts import EchoWriter, custom_ids, results, write_lines
-from edgespec.batch.journal import Journal
 from edgespec.batch.lines import open_input
-from edgespec.batch.records import Answer
-from edgespec.batch.run import Pace, run_batch
+from edgespec.batch.records import BatchAnswer
+from edgespec.batch.results import Journal
+from edgespec.batch.run import BatchRate, run_batch
 from edgespec.errors import EdgespecError, UsageError
 
 ORDERS = pytest.mark.parametrize("in_order", [True, False], ids=["in-order", "as-they-come"])
@@ -47,7 +47,7 @@ def answered(source, out, n=N, **options):
     found, journal = opened(source, out, on_message=said.append, **options)
     with journal:
         todo = [request for request in found.requests() if not journal.has(request)]
-        run_batch(iter(todo[:n]), EchoWriter(), journal, Pace())
+        run_batch(iter(todo[:n]), EchoWriter(), journal, BatchRate())
         if journal.complete:
             journal.finish()
     return said
@@ -133,7 +133,7 @@ def test_a_process_that_is_killed_at_any_moment_loses_and_repeats_nothing(source
 def _run_slowly(source, out, in_order):
     found, journal = opened(source, out, in_order=in_order)
     with journal:
-        run_batch(found.requests(), EchoWriter(round_s=0.004), journal, Pace())
+        run_batch(found.requests(), EchoWriter(round_s=0.004), journal, BatchRate())
         journal.finish()
 
 
@@ -145,7 +145,7 @@ def test_killed_between_the_last_steps(source, out, in_order):
     out.unlink()
     found, journal = opened(source, out, in_order=in_order)
     with journal:
-        run_batch(found.requests(), EchoWriter(), journal, Pace())
+        run_batch(found.requests(), EchoWriter(), journal, BatchRate())
         kept = journal.partial.read_bytes()
         journal.finish()
     Path(f"{out}.partial").write_bytes(kept)
@@ -179,7 +179,7 @@ def test_a_full_disk_loses_nothing(source, out, in_order):
 def test_a_disk_that_is_full_when_the_output_is_made(source, out):
     found, journal = opened(source, out)
     with journal:
-        run_batch(found.requests(), EchoWriter(), journal, Pace())
+        run_batch(found.requests(), EchoWriter(), journal, BatchRate())
         kept = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, kept[1]))
         try:
@@ -244,7 +244,7 @@ def test_two_runs_at_once(source, out):
         for restart in (False, True):
             with pytest.raises(EdgespecError, match="is being written by another"):
                 opened(source, out, restart=restart)
-        run_batch(found.requests(), EchoWriter(), journal, Pace())
+        run_batch(found.requests(), EchoWriter(), journal, BatchRate())
         journal.finish()
     check(out, True)
 
@@ -253,6 +253,6 @@ def test_results_are_in_the_file_as_soon_as_they_come(source, out):
     found, journal = opened(source, out, in_order=False)
     with journal:
         for n, request in enumerate(found.requests(), 1):
-            journal.add(request, Answer(200, b'{"prompt": "p"}'))
+            journal.add(request, BatchAnswer(200, b'{"prompt": "p"}'))
             assert len(custom_ids(out)) == n
     assert Path(f"{out}.partial").exists()  # not finished

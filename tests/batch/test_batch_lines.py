@@ -11,7 +11,7 @@ import pytest
 from batch_parts import write_lines
 from edgespec.batch import lines
 from edgespec.batch.lines import CHAT, PLAIN, TEXT, open_input
-from edgespec.batch.records import Answer, Request, output_line, read_output_line
+from edgespec.batch.records import BatchAnswer, BatchRequest, output_line, read_output_line
 from edgespec.errors import EdgespecError, UsageError
 
 
@@ -167,7 +167,7 @@ def test_inputs_without_requests(tmp_path, content, word):
 
 
 def test_a_line_of_the_output_says_which_request_it_answers():
-    line = output_line(Request(12, "ü"), Answer(200, b'{"x": 1}'), "key")
+    line = output_line(BatchRequest(12, "ü"), BatchAnswer(200, b'{"x": 1}'), "key")
     assert line.endswith(b"\n")
     assert json.loads(line) == {
         "id": "batch_req_key_12",
@@ -177,7 +177,9 @@ def test_a_line_of_the_output_says_which_request_it_answers():
     }
     found = read_output_line(line, "key")
     assert (found.place, found.failed) == (12, False)
-    refused = read_output_line(output_line(Request(3, "a"), Answer.error(400, {"error": {}}), "key"), "key")
+    refused = read_output_line(
+        output_line(BatchRequest(3, "a"), BatchAnswer.error(400, {"error": {}}), "key"), "key"
+    )
     assert (refused.place, refused.failed) == (3, True)
     for other in (b"", b"{}\n", b"\0" * 100, line.replace(b"_12", b"_1x"), line[:-20]):
         assert read_output_line(other, "key") is None

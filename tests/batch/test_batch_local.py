@@ -9,9 +9,9 @@ import pytest
 from batch_parts import write_lines
 from edgespec import Engine
 from edgespec.batch.lines import CHAT, TEXT, open_input
-from edgespec.batch.local import Defaults, LocalWriter
-from edgespec.batch.records import Request
-from edgespec.batch.run import Pace, run_batch
+from edgespec.batch.local import LocalWriter, PromptDefaults
+from edgespec.batch.records import BatchRequest
+from edgespec.batch.run import BatchRate, run_batch
 from edgespec.server.requests import Service
 from server_app import serving
 from shared_engine import SharedEngine
@@ -57,14 +57,14 @@ def run(shared, requests, **options):
     service = Service.of(getattr(shared, "engine", shared), **options.pop("service", {}))
     writer = LocalWriter(shared, service, "fp", log=log.append, **options)
     kept = Kept()
-    run_batch(iter(requests), writer, kept, Pace())
+    run_batch(iter(requests), writer, kept, BatchRate())
     assert writer.n_running == 0
     return kept, writer, log
 
 
 def plain(engine, fields, **options):
     """Answer one line without url; return its status and body."""
-    kept, *_ = run(SharedEngine(engine, parallel=1), [Request(0, "a", "", fields)], **options)
+    kept, *_ = run(SharedEngine(engine, parallel=1), [BatchRequest(0, "a", "", fields)], **options)
     return kept.answers["a"]
 
 
@@ -105,7 +105,7 @@ def test_a_line_gets_what_the_server_answers(tiny_path, engine):
         (TEXT, {**GREEDY, "prompt": [1 << 20]}),
         (TEXT, {**GREEDY, "prompt": "abc", "logit_bias": {"999999": 1}}),
     ]
-    requests = [Request(i, str(i), url, body) for i, (url, body) in enumerate(asked)]
+    requests = [BatchRequest(i, str(i), url, body) for i, (url, body) in enumerate(asked)]
     kept, writer, log = run(SharedEngine(engine, parallel=4), requests)
     # The last digits of llama.cpp's logarithms depend on how a text was cut into passes: here alike in both.
     with serving(tiny_path, engine_options={"prefix_cache": None}) as served, served.client() as client:
@@ -123,13 +123,15 @@ def test_a_line_gets_what_the_server_answers(tiny_path, engine):
 
 def test_a_plain_prompt_is_a_chat_where_the_model_has_a_template(tmp_path, engine):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abc"}]
-    kept, *_ = run(SharedEngine(engine, parallel=1), [Request(0, "a", CHAT, {**GREEDY, "messages": chat})])
+    kept, *_ = run(
+        SharedEngine(engine, parallel=1), [BatchRequest(0, "a", CHAT, {**GREEDY, "messages": chat})]
+    )
     wanted = text_of(kept.answers["a"])
-    greedy = Defaults(system="Be brief.", n_predict=12, temp=0)
+    greedy = PromptDefaults(system="Be brief.", n_predict=12, temp=0)
     assert text_of(plain(engine, {"prompt": "abc"}, defaults=greedy)) == wanted
     fields = {"prompt": "abc", "system": "Be brief.", "max_tokens": 12, "temperature": 0}
     assert text_of(plain(engine, fields)) == wanted
-    assert text_of(plain(engine, fields, defaults=Defaults(system="x", n_predict=1, temp=2))) == wanted
+    assert text_of(plain(engine, fields, defaults=PromptDefaults(system="x", n_predict=1, temp=2))) == wanted
     assert text_of(plain(engine, {"messages": chat}, defaults=greedy)) == wanted
     no_template = write_tiny_gguf(tmp_path / "base.gguf", seed=1, chat_template=None)
     with Engine(no_template, drafter="none", profile=False) as base:
@@ -147,14 +149,16 @@ def test_plain_prompts_that_are_no_text(engine, prompt):
 
 
 def test_a_default_seed_makes_the_answer_reproducible(engine):
-    texts = {text_of(plain(engine, {"prompt": "abc"}, defaults=Defaults(n_predict=30, seed=5))) for _ in "ab"}
+    texts = {
+        text_of(plain(engine, {"prompt": "abc"}, defaults=PromptDefaults(n_predict=30, seed=5))) for _ in "ab"
+    }
     assert len(texts) == 1
 
 
 def test_as_many_at_once_as_the_engine_takes_and_cells_hold(tmp_path, engine):
     lines = [{"prompt": "abc " * (1 + 7 * (i % 3)), "custom_id": f"c{i}"} for i in range(9)]
     found = open_input(write_lines(tmp_path / "in.jsonl", lines), None)
-    defaults = Defaults(n_predict=10, temp=0)
+    defaults = PromptDefaults(n_predict=10, temp=0)
     alone, *_ = run(SharedEngine(engine, parallel=1), found.requests(), defaults=defaults)
     wide = SharedEngine(engine, parallel=5)
     together, *_ = run(wide, found.requests(), defaults=defaults)
@@ -173,9 +177,9 @@ def test_as_many_at_once_as_the_engine_takes_and_cells_hold(tmp_path, engine):
 
 def test_what_never_fits_into_the_cache_is_an_error_of_its_line(engine):
     requests = [
-        Request(0, "short", "", {"prompt": "abc", "max_tokens": 5}),
-        Request(1, "long", "", {"prompt": "abc " * 50, "max_tokens": 5}),
-        Request(2, "after", "", {"prompt": "abc", "max_tokens": 5}),
+        BatchRequest(0, "short", "", {"prompt": "abc", "max_tokens": 5}),
+        BatchRequest(1, "long", "", {"prompt": "abc " * 50, "max_tokens": 5}),
+        BatchRequest(2, "after", "", {"prompt": "abc", "max_tokens": 5}),
     ]
     kept, *_ = run(SharedEngine(engine, parallel=3, n_cells=100), requests)
     status, body = kept.answers["long"]
@@ -186,7 +190,7 @@ def test_what_never_fits_into_the_cache_is_an_error_of_its_line(engine):
 
 def test_a_text_that_fails_is_an_error_of_its_line_and_its_place_is_taken(engine):
     shared = SharedEngine(engine, parallel=2)
-    requests = [Request(i, f"c{i}", TEXT, {**GREEDY, "prompt": [5] * (i + 1)}) for i in range(6)]
+    requests = [BatchRequest(i, f"c{i}", TEXT, {**GREEDY, "prompt": [5] * (i + 1)}) for i in range(6)]
     shared.failing = {1, 4}
     kept, _, log = run(shared, requests)
     assert [kept.answers[f"c{i}"][0] for i in range(6)] == [500, 200, 200, 500, 200, 200]
@@ -198,7 +202,7 @@ def test_a_text_that_fails_is_an_error_of_its_line_and_its_place_is_taken(engine
 def test_the_context_asked_for_limits_a_line(engine):
     kept, *_ = run(
         SharedEngine(engine, parallel=1),
-        [Request(0, "a", TEXT, {**GREEDY, "prompt": [5] * 50})],
+        [BatchRequest(0, "a", TEXT, {**GREEDY, "prompt": [5] * 50})],
         service={"n_ctx": 40},
     )
     assert kept.answers["a"][1]["error"]["code"] == "context_length_exceeded"
@@ -209,7 +213,7 @@ def test_texts_share_the_passes_of_a_real_engine(tmp_path, tiny_path, tiny_draft
     lines = [{"prompt": "the fox and " * (1 + i % 4), "custom_id": f"c{i}"} for i in range(14)]
     lines.insert(3, {"prompt": "x " * 600, "custom_id": "long"})
     found = open_input(write_lines(tmp_path / "in.jsonl", lines), None)
-    defaults = Defaults(n_predict=12, temp=0)
+    defaults = PromptDefaults(n_predict=12, temp=0)
     wanted, *_ = run(SharedEngine(engine, parallel=1), found.requests(), defaults=defaults)
     for options in ({"drafter": "none"}, {"draft": tiny_draft_path}, {"drafter": "none", "n_cells": 256}):
         with Engine(tiny_path, **options, parallel=5, profile=False, prefix_cache=0) as shared:

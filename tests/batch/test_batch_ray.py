@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.batch.records import Answer, Request
+from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.cli import main
 from edgespec.errors import EdgespecError
 from tiny_gguf import write_tiny_gguf
@@ -148,10 +148,10 @@ def test_a_line_that_kills_three_workers_becomes_an_error_and_the_others_do_not(
     nodes: Nodes, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     body = {"prompt": "abc", "max_tokens": 300, "temperature": 0}
-    bad, waiting = 3, [Request(i, f"line {i}", "", body) for i in range(8)]
+    bad, waiting = 3, [BatchRequest(i, f"line {i}", "", body) for i in range(8)]
     waiting[bad] = replace(waiting[bad], body={**body, "max_tokens": 1900})  # time to kill whoever has it
     said: list[str] = []
-    answers: dict[int, Answer] = {}
+    answers: dict[int, BatchAnswer] = {}
     killed: set[int] = set()
     with nodes.one_more(), nodes.one_more(), writer(nodes, model, said) as cluster:
         while waiting or cluster.n_running:
@@ -206,15 +206,15 @@ def test_a_cluster_without_a_processor_to_use(nodes: Nodes, model: Path) -> None
 @needs_ray
 @pytest.mark.parametrize("listens", [True, False])
 def test_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, listens: bool) -> None:
-    from edgespec.batch import ray_connection
+    from edgespec.batch import ray_cluster
 
-    monkeypatch.setattr(ray_connection, "CONNECT_S", 3.0)
+    monkeypatch.setattr(ray_cluster, "CONNECT_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         if not listens:
             silent.close()
         with pytest.raises(EdgespecError, match=f"^ray {address}: no Ray cluster answers there"):
-            ray_connection.connect(address)
+            ray_cluster.connect(address)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from batch_parts import EchoWriter, write_lines
 from edgespec.batch.lines import open_input
-from edgespec.batch.piped import PipedResults
-from edgespec.batch.records import Answer
-from edgespec.batch.run import Pace, run_batch
+from edgespec.batch.records import BatchAnswer
+from edgespec.batch.results import PipedResults
+from edgespec.batch.run import BatchRate, run_batch
 
 
 class Clock:
@@ -30,7 +30,7 @@ def piped(tmp_path, bodies, in_order, writer):
         found.requests(),
         writer,
         PipedResults(write_end, "a pipe", "key", in_order=in_order),
-        Pace(),
+        BatchRate(),
         lambda: seen.append(writer.n_running),
     )
     os.close(write_end)
@@ -73,20 +73,20 @@ def test_requests_are_read_only_when_they_can_begin(tmp_path):
             raise StopsError
 
     with pytest.raises(StopsError):
-        run_batch(counting(), Failing(5), PipedResults(1, "", "", in_order=True), Pace())
+        run_batch(counting(), Failing(5), PipedResults(1, "", "", in_order=True), BatchRate())
     assert n_read == 5
 
 
 def test_the_pace_of_the_last_half_minute():
     clock = Clock()
-    pace = Pace(clock)
+    pace = BatchRate(clock)
     assert (pace.tokens_per_s, pace.left_s(10)) == (None, None)
     for second in range(1, 101):
         clock.now = float(second)
         pace.note(10 * second if second <= 50 else 500 + 40 * (second - 50))
     assert pace.tokens_per_s == pytest.approx(40)
     assert pace.left_s(10) is None  # none has ended
-    pace.answered(Answer(200, b"", 1200))
-    pace.answered(Answer(200, b"", 1000))
+    pace.answered(BatchAnswer(200, b"", 1200))
+    pace.answered(BatchAnswer(200, b"", 1000))
     assert pace.left_s(3) == pytest.approx((3 * 1100 - 300) / 40)  # 300 of their tokens are there
     assert pace.left_s(0) == 0

@@ -15,8 +15,8 @@ import pytest
 
 from batch_parts import custom_ids, results, write_lines
 from command_line import COMMAND, failed, run_cli, started
-from edgespec.batch.records import Answer
-from edgespec.batch.run import Pace
+from edgespec.batch.records import BatchAnswer
+from edgespec.batch.run import BatchRate
 from edgespec.cli.batch_display import BatchDisplay, format_time
 from terminals import Terminal
 
@@ -307,7 +307,7 @@ def test_lines_now_and_then_where_there_is_no_terminal(capfd, clock):
         n_done = 0
         n_failed = 0
 
-    done, pace = Done(), Pace(clock)
+    done, pace = Done(), BatchRate(clock)
     display = BatchDisplay(done, 100, pace, clock)
     with display:
         for second in range(1, 1001):
@@ -315,7 +315,7 @@ def test_lines_now_and_then_where_there_is_no_terminal(capfd, clock):
             done.n_done, done.n_failed = min(100, second // 10), int(second > 500)
             pace.note(20 * second)
             if second % 10 == 0:
-                pace.answered(Answer(200, b"", 200))
+                pace.answered(BatchAnswer(200, b"", 200))
             display.update()
             display.update()
     lines = capfd.readouterr().err.splitlines()
@@ -335,7 +335,7 @@ def test_a_slow_batch_still_says_that_it_goes_on(capfd, clock):
         n_done = 0
         n_failed = 0
 
-    display = BatchDisplay(Done(), 100, Pace(clock), clock)
+    display = BatchDisplay(Done(), 100, BatchRate(clock), clock)
     for second in range(1000):
         clock.now = second
         display.update()

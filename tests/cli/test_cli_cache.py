@@ -15,8 +15,16 @@ import pytest
 from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History, history_root
-from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, Text, forge_root
-from edgespec.forge.workshop import Workshop
+from edgespec.forge.dataset import (
+    BUILT_IN,
+    FROM_HISTORY,
+    READ,
+    Dataset,
+    DatasetTarget,
+    TrainingText,
+    forge_root,
+)
+from edgespec.forge.draft_store import DraftStore
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
@@ -160,12 +168,12 @@ def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
 @pytest.fixture
 def forge(tiny_path):
     """What was kept of a target: a text of its own prompts and two of the user's, and a checkpoint."""
-    target = Target(hash_file(tiny_path), "my-target", n_embd=4, n_vocab=300)
+    target = DatasetTarget(hash_file(tiny_path), "my-target", n_embd=4, n_vocab=300)
     dataset = Dataset(target)
     with dataset.writer(1 << 20) as writer:
         for key, source in enumerate((BUILT_IN, FROM_HISTORY, READ)):
             tokens, features = np.full(9, key, np.int32), np.zeros((8, 4), np.float16)
-            assert writer.append(Text(tokens, 4, 0, features, 0.0, source, key))
+            assert writer.append(TrainingText(tokens, 4, 0, features, 0.0, source, key))
     (dataset.folder / "training").mkdir()
     (dataset.folder / "training" / "00001.checkpoint").write_bytes(b"x" * 3000)
     return dataset
@@ -217,7 +225,7 @@ def test_clear_all_that_drafts_are_made_from(edgespec, forge):
 
 def test_clear_beside_a_process_that_makes_a_draft(edgespec, history, forge):
     history.append([1])
-    with Workshop("my-target", forge.target.sha256).opened():
+    with DraftStore("my-target", forge.target.sha256).opened():
         text, line = edgespec("clear", "--yes", code=1)
     assert text == f"{history.path}: deleted, 1 documents\n"
     assert "another process makes drafts for my-target" in line

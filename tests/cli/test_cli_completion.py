@@ -17,8 +17,8 @@ from edgespec.benchmark.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.benchmark.variants import parse_variants
 from edgespec.cli import app, bench, bench_options, compare, draft_options, options
 from edgespec.decoding.options import SPAN
-from edgespec.forge import candidates, texts
-from edgespec.forge.trial import JudgingSettings
+from edgespec.forge import builder, data_stage
+from edgespec.forge.evaluation_process import EvaluationSettings
 from terminals import Terminal
 
 ANSWER = "called with"
@@ -259,16 +259,16 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
     assert variants.settings(prompts) == BenchSettings(parse_variants("auto"))
     training, judging = draft_options.TrainingOptions(), draft_options.EvaluationOptions()
-    assert training.types == ",".join(candidates.TYPES)
-    assert draft_options.DataOptions().answer_tokens == texts.DataRequest(tokens=1).n_predict
-    assert draft_options.size(draft_options.DataOptions().budget, "budget") == texts.BUDGET
-    assert judging.settings(6, None, "auto") == JudgingSettings()
+    assert training.types == ",".join(builder.TYPES)
+    assert draft_options.DataOptions().answer_tokens == data_stage.DataRequest(tokens=1).n_predict
+    assert draft_options.size(draft_options.DataOptions().budget, "budget") == data_stage.BUDGET
+    assert judging.settings(6, None, "auto") == EvaluationSettings()
 
     def option(group, name):
         return get_type_hints(group, include_extras=True)[name].__metadata__[0]
 
-    assert f"{candidates.KEEP}, " in option(draft_options.TrainingOptions, "keep").show_default
+    assert f"{builder.KEEP}, " in option(draft_options.TrainingOptions, "keep").show_default
     shown = option(draft_options.DataOptions, "data_tokens").show_default
-    assert f"{texts.TOKENS_PER_HOUR // 1000}k for each hour" in shown
-    assert f"at least {texts.LEAST_TOKENS // 1000}k" in shown
+    assert f"{data_stage.TOKENS_PER_HOUR // 1000}k for each hour" in shown
+    assert f"at least {data_stage.LEAST_TOKENS // 1000}k" in shown
     assert option(compare.AccuracyOptions, "text_tokens").min == WINDOW

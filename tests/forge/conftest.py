@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.forge.candidates import TrainingRequest
-from edgespec.forge.make import Request
-from edgespec.forge.texts import DataRequest
-from edgespec.forge.trial import JudgingSettings, Trial
+from edgespec.forge.builder import TrainingRequest
+from edgespec.forge.data_stage import DataRequest
+from edgespec.forge.evaluation_process import EvaluationSettings, EvaluationTask
+from edgespec.forge.make import MakeRequest
 from tiny_gguf import write_tiny_gguf
 
 
@@ -20,13 +20,13 @@ def source(tmp_path):
 @pytest.fixture
 def request_(tiny_path, source):
     """The least that can be asked for."""
-    return Request(
+    return MakeRequest(
         target=str(tiny_path),
         data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
         training=TrainingRequest(
             families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
         ),
-        judging=JudgingSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
+        judging=EvaluationSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
     )
 
 
@@ -51,5 +51,5 @@ def speeds(monkeypatch):
         for round_ in (self.round, self.round + self.settings.rounds):
             yield from (run(PLAIN, round_, 1.0), run("auto", round_, 1.0 / gain))
 
-    monkeypatch.setattr(Trial, "runs", runs)
+    monkeypatch.setattr(EvaluationTask, "runs", runs)
     return gains

@@ -12,7 +12,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge.cutting import check_source, cut, read_vocabulary
+from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
 from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import check_model_file, read_header

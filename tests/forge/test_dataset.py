@@ -17,19 +17,19 @@ from edgespec.forge.dataset import (
     READ,
     TEXTS_PER_SHARD,
     Dataset,
-    Target,
-    Text,
+    DatasetTarget,
+    TrainingText,
     is_held_out,
     key_of,
 )
 
-TARGET = Target("ab" * 32, "a target", n_embd=8, n_vocab=50)
+TARGET = DatasetTarget("ab" * 32, "a target", n_embd=8, n_vocab=50)
 PLENTY = 1 << 24
 
 
-def a_text(i: int, length: int = 12, source: str = BUILT_IN) -> Text:
+def a_text(i: int, length: int = 12, source: str = BUILT_IN) -> TrainingText:
     rng = np.random.default_rng(i)
-    return Text(
+    return TrainingText(
         tokens=rng.integers(0, TARGET.n_vocab, length).astype(np.int32),
         n_prompt=5,
         first=2,
@@ -40,7 +40,7 @@ def a_text(i: int, length: int = 12, source: str = BUILT_IN) -> Text:
     )
 
 
-def same(a: Text, b: Text) -> bool:
+def same(a: TrainingText, b: TrainingText) -> bool:
     plain = [(t.n_prompt, t.first, t.source, t.key, np.float32(t.temperature).tobytes()) for t in (a, b)]
     arrays = np.array_equal(a.tokens, b.tokens) and np.array_equal(a.features, b.features)
     return arrays and plain[0] == plain[1]
@@ -56,7 +56,7 @@ def dataset(tmp_path: Path, lines: list[str]) -> Dataset:
     return Dataset(TARGET, tmp_path / "data", on_message=lines.append)
 
 
-def fill(dataset: Dataset, texts: list[Text], budget: int = PLENTY) -> list[bool]:
+def fill(dataset: Dataset, texts: list[TrainingText], budget: int = PLENTY) -> list[bool]:
     with dataset.writer(budget) as writer:
         return [writer.append(text) for text in texts]
 

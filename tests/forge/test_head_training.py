@@ -10,10 +10,10 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.forge.training import arithmetic
 from edgespec.forge.training.acceptance import starts
-from edgespec.forge.training.batches import Packing, Place, batches
-from edgespec.forge.training.head import Head, HeadSettings, Walk
+from edgespec.forge.training.batches import EpochPosition, TextPacking, batches
+from edgespec.forge.training.head import HeadFamily, HeadRollout, HeadSettings
 from edgespec.forge.training.losses import choose_tokens
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.weights import ModelWeights
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
@@ -34,7 +34,7 @@ def exact(monkeypatch):
 
 
 def a_batch(head, texts, rows=ROWS):
-    return next(batches(Packing(texts, rows), head.embed, rows.n, 0, Place()))[0]
+    return next(batches(TextPacking(texts, rows), head.embed, rows.n, 0, EpochPosition()))[0]
 
 
 class LlamaHead:
@@ -67,7 +67,7 @@ def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tol
     path = tmp_path / "head.gguf"
     head.export(params, path, type_)
     batch = a_batch(head, TinyTexts(target, 1, lengths=(40, 41)).all)
-    walk = Walk(head, params, batch)
+    walk = HeadRollout(head, params, batch)
     at = batch.answers[0][batch.weights[0] > 0]
     expected = [np.asarray(walk.step())[0, : len(at)] for _ in range(3)]
     tokens, features = batch.tokens[0], batch.features[0].astype(np.float32)
@@ -106,7 +106,7 @@ def test_what_is_no_head_of_this_shape_is_not_read(target, tmp_path):
     with pytest.raises(UsageError, match="no draft head"):
         tiny_head(target).read(target)
     tiny_head(target).export(tiny_head(target).init(jax.random.key(1)), tmp_path / "head.gguf", "f32")
-    wider = Head(Weights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
+    wider = HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
     with pytest.raises(UsageError, match="a head of another width"):
         wider.read(tmp_path / "head.gguf")
 
@@ -118,7 +118,7 @@ def test_a_walk_is_right_where_a_slow_loop_is(target, exact):
     batch = a_batch(head, texts.all)
     output = head.target.rows(head.target.output, IDS)
     right = np.asarray(head.walk(params, head.frozen, batch, 3))
-    walk = Walk(head, params, batch)
+    walk = HeadRollout(head, params, batch)
     features = [np.asarray(walk.step()) for _ in range(3)]
     n_right = 0
     for row, i in zip(*np.nonzero(starts(batch, 3)), strict=True):

@@ -9,12 +9,20 @@ import pytest
 
 from edgespec.benchmark.runs import PLAIN, Run
 from edgespec.errors import EdgespecError
-from edgespec.forge.judging import Contender, Judging
-from edgespec.forge.trial import JudgingSettings, Question, Timing, Trial
+from edgespec.forge.evaluation import Candidate, Evaluator
+from edgespec.forge.evaluation_process import (
+    DraftTiming,
+    EvaluationPrompt,
+    EvaluationSettings,
+    EvaluationTask,
+)
 from tiny_gguf import write_tiny_gguf
 
-SETTINGS = JudgingSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
-QUESTIONS = (Question("a", "test", "the wind in the reeds"), Question("b", "test", tokens=(5, 6, 7, 8)))
+SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
+QUESTIONS = (
+    EvaluationPrompt("a", "test", "the wind in the reeds"),
+    EvaluationPrompt("b", "test", tokens=(5, 6, 7, 8)),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +34,7 @@ def own_folders(tmp_path, monkeypatch):
 @pytest.fixture
 def judging(tmp_path, tiny_path):
     def judging(**more):
-        return Judging(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging", **more)
+        return Evaluator(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging", **more)
 
     return judging
 
@@ -41,19 +49,19 @@ def a_run(variant, round_=0, *, histogram=None, draft_s=0.0, verify_s=1.0, n_emi
 def test_what_a_timing_says():
     plain = [a_run(PLAIN, verify_s=1.0), a_run(PLAIN, verify_s=3.0), a_run(PLAIN, verify_s=1.0)]
     steps = ((4, 0, 2), (4, 1, 2), (4, 4, 4), (2, 2, 1))
-    found = Timing.of([*plain, a_run("model", histogram=steps, draft_s=1.36)])
+    found = DraftTiming.of([*plain, a_run("model", histogram=steps, draft_s=1.36)])
     assert found.cost_ratio == pytest.approx(1.36 / 34 / 0.1)
     assert found.acceptance == pytest.approx((7 / 9, 5 / 7, 1.0, 1.0))
     with pytest.raises(EdgespecError, match="drafted nothing"):
-        Timing.of([*plain, a_run("model", histogram=((0, 0, 5),))])
+        DraftTiming.of([*plain, a_run("model", histogram=((0, 0, 5),))])
 
 
 def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_path):
     seen, said = [], []
     contenders = [
-        Contender("itself", tiny_path),
-        Contender("small", tiny_draft_path, was_there=True),
-        Contender("none", None),
+        Candidate("itself", tiny_path),
+        Candidate("small", tiny_draft_path, was_there=True),
+        Candidate("none", None),
     ]
     found = judging(on_progress=seen.append, on_message=said.append).judge(contenders)
     assert said == []
@@ -75,7 +83,7 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
 
 
 def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path):
-    contender = Contender("small", tiny_draft_path)
+    contender = Candidate("small", tiny_draft_path)
     first = judging().judge([contender])
     files = sorted((tmp_path / "judging").iterdir())
     assert len(files) == 3, "the timing and two rounds"
@@ -94,13 +102,13 @@ def test_who_cannot_run_is_left_out(judging, tiny_draft_path, tmp_path):
     stranger.write_bytes(b"GGUF and nothing")
     said = []
     found = judging(on_message=said.append).judge(
-        [Contender("stranger", stranger), Contender("small", tiny_draft_path)]
+        [Candidate("stranger", stranger), Candidate("small", tiny_draft_path)]
     )
     assert [one.contender.name for one in found] == ["small"]
     (line,) = said
     assert line.startswith("stranger is left out: ")
     with pytest.raises(EdgespecError, match="no draft could be judged"):
-        judging().judge([Contender("stranger", stranger)])
+        judging().judge([Candidate("stranger", stranger)])
 
 
 def test_only_the_best_go_on(tmp_path, tiny_path, monkeypatch):
@@ -124,9 +132,9 @@ def test_only_the_best_go_on(tmp_path, tiny_path, monkeypatch):
             made += [plain, drafted]
         return iter(made)
 
-    monkeypatch.setattr(Trial, "runs", runs)
-    contenders = [Contender(name, file, was_there=name == "old") for name, file in files.items()]
-    found = Judging(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging").judge(contenders)
+    monkeypatch.setattr(EvaluationTask, "runs", runs)
+    contenders = [Candidate(name, file, was_there=name == "old") for name, file in files.items()]
+    found = Evaluator(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging").judge(contenders)
     assert {name for name, round_ in asked if round_ == 1} == {"fast", "middle", "old"}
     assert [one.rounds for one in found] == [2, 2, 1, 2]
     assert found[0].gains.greedy == pytest.approx(2.0)
@@ -134,14 +142,14 @@ def test_only_the_best_go_on(tmp_path, tiny_path, monkeypatch):
 
 def test_without_questions(tmp_path, tiny_path):
     with pytest.raises(EdgespecError, match="no prompt to judge drafts by"):
-        Judging(tiny_path, (), SETTINGS, tmp_path)
+        Evaluator(tiny_path, (), SETTINGS, tmp_path)
 
 
 def test_questions_that_do_not_fit(tmp_path, tiny_path, tiny_draft_path):
     path = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=16)
     said = []
     with pytest.raises(EdgespecError, match="no draft could be judged"):
-        Judging(path, QUESTIONS, SETTINGS, tmp_path / "j", on_message=said.append).judge(
-            [Contender("small", tiny_draft_path)]
+        Evaluator(path, QUESTIONS, SETTINGS, tmp_path / "j", on_message=said.append).judge(
+            [Candidate("small", tiny_draft_path)]
         )
     assert "no prompt with 12 tokens of answer fits in a context of 16" in said[0]

@@ -10,11 +10,19 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.forge import dataset as room
-from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, Target, Text
-from edgespec.forge.kept_data import delete_own, find_kept
-from edgespec.forge.workshop import Workshop
+from edgespec.forge.dataset import (
+    BUILT_IN,
+    FROM_FILE,
+    FROM_HISTORY,
+    READ,
+    Dataset,
+    DatasetTarget,
+    TrainingText,
+)
+from edgespec.forge.dataset_store import delete_user_texts, find_stored
+from edgespec.forge.draft_store import DraftStore
 
-TARGET = Target("ab" * 32, "my-target", n_embd=8, n_vocab=100)
+TARGET = DatasetTarget("ab" * 32, "my-target", n_embd=8, n_vocab=100)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +37,7 @@ _KEYS = count(1)
 
 def a_text(source, length=9, n_prompt=4, first=1):
     number = next(_KEYS)
-    return Text(
+    return TrainingText(
         tokens=np.full(length, number % 100, np.int32),
         n_prompt=n_prompt,
         first=first,
@@ -59,7 +67,7 @@ def same(one, other):
 
 
 def test_nothing():
-    assert find_kept() == []
+    assert find_stored() == []
 
 
 def test_what_is_kept(tmp_path):
@@ -67,7 +75,7 @@ def test_what_is_kept(tmp_path):
     checkpoint = dataset.folder / "training/0001.ckpt"
     checkpoint.parent.mkdir()
     checkpoint.write_bytes(b"x" * 5000)
-    (kept,) = find_kept()
+    (kept,) = find_stored()
     assert (kept.target, kept.sha256, kept.folder) == ("my-target", "ab" * 32, dataset.folder)
     assert (kept.n_texts, kept.n_own) == (5, 3)
     assert kept.data_bytes == dataset.n_bytes()
@@ -80,25 +88,25 @@ def test_own_texts_go_and_the_others_stay_as_they_were():
         BUILT_IN, FROM_HISTORY, READ, BUILT_IN, FROM_FILE, FROM_HISTORY, BUILT_IN, BUILT_IN
     )
     untouched = dataset.shards()[-1].stat()
-    (kept,) = find_kept()
-    assert delete_own(kept) == 4
-    (after,) = find_kept()
+    (kept,) = find_stored()
+    assert delete_user_texts(kept) == 4
+    (after,) = find_stored()
     assert (after.n_texts, after.n_own) == (4, 0)
     assert after.data_bytes < kept.data_bytes
     rest = [text for text in texts if text.source == BUILT_IN]
     assert all(map(same, Dataset(TARGET).texts(), rest))
     assert len(dataset.shards()) == 3, "one had nothing else"
     assert dataset.shards()[-1].stat().st_mtime_ns == untouched.st_mtime_ns
-    assert delete_own(after) == 0
+    assert delete_user_texts(after) == 0
 
 
 def test_new_texts_after_that():
     stored(BUILT_IN, READ, READ, READ)
-    (kept,) = find_kept()
-    assert delete_own(kept) == 3
+    (kept,) = find_stored()
+    assert delete_user_texts(kept) == 3
     _, texts = stored(BUILT_IN, FROM_HISTORY)
     assert same([*Dataset(TARGET).texts()][-1], texts[-1])
-    assert find_kept()[0].n_texts == 3
+    assert find_stored()[0].n_texts == 3
 
 
 def test_files_that_cannot_be_read_are_shown_and_go():
@@ -107,10 +115,10 @@ def test_files_that_cannot_be_read_are_shown_and_go():
     first.write_bytes(b"damaged")
     aside = second.with_name(f"{second.name}.set-aside")
     aside.write_bytes(b"of an earlier day")
-    (kept,) = find_kept()
+    (kept,) = find_stored()
     assert kept.damaged == (first, aside)
     assert (kept.n_texts, kept.n_own) == (1, 0)
-    assert delete_own(kept) == 0
+    assert delete_user_texts(kept) == 0
     assert dataset.shards() == [second]
     assert not aside.exists()
 
@@ -118,38 +126,38 @@ def test_files_that_cannot_be_read_are_shown_and_go():
 def test_a_folder_without_its_description():
     dataset, _ = stored(READ)
     (dataset.folder / "dataset.json").write_text("{")
-    (kept,) = find_kept()
+    (kept,) = find_stored()
     assert (kept.target, kept.sha256, kept.n_own) == ("", "ab" * 8, 1)
-    assert delete_own(kept) == 1
+    assert delete_user_texts(kept) == 1
 
 
 def test_targets_by_name():
     stored(BUILT_IN)
-    stored(BUILT_IN, target=Target("cd" * 32, "a-target", 8, 100))
-    assert [one.target for one in find_kept()] == ["a-target", "my-target"]
+    stored(BUILT_IN, target=DatasetTarget("cd" * 32, "a-target", 8, 100))
+    assert [one.target for one in find_stored()] == ["a-target", "my-target"]
 
 
 def test_beside_a_process_that_makes_a_draft():
     stored(READ)
-    (kept,) = find_kept()
+    (kept,) = find_stored()
     with (
-        Workshop("my-target", TARGET.sha256).opened(),
+        DraftStore("my-target", TARGET.sha256).opened(),
         pytest.raises(EdgespecError, match="another process makes drafts for my-target") as raised,
     ):
-        delete_own(kept)
+        delete_user_texts(kept)
     assert "\n" not in str(raised.value)
-    assert find_kept()[0].n_own == 1
+    assert find_stored()[0].n_own == 1
 
 
 def test_a_disk_that_fails(monkeypatch):
     dataset, texts = stored(BUILT_IN, READ)
-    (kept,) = find_kept()
+    (kept,) = find_stored()
 
     def fails(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", fails)
     with pytest.raises(EdgespecError, match="not all could be deleted: No space left on device"):
-        delete_own(kept)
+        delete_user_texts(kept)
     assert all(map(same, Dataset(TARGET).texts(), texts))
     assert {path.name for path in dataset.folder.iterdir()} == {"00001.npz", "dataset.json", ".lock"}

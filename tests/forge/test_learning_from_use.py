@@ -9,10 +9,10 @@ import pytest
 
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
-from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, forge_root
-from edgespec.forge.kept_data import delete_own, find_kept
+from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget, forge_root
+from edgespec.forge.dataset_store import delete_user_texts, find_stored
 from edgespec.forge.make import make
-from edgespec.forge.run_state import RunState
+from edgespec.forge.runs import RunState
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.models.pull import hash_file
 
@@ -41,7 +41,7 @@ def fill_history(target, n):
 def sources(target_path, target):
     """Tokens of answers in the target's dataset, by source."""
     found = dict.fromkeys((BUILT_IN, FROM_HISTORY, READ), 0)
-    dataset = Dataset(Target(hash_file(target_path), "target", target.n_embd, target.n_vocab))
+    dataset = Dataset(DatasetTarget(hash_file(target_path), "target", target.n_embd, target.n_vocab))
     for text in dataset.texts():
         found[text.source] += len(text.tokens) - text.n_prompt
     return found
@@ -72,8 +72,8 @@ def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, speed
     assert {FROM_HISTORY, READ} < set(second.data)
     assert second.uses_own_texts
 
-    (kept,) = find_kept()
-    assert delete_own(kept) == kept.n_own > 0
+    (kept,) = find_stored()
+    assert delete_user_texts(kept) == kept.n_own > 0
     assert sources(tiny_path, tiny_target) == {**after, FROM_HISTORY: 0, READ: 0}
     third = make(request_).kept
     assert third.uses_own_texts, "it may start from weights that know of these texts"

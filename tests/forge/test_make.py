@@ -9,13 +9,13 @@ import pytest
 
 from edgespec.engine.choosing import choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge import candidates, families
-from edgespec.forge.candidates import TrainingRequest
+from edgespec.forge import builder, families
+from edgespec.forge.builder import TrainingRequest
+from edgespec.forge.data_stage import DataRequest, default_tokens
 from edgespec.forge.dataset import forge_root
+from edgespec.forge.draft_store import remove_data, remove_draft
 from edgespec.forge.make import LEAST_GAIN, make
-from edgespec.forge.progress import Surroundings
-from edgespec.forge.texts import DataRequest, default_tokens
-from edgespec.forge.workshop import remove_data, remove_draft
+from edgespec.forge.progress import StageContext
 from edgespec.llama.backend import llama
 from edgespec.llama.embeddings import read_cut
 from edgespec.llama.gguf_header import read_header
@@ -40,7 +40,7 @@ def left(folder):
 
 def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
     seen, said = [], []
-    around = Surroundings(on_progress=seen.append, on_message=said.append)
+    around = StageContext(on_progress=seen.append, on_message=said.append)
     made = make(replace(request_, force=True), around)
     assert list(dict.fromkeys(step.stage for step in seen)) == [
         "hashing the target",
@@ -136,18 +136,18 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
 
     request = replace(request_, force=True)
     with pytest.raises(KeyboardInterrupt):
-        make(request, Surroundings(on_progress=stop))
+        make(request, StageContext(on_progress=stop))
     assert not user_models_file().exists()
     assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
     seen, said = [], []
-    made = make(request, Surroundings(on_progress=seen.append, on_message=said.append))
+    made = make(request, StageContext(on_progress=seen.append, on_message=said.append))
     assert said == ["going on with the run that was stopped"]
     assert {step.stage for step in seen} == {"cutting", "judging"}
     assert {step.detail for step in seen if step.stage == "judging" and step.detail} == {
         "round 1 of cut-q8_0"
     }, "the cut is the same file, and was timed; what was there was judged"
     assert made.kept
-    make(request, Surroundings(on_message=said.append))
+    make(request, StageContext(on_message=said.append))
     assert len(said) == 1, "a run that has ended does not go on"
 
 
@@ -157,10 +157,10 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(request_, Surroundings(on_progress=stop))
+        make(request_, StageContext(on_progress=stop))
     said, seen = [], []
     request = replace(request_, training=replace(request_.training, types=("f16",)), force=True)
-    made = make(request, Surroundings(on_message=said.append, on_progress=seen.append))
+    made = make(request, StageContext(on_message=said.append, on_progress=seen.append))
     assert said[0] == "the run that was stopped had other options: a new one begins, with the texts it wrote"
     assert not any("tokens/s" in step.detail for step in seen), "the texts are there"
     assert made.kept
@@ -170,7 +170,7 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
 
 def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     said, seen = [], []
-    around = Surroundings(on_message=said.append, on_progress=seen.append)
+    around = StageContext(on_message=said.append, on_progress=seen.append)
     assert make(request_).kept is None
     made = make(replace(request_, force=True, name="mine"), around)
     assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
@@ -188,9 +188,9 @@ def trains_a_head(request_, monkeypatch, result):
         jobs.append(job)
         path = folder / "head-q8_0.gguf"
         shutil.copy(result, path)
-        return families.Trained(1000, 0.1, (0.5,), ()), {"q8_0": path}
+        return families.TrainingSummary(1000, 0.1, (0.5,), ()), {"q8_0": path}
 
-    monkeypatch.setattr(candidates, "train_family", train)
+    monkeypatch.setattr(builder, "train_family", train)
     training = TrainingRequest(families=("head",), hours=1.0, keep=272, types=("q8_0",))
     return replace(request_, training=training, force=True), jobs
 
@@ -342,7 +342,7 @@ def test_one_process_at_a_time(request_):
             make(request_)
 
     with pytest.raises(EdgespecError, match="another process makes drafts for target"):
-        make(request_, Surroundings(on_progress=again))
+        make(request_, StageContext(on_progress=again))
 
 
 @pytest.mark.parametrize(

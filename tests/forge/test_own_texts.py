@@ -11,7 +11,8 @@ import pytest
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, is_held_out
-from edgespec.forge.own_texts import (
+from edgespec.forge.prompts import TextPrompt, TokenPrompt
+from edgespec.forge.user_texts import (
     CONTEXT,
     PASSAGE,
     HistoryTexts,
@@ -20,7 +21,6 @@ from edgespec.forge.own_texts import (
     file_texts,
     in_turns,
 )
-from edgespec.forge.prompts import Given, Prompt
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
@@ -91,7 +91,9 @@ def test_a_text_is_cut_into_passages_that_hold_all_of_it(tmp_path: Path, tiny_ta
     assert all(len(text.tokens) <= PASSAGE and text.n_prompt == CONTEXT for text in texts)
     whole = list(texts[0].tokens) + [token for text in texts[1:] for token in text.tokens[text.n_prompt :]]
     assert whole == tokens
-    assert [p.tokens for p in prompts if isinstance(p, Given)] == [text.tokens[:CONTEXT] for text in texts]
+    assert [p.tokens for p in prompts if isinstance(p, TokenPrompt)] == [
+        text.tokens[:CONTEXT] for text in texts
+    ]
     assert {prompt.source for prompt in prompts} == {FROM_FILE}
     assert all(is_held_out(t.key) == is_held_out(p.key) for t, p in zip(texts, prompts, strict=True))
 
@@ -112,7 +114,9 @@ def test_a_suite_gives_its_prompts_and_nothing_to_read(tmp_path: Path, tiny_targ
     path = tmp_path / "mine.jsonl"
     lines = [{"question_id": i, "category": "mine", "turns": [f"Question {i}?"]} for i in range(3)]
     path.write_text("\n".join(map(json.dumps, lines)))
-    assert list(file_prompts(path, tiny_target)) == [Prompt(FROM_FILE, (f"Question {i}?",)) for i in range(3)]
+    assert list(file_prompts(path, tiny_target)) == [
+        TextPrompt(FROM_FILE, (f"Question {i}?",)) for i in range(3)
+    ]
     assert list(file_texts(path, tiny_target)) == []
 
 
@@ -145,10 +149,10 @@ def test_what_is_asked_is_the_users_own_and_built_in_in_turns(
 
 
 def test_sources_are_taken_in_turns() -> None:
-    one = [Prompt("a", (str(i),)) for i in range(2)]
-    other = [Prompt("b", (str(i),)) for i in range(4)]
+    one = [TextPrompt("a", (str(i),)) for i in range(2)]
+    other = [TextPrompt("b", (str(i),)) for i in range(4)]
     found = [
-        (prompt.source, prompt.turns[0]) for prompt in in_turns(one, other) if isinstance(prompt, Prompt)
+        (prompt.source, prompt.turns[0]) for prompt in in_turns(one, other) if isinstance(prompt, TextPrompt)
     ]
     assert found == [("a", "0"), ("b", "0"), ("a", "1"), ("b", "1"), ("b", "2"), ("b", "3")]
     assert list(islice(in_turns(), 1)) == []

@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.forge import prompts as prompts_module
 from edgespec.forge.dataset import HELD_OUT_SHARE, is_held_out
-from edgespec.forge.prompts import Given, Grammar, Prompt, built_in
+from edgespec.forge.prompts import TemplateGrammar, TextPrompt, TokenPrompt, built_in
 from edgespec.forge.python_functions import functions_of, library
 from edgespec.models.suites import DEFAULT, HUMAN_EVAL, load_suite
 from trained_on import runs
@@ -22,17 +22,17 @@ N = 20_000
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[Prompt]:
+def drawn() -> list[TextPrompt]:
     return list(islice(built_in(0), N))
 
 
-def test_there_are_enough_and_none_comes_twice(drawn: list[Prompt]) -> None:
+def test_there_are_enough_and_none_comes_twice(drawn: list[TextPrompt]) -> None:
     assert len(drawn) == N
     assert len({prompt.key for prompt in drawn}) == N
     assert all(len(prompt.turns) == 1 and prompt.turns[0].strip() for prompt in drawn)
 
 
-def test_the_same_for_a_seed_and_others_for_another(drawn: list[Prompt]) -> None:
+def test_the_same_for_a_seed_and_others_for_another(drawn: list[TextPrompt]) -> None:
     assert list(islice(built_in(0), 300)) == drawn[:300]
     others = {prompt.turns for prompt in islice(built_in(1), 300)}
     assert len(others & {prompt.turns for prompt in drawn[:300]}) < 30
@@ -64,24 +64,24 @@ def test_every_list_of_words_is_there_and_used() -> None:
             used.add(name)
             left += document["words"][name]
     assert used == set(document["words"])
-    grammar = Grammar(document["words"])
+    grammar = TemplateGrammar(document["words"])
     for text in templates:
         assert not prompts_module._SLOT.search(grammar.fill(text, random.Random(0)))
 
 
 def test_labels_bind_words() -> None:
-    grammar = Grammar({"name": ["Ada", "Bob"]})
+    grammar = TemplateGrammar({"name": ["Ada", "Bob"]})
     for seed in range(20):
         a, again, b = grammar.fill("{name.a} {name.a} {name.b}", random.Random(seed)).split()
         assert a == again != b
 
 
-def test_held_out_prompts_are_about_the_share_of_all(drawn: list[Prompt]) -> None:
+def test_held_out_prompts_are_about_the_share_of_all(drawn: list[TextPrompt]) -> None:
     n = sum(is_held_out(prompt.key) for prompt in drawn)
     assert abs(n / N - HELD_OUT_SHARE) < 0.01
 
 
-def test_a_conversation_is_held_out_with_its_first_prompt(drawn: list[Prompt]) -> None:
+def test_a_conversation_is_held_out_with_its_first_prompt(drawn: list[TextPrompt]) -> None:
     followed = [prompt for prompt in drawn if prompt.follow_up]
     assert len(followed) > N / 50
     for prompt in followed[:500]:
@@ -91,7 +91,7 @@ def test_a_conversation_is_held_out_with_its_first_prompt(drawn: list[Prompt]) -
         assert is_held_out(after.key) == is_held_out(prompt.key)
 
 
-def test_questions_that_the_target_wrote_are_asked(drawn: list[Prompt]) -> None:
+def test_questions_that_the_target_wrote_are_asked(drawn: list[TextPrompt]) -> None:
     asking = [prompt for prompt in drawn if "<LINE>" in prompt.then]
     assert len(asking) > N / 20
     answer = "Here are two:\n\n1. Why is the sea salty?\n- **Who sailed it first, and when?**\n3. No\n"
@@ -105,7 +105,7 @@ def test_questions_that_the_target_wrote_are_asked(drawn: list[Prompt]) -> None:
         assert not prompt.followed("No.")
 
 
-def test_texts_that_the_target_wrote_are_worked_on(drawn: list[Prompt]) -> None:
+def test_texts_that_the_target_wrote_are_worked_on(drawn: list[TextPrompt]) -> None:
     written = [prompt for prompt in drawn if "<ANSWER>" in prompt.then]
     assert len(written) > N / 20
     for prompt in written[:500]:
@@ -120,13 +120,13 @@ def test_texts_that_the_target_wrote_are_worked_on(drawn: list[Prompt]) -> None:
 def test_a_text_is_held_out_with_its_beginning() -> None:
     for i in range(200):
         tokens = (i, i + 1, i + 2, 7, 8)
-        whole, beginning = Given("read", tokens, 3), Given("prompt:file", tokens[:3], 3)
+        whole, beginning = TokenPrompt("read", tokens, 3), TokenPrompt("prompt:file", tokens[:3], 3)
         assert whole.key != beginning.key
         assert is_held_out(whole.key) == is_held_out(beginning.key)
 
 
 @pytest.mark.parametrize("suite", [DEFAULT, HUMAN_EVAL])
-def test_no_prompt_is_a_benchmarks(drawn: list[Prompt], suite: str) -> None:
+def test_no_prompt_is_a_benchmarks(drawn: list[TextPrompt], suite: str) -> None:
     try:
         prompts = load_suite(suite).prompts
     except UsageError as error:

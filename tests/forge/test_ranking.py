@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.forge.cutting import Vocabulary, read_vocabulary
-from edgespec.forge.ranking import coverage, expectations, rank
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.weights import ModelWeights
+from edgespec.forge.vocabulary_cut import SourceVocabulary, read_vocabulary
+from edgespec.forge.vocabulary_ranking import coverage, expectations, rank
 from edgespec.llama.cache import Cache, CacheSize, Piece
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, CONTROL_TOKENS, EOS, N_WORDS, write_tiny_gguf
 
 N_VOCAB = 320
-VOCABULARY = Vocabulary(N_VOCAB, np.array([3, 300]), np.array([318, 319]))
+VOCABULARY = SourceVocabulary(N_VOCAB, np.array([3, 300]), np.array([318, 319]))
 
 
 @dataclass
@@ -85,9 +85,9 @@ def test_expectations_are_the_targets_own_probabilities(target):
     probs = np.exp(logits - logits.max(1, keepdims=True))
     probs /= probs.sum(1, keepdims=True)
     text = Sample(tokens, n_prompt, features[first:], first)
-    found = expectations([text], Weights(target), n_places=1000)
+    found = expectations([text], ModelWeights(target), n_places=1000)
     assert np.allclose(found, probs[n_prompt - 1 :].mean(0), rtol=0.02, atol=1e-5)
-    few = expectations([text, text], Weights(target), n_places=10)
+    few = expectations([text, text], ModelWeights(target), n_places=10)
     assert few.sum() == pytest.approx(1.0)
 
 
@@ -95,7 +95,7 @@ def test_what_the_target_expects_ranks_before_small_ids(target):
     """The most expected of the ids that no text has comes before those less expected."""
     vocabulary = read_vocabulary(target)
     tokens = np.arange(20)
-    weights = Weights(target)
+    weights = ModelWeights(target)
     toward = weights.rows(weights.output)[N_WORDS - 1]
     features = np.tile(20 * toward / np.linalg.norm(toward), (len(tokens) - 1, 1)).astype(np.float16)
     text = Sample(tokens, 10, features)

@@ -16,12 +16,12 @@ jnp = jax.numpy
 import optax
 
 from edgespec.errors import UsageError
-from edgespec.forge.cutting import cut, read_vocabulary
-from edgespec.forge.dataset import Text
+from edgespec.forge.dataset import TrainingText
 from edgespec.forge.training import arithmetic, student
-from edgespec.forge.training.family import Batch
-from edgespec.forge.training.student import Student, StudentSettings, choose_layers
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.family import TrainingBatch
+from edgespec.forge.training.student import StudentFamily, StudentSettings, choose_layers
+from edgespec.forge.training.weights import ModelWeights
+from edgespec.forge.vocabulary_cut import cut, read_vocabulary
 from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import check_model_file
@@ -59,7 +59,7 @@ def source(tmp_path_factory):
         path = folder / f"{architecture}.gguf"
         if not path.exists():
             write_tiny_gguf(path, architecture=architecture, seed=3, **SHAPE, **SOURCES[architecture])
-        return Weights(check_model_file(path))
+        return ModelWeights(check_model_file(path))
 
     return get
 
@@ -68,7 +68,7 @@ def source(tmp_path_factory):
 def target(tmp_path_factory):
     path = tmp_path_factory.mktemp("target") / "target.gguf"
     shape = {**SHAPE, "n_embd": N_TARGET, "n_head": 3, "n_head_kv": 1}
-    return Weights(check_model_file(write_tiny_gguf(path, seed=5, **shape)))
+    return ModelWeights(check_model_file(write_tiny_gguf(path, seed=5, **shape)))
 
 
 def kept(source):
@@ -78,7 +78,7 @@ def kept(source):
 
 
 def make(source, target, **settings):
-    return Student("whole", source, target, kept(source), StudentSettings(**settings))
+    return StudentFamily("whole", source, target, kept(source), StudentSettings(**settings))
 
 
 def batch_of(student, target, lengths=((20, 6), (24, 5)), n_rows=2, seed=0):
@@ -102,7 +102,7 @@ def batch_of(student, target, lengths=((20, 6), (24, 5)), n_rows=2, seed=0):
             answers[r, n : n + len(learnt)] = learnt
             weights[r, n : n + len(learnt)] = 1
             at, n = at + length, n + len(learnt)
-    return Batch(tokens, student.embed(tokens), features, text, answers, weights)
+    return TrainingBatch(tokens, student.embed(tokens), features, text, answers, weights)
 
 
 def library_logits(path, tokens):
@@ -144,7 +144,7 @@ def test_llama_cpp_computes_the_same_of_the_file(source, target, tmp_path, archi
 def test_the_parts_of_llama_3_rope(tmp_path, source, target):
     """Frequencies that a file divides by factors of its own."""
     path = write_with_factors(tmp_path / "factors.gguf", source("llama").header.path)
-    one = make(Weights(check_model_file(path)), target)
+    one = make(ModelWeights(check_model_file(path)), target)
     params, batch = one.init(jax.random.key(0)), batch_of(one, target, lengths=((40, 5), (4, 2)))
     one.export(params, tmp_path / "student.gguf", "f32")
     theirs = library_logits(tmp_path / "student.gguf", batch.tokens[0, :40])
@@ -204,10 +204,10 @@ def test_the_layers_that_are_left_out_are_those_missed_least(tmp_path, target):
         elif tensor.name.endswith(("attn_output.weight", "ffn_down.weight")):
             tensor.data[:] *= 4
     del reader
-    source = Weights(check_model_file(path))
+    source = ModelWeights(check_model_file(path))
     # A target that says what all layers of the source say: its features are the source's own.
     ids = kept(source)
-    whole = Student("whole", source, source, ids)
+    whole = StudentFamily("whole", source, source, ids)
     params = whole.init(jax.random.key(0))
     texts = []
     for seed in range(3):
@@ -215,7 +215,7 @@ def test_the_layers_that_are_left_out_are_those_missed_least(tmp_path, target):
         x, text = jnp.asarray(whole.embed(tokens[None]), jnp.float32), jnp.zeros((1, 40), jnp.int32)
         hidden = whole._decoder.hidden(params["layers"], x, text)[0, :-1]
         features = np.asarray(arithmetic.rms_norm(hidden, params["norm"], 1e-5)).astype(np.float16)
-        texts.append(Text(tokens, 5, 0, features, 0.0, "prompt:built-in", seed))
+        texts.append(TrainingText(tokens, 5, 0, features, 0.0, "prompt:built-in", seed))
     assert choose_layers(source, source, ids, texts, 4) == (0, 1, 4, 5)
     assert set(choose_layers(source, source, ids, texts, 5)) in ({0, 1, 2, 4, 5}, {0, 1, 3, 4, 5})
     for n in (1, 6):
@@ -305,7 +305,7 @@ def test_walks_are_right_where_each_likeliest_token_is_the_texts(source, target)
 def test_what_cannot_be_trained(tmp_path, target, options, problem):
     path = write_tiny_gguf(tmp_path / "odd.gguf", **options)
     with pytest.raises(UsageError, match=problem):
-        make(Weights(check_model_file(path)), target)
+        make(ModelWeights(check_model_file(path)), target)
 
 
 def test_a_type_that_weights_cannot_have(source, target, tmp_path):

@@ -8,9 +8,9 @@ import pytest
 
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
-from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, Target
-from edgespec.forge.progress import Surroundings
-from edgespec.forge.texts import DataRequest, write_texts
+from edgespec.forge.data_stage import DataRequest, write_texts
+from edgespec.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, DatasetTarget
+from edgespec.forge.progress import StageContext
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
@@ -23,13 +23,13 @@ def test_files_and_the_history_are_asked_beside_built_in_prompts(
     book = tmp_path / "book.txt"
     book.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(40)))
     with Model(write_tiny_gguf(tmp_path / "target.gguf", n_ctx=2048)) as model:
-        dataset = Dataset(Target("ab" * 32, "tiny", model.n_embd, model.n_vocab), tmp_path / "data")
+        dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab), tmp_path / "data")
         request = DataRequest(tokens=6_000, n_predict=40, prompts=(book,), from_history=True)
         with pytest.raises(EdgespecError, match="the history has 0 tokens"):
-            write_texts(model, dataset, request, request.until(dataset), 1, Surroundings())
+            write_texts(model, dataset, request, request.until(dataset), 1, StageContext())
         questions = [model.tokenize_chat([{"role": "user", "content": f"What is {i}?"}]) for i in range(40)]
         History(tokenizer_fingerprint(model)).extend([[*question, *range(60)] for question in questions])
-        write_texts(model, dataset, request, request.until(dataset), 1, Surroundings())
+        write_texts(model, dataset, request, request.until(dataset), 1, StageContext())
     size = dataset.size()
     assert size.n_answer_tokens >= 6_000
     assert set(size.sources or {}) == {BUILT_IN, FROM_FILE, FROM_HISTORY, READ}

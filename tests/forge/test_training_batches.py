@@ -7,20 +7,20 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from edgespec.forge.dataset import BUILT_IN, Text
+from edgespec.forge.dataset import BUILT_IN, TrainingText
 from edgespec.forge.training.acceptance import starts
-from edgespec.forge.training.batches import Packing, Place, Rows, batches
+from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
 
 N_EMBD = 4
-ROWS = Rows(n=3, columns=40, answers=24, overlap=6)
+ROWS = BatchSize(n=3, columns=40, answers=24, overlap=6)
 
 
-def a_text(rng, number, n_tokens, n_prompt, first) -> Text:
+def a_text(rng, number, n_tokens, n_prompt, first) -> TrainingText:
     """Its tokens are numbered through all texts; its features say of which token they are."""
     tokens = 1000 * number + np.arange(n_tokens)
     features = np.zeros((n_tokens - 1 - first, N_EMBD), np.float16)
     features[:, 0], features[:, 1] = number, np.arange(first, n_tokens - 1)
-    return Text(tokens.astype(np.int32), n_prompt, first, features, 0.0, BUILT_IN, number)
+    return TrainingText(tokens.astype(np.int32), n_prompt, first, features, 0.0, BUILT_IN, number)
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def embed(tokens):
 
 
 def test_every_answer_comes_once_in_an_epoch(texts):
-    packing = Packing(texts, ROWS)
+    packing = TextPacking(texts, ROWS)
     seen = []
-    for batch, place in batches(packing, embed, ROWS.n, 5, Place()):
+    for batch, place in batches(packing, embed, ROWS.n, 5, EpochPosition()):
         assert batch.tokens.shape == (3, 40)
         assert batch.answers.shape == (3, 24)
         for row, i in zip(*np.nonzero(batch.weights), strict=True):
@@ -66,7 +66,7 @@ def test_every_answer_comes_once_in_an_epoch(texts):
 
 
 def test_texts_of_a_row_are_kept_apart_and_each_is_whole(texts):
-    packing = Packing(texts, ROWS)
+    packing = TextPacking(texts, ROWS)
     for row in packing.epoch(0, 0):
         batch = packing.batch([row], embed)
         columns = np.flatnonzero(batch.text[0] >= 0)
@@ -77,22 +77,22 @@ def test_texts_of_a_row_are_kept_apart_and_each_is_whole(texts):
 
 
 def test_the_order_is_a_function_of_seed_epoch_and_place(texts):
-    packing = Packing(texts, ROWS)
+    packing = TextPacking(texts, ROWS)
 
     def first_tokens(place, seed=0, n=4):
         return [
             batch.tokens[:, 0].tolist() for batch, _ in islice(batches(packing, embed, 3, seed, place), n)
         ]
 
-    whole = first_tokens(Place(), n=6)
-    assert first_tokens(Place()) == whole[:4]
-    assert first_tokens(Place(0, 6)) == whole[2:6]
-    assert first_tokens(Place(1, 0)) != whole[:4]
-    assert first_tokens(Place(), seed=1) != whole[:4]
+    whole = first_tokens(EpochPosition(), n=6)
+    assert first_tokens(EpochPosition()) == whole[:4]
+    assert first_tokens(EpochPosition(0, 6)) == whole[2:6]
+    assert first_tokens(EpochPosition(1, 0)) != whole[:4]
+    assert first_tokens(EpochPosition(), seed=1) != whole[:4]
 
 
 def test_drafts_start_where_enough_answers_of_one_text_follow(texts):
-    packing = Packing(texts, ROWS)
+    packing = TextPacking(texts, ROWS)
     for n in (1, 3, 5):
         batch = packing.batch(packing.epoch(0, 0)[:3], embed)
         found = starts(batch, n)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from edgespec.forge.training.ending import ending
+from edgespec.forge.training.loop import ending
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge.training.head import Head, HeadSettings
+from edgespec.forge.training.head import HeadFamily, HeadSettings
 from edgespec.forge.training.loop import BEST, TrainingSettings, train
 from edgespec.forge.training.optimizer import MUON
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.weights import ModelWeights
 from edgespec.llama.gguf_header import read_header
 from tiny_training import IDS, ROWS, TinyTexts, tiny_head, write_target
 
@@ -133,7 +133,7 @@ def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, w
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
     with pytest.raises(EdgespecError, match=r"best\.npz: cannot start from it"):
         train(tiny_head(target), dataset, settings, tmp_path / "b", start=tmp_path / "none")
-    wider = Head(Weights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
+    wider = HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
     with pytest.raises(EdgespecError, match=r"latest\.npz: of a training with other settings"):
         train(wider, dataset, settings, tmp_path)
 

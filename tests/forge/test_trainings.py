@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.forge.trainings import earlier_cut, earlier_training, write_cut_ids
+from edgespec.forge.runs import earlier_cut, earlier_training, write_cut_ids
 
 ALL = ("head", "shallow", "whole")
 

@@ -19,12 +19,12 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.forge import writing as writing_module
-from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Target, Text, key_of
-from edgespec.forge.prompts import Given, Prompt
+from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget, TrainingText, key_of
+from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.forge.writing import (
     TEMPERATURES,
     Progress,
-    Writing,
+    TargetWriter,
     WritingSettings,
     prompt_tokens,
     temperature_of,
@@ -38,9 +38,9 @@ PLENTY = 1 << 26
 SMALL = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20)
 
 
-def prompts_of(n: int, wanted: Callable[[float], bool] = lambda _: True) -> list[Prompt]:
+def prompts_of(n: int, wanted: Callable[[float], bool] = lambda _: True) -> list[TextPrompt]:
     """Prompts whose temperature is as `wanted`."""
-    found = (Prompt(BUILT_IN, (f"Tell me of {'the ' * (i % 9)}{i}.",)) for i in range(100 * n))
+    found = (TextPrompt(BUILT_IN, (f"Tell me of {'the ' * (i % 9)}{i}.",)) for i in range(100 * n))
     return [prompt for prompt in found if wanted(temperature_of(prompt.key))][:n]
 
 
@@ -49,19 +49,22 @@ def dataset(tmp_path: Path, tiny_target: Model) -> Dataset:
     return Dataset(target_of(tiny_target), tmp_path / "data")
 
 
-def target_of(model: Model) -> Target:
-    return Target("ab" * 32, "tiny", model.n_embd, model.n_vocab)
+def target_of(model: Model) -> DatasetTarget:
+    return DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab)
 
 
 @pytest.fixture
-def writing(tiny_target: Model) -> Iterator[Writing]:
-    with Writing(tiny_target, SMALL, n_threads=1) as writing:
+def writing(tiny_target: Model) -> Iterator[TargetWriter]:
+    with TargetWriter(tiny_target, SMALL, n_threads=1) as writing:
         yield writing
 
 
 def fill(
-    writing: Writing, dataset: Dataset, prompts: list[Prompt | Given] | list[Prompt], until: int = 1 << 30
-) -> list[Text]:
+    writing: TargetWriter,
+    dataset: Dataset,
+    prompts: list[TextPrompt | TokenPrompt] | list[TextPrompt],
+    until: int = 1 << 30,
+) -> list[TrainingText]:
     with dataset.writer(PLENTY) as writer:
         written = writing.fill(writer, prompts, until=until)
     texts = list(dataset.texts())
@@ -76,7 +79,7 @@ def plain_features(model: Model, tokens: list[int]) -> np.ndarray:
 
 
 def test_greedy_texts_are_what_the_engine_generates(
-    writing: Writing, dataset: Dataset, tiny_path: Path, tiny_target: Model
+    writing: TargetWriter, dataset: Dataset, tiny_path: Path, tiny_target: Model
 ) -> None:
     prompts = prompts_of(9, lambda temperature: temperature == 0.0)
     texts = fill(writing, dataset, prompts)
@@ -94,7 +97,9 @@ def test_greedy_texts_are_what_the_engine_generates(
             assert len(answer) == SMALL.n_predict or tiny_target.is_eog(answer[-1])
 
 
-def test_features_are_those_of_a_plain_pass(writing: Writing, dataset: Dataset, tiny_target: Model) -> None:
+def test_features_are_those_of_a_plain_pass(
+    writing: TargetWriter, dataset: Dataset, tiny_target: Model
+) -> None:
     for text in fill(writing, dataset, prompts_of(12)):
         tokens = text.tokens.tolist()
         assert text.first == max(0, text.n_prompt - SMALL.window)
@@ -105,21 +110,21 @@ def test_features_are_those_of_a_plain_pass(writing: Writing, dataset: Dataset, 
 
 
 def test_on_edgespecs_kernels_they_are_close_too(tmp_path: Path, packable_path: Path) -> None:
-    with Model(packable_path) as model, Writing(model, SMALL, n_threads=1) as writing:
+    with Model(packable_path) as model, TargetWriter(model, SMALL, n_threads=1) as writing:
         for text in fill(writing, Dataset(target_of(model), tmp_path / "data"), prompts_of(6)):
             expected = plain_features(model, text.tokens.tolist())[text.first : -1]
             assert np.allclose(text.features, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_run_can_be_repeated_and_another_seed_writes_other_texts(
-    tmp_path: Path, tiny_target: Model, writing: Writing
+    tmp_path: Path, tiny_target: Model, writing: TargetWriter
 ) -> None:
-    def by_key(folder: str, using: Writing) -> dict[int, list[int]]:
+    def by_key(folder: str, using: TargetWriter) -> dict[int, list[int]]:
         data = Dataset(target_of(tiny_target), tmp_path / folder)
         return {text.key: text.tokens.tolist() for text in fill(using, data, prompts_of(12, bool))}
 
     assert by_key("1", writing) == by_key("2", writing)
-    with Writing(tiny_target, SMALL_SEEDED, n_threads=1) as other:
+    with TargetWriter(tiny_target, SMALL_SEEDED, n_threads=1) as other:
         assert by_key("3", other) != by_key("1", writing)
 
 
@@ -137,7 +142,7 @@ def test_temperatures_are_mixed_and_held_out_texts_greedy() -> None:
 
 def test_sampled_tokens_are_the_models(tiny_target: Model, dataset: Dataset) -> None:
     """At temperature 0.6 and top-p 0.95, a token that is written is one of the likeliest."""
-    with Writing(tiny_target, SMALL, n_threads=1) as writing:
+    with TargetWriter(tiny_target, SMALL, n_threads=1) as writing:
         texts = fill(writing, dataset, prompts_of(8, lambda temperature: temperature == 0.6))
     for text in texts:
         tokens = text.tokens.tolist()
@@ -153,14 +158,14 @@ def test_sampled_tokens_are_the_models(tiny_target: Model, dataset: Dataset) -> 
 @pytest.fixture
 def ending_path(tmp_path: Path, tiny_target: Model) -> Path:
     """The tiny target, but what it says most often is the end of its answers."""
-    with Writing(tiny_target, SMALL, n_threads=1) as writing:
+    with TargetWriter(tiny_target, SMALL, n_threads=1) as writing:
         texts = fill(writing, Dataset(target_of(tiny_target), tmp_path / "before"), prompts_of(20))
     said = Counter(token for text in texts for token in text.tokens[text.n_prompt :].tolist())
     return write_tiny_gguf(tmp_path / "ends.gguf", seed=1, eos=said.most_common(1)[0][0])
 
 
 def test_a_text_ends_where_the_model_ends_it(tmp_path: Path, ending_path: Path) -> None:
-    with Model(ending_path) as model, Writing(model, SMALL, n_threads=1) as writing:
+    with Model(ending_path) as model, TargetWriter(model, SMALL, n_threads=1) as writing:
         texts = fill(writing, Dataset(target_of(model), tmp_path / "data"), prompts_of(40))
         ended = [text for text in texts if len(text.tokens) - text.n_prompt < SMALL.n_predict]
         assert ended
@@ -169,8 +174,8 @@ def test_a_text_ends_where_the_model_ends_it(tmp_path: Path, ending_path: Path) 
 
 
 def test_an_answer_is_followed_by_the_next_turn(tmp_path: Path, ending_path: Path) -> None:
-    asked = [Prompt(BUILT_IN, (f"Tell me {i}.",), "And then?") for i in range(40)]
-    with Model(ending_path) as model, Writing(model, SMALL, n_threads=1) as writing:
+    asked = [TextPrompt(BUILT_IN, (f"Tell me {i}.",), "And then?") for i in range(40)]
+    with Model(ending_path) as model, TargetWriter(model, SMALL, n_threads=1) as writing:
         texts = fill(writing, Dataset(target_of(model), tmp_path / "data"), asked)
         firsts = {prompt.key for prompt in asked}
         later = [text for text in texts if text.key not in firsts]
@@ -194,10 +199,10 @@ def test_an_answer_is_followed_by_the_next_turn(tmp_path: Path, ending_path: Pat
 
 
 def test_texts_are_read_beside_those_that_are_written(
-    writing: Writing, dataset: Dataset, tiny_target: Model
+    writing: TargetWriter, dataset: Dataset, tiny_target: Model
 ) -> None:
-    given = [Given(READ, (*range(10 + i, 60 + 3 * i),), 7 + i) for i in range(6)]
-    begun = Given(FROM_HISTORY, (BOS, 5, 6, 7), 4)
+    given = [TokenPrompt(READ, (*range(10 + i, 60 + 3 * i),), 7 + i) for i in range(6)]
+    begun = TokenPrompt(FROM_HISTORY, (BOS, 5, 6, 7), 4)
     texts = {text.key: text for text in fill(writing, dataset, [*prompts_of(5), *given, begun])}
     assert len(texts) == 12
     for one in given:
@@ -212,7 +217,7 @@ def test_texts_are_read_beside_those_that_are_written(
 
 
 def test_no_pass_is_larger_than_the_kernels_take(
-    writing: Writing, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    writing: TargetWriter, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[list[int]] = []
     real = Cache.eval
@@ -222,7 +227,7 @@ def test_no_pass_is_larger_than_the_kernels_take(
         return real(self, pieces, with_features=with_features)
 
     monkeypatch.setattr(Cache, "eval", counting)
-    long = Prompt(BUILT_IN, ("a b c d e f g h i j " * 2,))
+    long = TextPrompt(BUILT_IN, ("a b c d e f g h i j " * 2,))
     texts = fill(writing, dataset, [long, *prompts_of(10)])
     assert len(texts) == 11
     assert max(map(sum, passes)) == SMALL.n_pass
@@ -230,14 +235,18 @@ def test_no_pass_is_larger_than_the_kernels_take(
     assert any(sorted(lengths)[0] == 1 and max(lengths) > 1 for lengths in passes)
 
 
-def test_prompts_that_are_too_long_are_left_out(writing: Writing, dataset: Dataset) -> None:
+def test_prompts_that_are_too_long_are_left_out(writing: TargetWriter, dataset: Dataset) -> None:
     with dataset.writer(PLENTY) as writer:
-        long = [Prompt(BUILT_IN, ("x y z " * 100,)), Given(READ, (5,) * 200, 9), Given(READ, (5, 6), 0)]
+        long = [
+            TextPrompt(BUILT_IN, ("x y z " * 100,)),
+            TokenPrompt(READ, (5,) * 200, 9),
+            TokenPrompt(READ, (5, 6), 0),
+        ]
         written = writing.fill(writer, [*long, *prompts_of(2)], until=1000)
     assert (written.n_skipped, written.n_texts) == (3, 2)
 
 
-def test_it_ends_when_enough_is_written_and_goes_on_later(writing: Writing, dataset: Dataset) -> None:
+def test_it_ends_when_enough_is_written_and_goes_on_later(writing: TargetWriter, dataset: Dataset) -> None:
     prompts = prompts_of(60)
     seen: list[Progress] = []
     with dataset.writer(PLENTY) as writer:
@@ -252,7 +261,7 @@ def test_it_ends_when_enough_is_written_and_goes_on_later(writing: Writing, data
     assert sorted(after) == sorted(prompt.key for prompt in prompts)  # each prompt once
 
 
-def test_a_budget_is_kept_and_used_up(writing: Writing, dataset: Dataset) -> None:
+def test_a_budget_is_kept_and_used_up(writing: TargetWriter, dataset: Dataset) -> None:
     for _ in range(2):
         with dataset.writer(40_000) as writer:
             written = writing.fill(writer, prompts_of(60), until=1 << 30)
@@ -264,7 +273,7 @@ def test_a_budget_is_kept_and_used_up(writing: Writing, dataset: Dataset) -> Non
     assert len(dataset.keys()) == 60
 
 
-def test_ctrl_c_keeps_the_finished_texts_and_the_cache(writing: Writing, dataset: Dataset) -> None:
+def test_ctrl_c_keeps_the_finished_texts_and_the_cache(writing: TargetWriter, dataset: Dataset) -> None:
     def stop(progress: Progress) -> None:
         if progress.n_tokens > 200:
             raise KeyboardInterrupt
@@ -281,16 +290,16 @@ CHILD = """
 import sys
 from pathlib import Path
 from edgespec.forge import dataset as dataset_module
-from edgespec.forge.dataset import BUILT_IN, Dataset, Target
-from edgespec.forge.prompts import Prompt
-from edgespec.forge.writing import Writing, WritingSettings
+from edgespec.forge.dataset import BUILT_IN, Dataset, DatasetTarget
+from edgespec.forge.prompts import TextPrompt
+from edgespec.forge.writing import TargetWriter, WritingSettings
 from edgespec.llama.weights import Model
 dataset_module.TEXTS_PER_SHARD = 5
-prompts = [Prompt(BUILT_IN, (f"Tell me of {i}.",)) for i in range(80)]
+prompts = [TextPrompt(BUILT_IN, (f"Tell me of {i}.",)) for i in range(80)]
 with Model(sys.argv[1]) as model:
-    dataset = Dataset(Target("ab" * 32, "tiny", model.n_embd, model.n_vocab), Path(sys.argv[2]))
+    dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab), Path(sys.argv[2]))
     settings = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20)
-    with Writing(model, settings, n_threads=1) as writing, dataset.writer(1 << 26) as writer:
+    with TargetWriter(model, settings, n_threads=1) as writing, dataset.writer(1 << 26) as writer:
         writing.fill(writer, prompts, until=1 << 30, on_progress=lambda one: print(one.n_tokens, flush=True))
 """
 
@@ -316,7 +325,7 @@ def test_it_goes_on_after_kill_9(tmp_path: Path, tiny_path: Path, dataset: Datas
     subprocess.run(command, check=True, capture_output=True, env=environment)
     assert not half.exists()
     keys = [text.key for text in dataset.texts()]
-    assert sorted(keys) == sorted(Prompt(BUILT_IN, (f"Tell me of {i}.",)).key for i in range(80))
+    assert sorted(keys) == sorted(TextPrompt(BUILT_IN, (f"Tell me of {i}.",)).key for i in range(80))
 
 
 def test_with_little_memory_fewer_texts_are_written_at_once(
@@ -328,18 +337,18 @@ def test_with_little_memory_fewer_texts_are_written_at_once(
 
     lines: list[str] = []
     monkeypatch.setattr(writing_module, "available_bytes", lambda: needed(2))
-    with Writing(tiny_target, SMALL, n_threads=1, on_message=lines.append) as writing:
+    with TargetWriter(tiny_target, SMALL, n_threads=1, on_message=lines.append) as writing:
         assert len(fill(writing, dataset, prompts_of(5))) == 5
     assert lines == ["tiny 1 writes 2 of 4 texts at once: the memory has no room for more"]
     monkeypatch.setattr(writing_module, "available_bytes", lambda: 1000)
     with pytest.raises(
         EdgespecError, match=r"not enough memory for tiny 1 to write: a cache of 128 tokens takes"
     ):
-        Writing(tiny_target, SMALL, n_threads=1)
+        TargetWriter(tiny_target, SMALL, n_threads=1)
 
 
 def test_a_model_without_hidden_states_is_one_line(
-    writing: Writing, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    writing: TargetWriter, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hidden_states, "_last_norm", lambda _: None)
     with pytest.raises(EdgespecError, match=r"llama\.cpp gives no hidden states of this model"):
@@ -349,8 +358,10 @@ def test_a_model_without_hidden_states_is_one_line(
 
 def test_a_model_without_a_template_is_asked_without(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
-    with Model(path) as model, Writing(model, SMALL, n_threads=1) as writing:
-        text = fill(writing, Dataset(target_of(model), tmp_path / "data"), [Prompt(BUILT_IN, ("Why?",))])[0]
+    with Model(path) as model, TargetWriter(model, SMALL, n_threads=1) as writing:
+        text = fill(writing, Dataset(target_of(model), tmp_path / "data"), [TextPrompt(BUILT_IN, ("Why?",))])[
+            0
+        ]
         assert model.tokenize("Why?", add_special=True, parse_special=False) == text.tokens[:4].tolist()
         assert IM_END not in text.tokens[:4]
 
@@ -358,10 +369,14 @@ def test_a_model_without_a_template_is_asked_without(tmp_path: Path) -> None:
 def test_of_a_short_context_an_answer_takes_half(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=64)
     settings = WritingSettings(n_texts=2, n_predict=100)
-    with Model(path) as model, Writing(model, settings, n_threads=1) as writing:
+    with Model(path) as model, TargetWriter(model, settings, n_threads=1) as writing:
         texts = fill(
             writing,
             Dataset(target_of(model), tmp_path / "data"),
-            [Given(READ, (5,) * 64, 9), Given("x", (5,) * 20, 20), Given("x", (5,) * 33, 33)],
+            [
+                TokenPrompt(READ, (5,) * 64, 9),
+                TokenPrompt("x", (5,) * 20, 20),
+                TokenPrompt("x", (5,) * 33, 33),
+            ],
         )
         assert sorted(len(text.tokens) for text in texts) == [52, 64]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgespec.batch.records import Answer, Request
+from edgespec.batch.records import BatchAnswer, BatchRequest
 
 
 class EchoWriter:
@@ -19,7 +19,7 @@ class EchoWriter:
         self.begun: list[str] = []
         self.most_running = 0
         self.n_tokens = 0
-        self._left: dict[Request, int] = {}
+        self._left: dict[BatchRequest, int] = {}
         self.bodies: dict[str, Any] = {}
 
     @property
@@ -30,7 +30,7 @@ class EchoWriter:
     def n_running(self) -> int:
         return len(self._left)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: BatchRequest) -> None:
         assert self.n_free > 0
         assert request.body is not None
         self.begun.append(request.custom_id)
@@ -38,7 +38,7 @@ class EchoWriter:
         self._left[_key(request)] = request.body.get("rounds", 1)
         self.most_running = max(self.most_running, self.n_running)
 
-    def finished(self) -> list[tuple[Request, Answer]]:
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
         if self.round_s:
             time.sleep(self.round_s)
         ended = []
@@ -48,13 +48,13 @@ class EchoWriter:
             if self._left[request] <= 0:
                 del self._left[request]
                 body = self.bodies[request.custom_id]
-                ended.append((request, Answer(200, json.dumps(body).encode(), body.get("rounds", 1))))
+                ended.append((request, BatchAnswer(200, json.dumps(body).encode(), body.get("rounds", 1))))
         return ended
 
 
-def _key(request: Request) -> Request:
+def _key(request: BatchRequest) -> BatchRequest:
     """Return the request without its body, which has no hash."""
-    return Request(request.place, request.custom_id, request.url)
+    return BatchRequest(request.place, request.custom_id, request.url)
 
 
 def results(file: Path) -> list[dict[str, Any]]:

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.forge.dataset import BUILT_IN, Text
-from edgespec.forge.training.batches import Rows
-from edgespec.forge.training.head import Head, HeadSettings
-from edgespec.forge.training.target import OUTPUT_NORM, Weights
+from edgespec.forge.dataset import BUILT_IN, TrainingText
+from edgespec.forge.training.batches import BatchSize
+from edgespec.forge.training.head import HeadFamily, HeadSettings
+from edgespec.forge.training.weights import OUTPUT_NORM, ModelWeights
 from edgespec.llama.gguf_header import read_header
 from tiny_gguf import write_tiny_gguf
 
 N_EMBD = 64
 IDS = np.arange(0, 280, 2)
-ROWS = Rows(n=2, columns=64, answers=48, overlap=8)
+ROWS = BatchSize(n=2, columns=64, answers=48, overlap=8)
 
 
 def write_target(directory: Path) -> Path:
     return write_tiny_gguf(directory / "target.gguf", n_embd=N_EMBD, n_head=4, n_head_kv=2, seed=3)
 
 
-def tiny_head(target: Path, sample: Iterable[Text] = ()) -> Head:
-    return Head(Weights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=96), sample)
+def tiny_head(target: Path, sample: Iterable[TrainingText] = ()) -> HeadFamily:
+    return HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=96), sample)
 
 
 class TinyTexts:
@@ -36,11 +36,11 @@ class TinyTexts:
 
     def __init__(self, target: Path, n: int, *, seed: int = 0, lengths: tuple[int, int] = (20, 50)) -> None:
         rng = np.random.default_rng(seed)
-        weights = Weights(read_header(target))
+        weights = ModelWeights(read_header(target))
         rows = weights.rows(weights.output)[IDS]
         following = np.random.default_rng(7).permutation(len(IDS))
         norm = weights.vector(OUTPUT_NORM)
-        self.all: list[Text] = []
+        self.all: list[TrainingText] = []
         for number in range(n):
             length = int(rng.integers(*lengths))
             at = [int(rng.integers(len(IDS)))]
@@ -51,7 +51,7 @@ class TinyTexts:
             features = kept / np.sqrt((kept**2).mean(-1, keepdims=True)) * norm
             features += rng.normal(0, 0.05, features.shape)
             self.all.append(
-                Text(
+                TrainingText(
                     tokens=IDS[at].astype(np.int32),
                     n_prompt=first + 5,
                     first=first,
@@ -62,5 +62,5 @@ class TinyTexts:
                 )
             )
 
-    def texts(self, *, held_out: bool | None = None) -> list[Text]:
+    def texts(self, *, held_out: bool | None = None) -> list[TrainingText]:
         return [text for text in self.all if held_out is None or text.held_out == held_out]

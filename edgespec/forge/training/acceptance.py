@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.forge.training.batches import Packing, Place, Rows, Written, batches
-from edgespec.forge.training.family import Batch, Family, Params
+from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, Written, batches
+from edgespec.forge.training.family import Params, TrainableFamily, TrainingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,24 @@ class Acceptance:
         return sum(self.accepted) / self.n_drafts if self.n_drafts else 0.0
 
 
-class Evaluation:
+class AcceptanceEvaluation:
     """Held-out texts, packed once; and the family's walk, compiled once."""
 
     def __init__(
-        self, family: Family, texts: Sequence[Written], rows: Rows, *, n_positions: int, n_most: int
+        self,
+        family: TrainableFamily,
+        texts: Sequence[Written],
+        rows: BatchSize,
+        *,
+        n_positions: int,
+        n_most: int,
     ) -> None:
         """Judge by up to `n_most` answers of `texts`, in drafts of `n_positions` tokens."""
-        packing = Packing(texts, rows)
+        packing = TextPacking(texts, rows)
         self._n = n_positions
-        self._batches: list[Batch] = []
+        self._batches: list[TrainingBatch] = []
         n_answers = 0.0
-        for batch, place in batches(packing, family.embed, rows.n, 0, Place()):
+        for batch, place in batches(packing, family.embed, rows.n, 0, EpochPosition()):
             self._batches.append(batch)
             n_answers += float(batch.weights.sum())
             if place.epoch or n_answers >= n_most:
@@ -69,7 +75,7 @@ class Evaluation:
         return Acceptance(n_drafts, tuple(map(int, accepted)))
 
 
-def starts(batch: Batch, n: int) -> npt.NDArray[np.bool_]:
+def starts(batch: TrainingBatch, n: int) -> npt.NDArray[np.bool_]:
     """Return bool (rows, a): whether `n` answers of one text begin at each answer."""
     answers = np.asarray(batch.answers)
     last = np.full_like(answers, -1)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.forge.training.family import Batch
+from edgespec.forge.training.family import TrainingBatch
 
 
 class Written(Protocol):
@@ -45,7 +45,7 @@ EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchSize:
     """The size of a batch."""
 
     n: int = 2
@@ -57,7 +57,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _TextPiece:
     """Columns begin .. end - 1 of a text, of which those from `learnt` on are answers."""
 
     text: int
@@ -74,27 +74,27 @@ class _Piece:
         return self.end - 1 - self.learnt  # the last token predicts nothing
 
 
-class Packing:
+class TextPacking:
     """The rows that texts are packed into; the same for the same texts, seed and epoch."""
 
-    def __init__(self, texts: Sequence[Written], rows: Rows) -> None:
+    def __init__(self, texts: Sequence[Written], rows: BatchSize) -> None:
         """Pack `texts`; those without an answer are left out."""
         self._texts, self._rows = texts, rows
         self._pieces = [piece for i, text in enumerate(texts) for piece in self._cut(i, text)]
         self.n_answers = sum(piece.answers for piece in self._pieces)
 
-    def epoch(self, seed: int, epoch: int) -> list[list[_Piece]]:
+    def epoch(self, seed: int, epoch: int) -> list[list[_TextPiece]]:
         """Return the rows of an epoch, in the order in which they are trained on."""
         order = np.random.default_rng([seed, epoch]).permutation(len(self._pieces))
-        rows: list[list[_Piece]] = []
+        rows: list[list[_TextPiece]] = []
         # Large ones first, by the hundred: packed tightly, yet other neighbours in each epoch.
         for at in range(0, len(order), 100):
             some = sorted((self._pieces[i] for i in order[at : at + 100]), key=lambda piece: -piece.columns)
             rows += self._pack(some)
         return [rows[i] for i in np.random.default_rng([seed, epoch, 1]).permutation(len(rows))]
 
-    def batch(self, rows: Sequence[Sequence[_Piece]], embed: EmbedFn) -> Batch:
-        """Return the batch of at most `Rows.n` rows; missing ones are padding."""
+    def batch(self, rows: Sequence[Sequence[_TextPiece]], embed: EmbedFn) -> TrainingBatch:
+        """Return the batch of at most `BatchSize.n` rows; missing ones are padding."""
         size = self._rows
         width = self._texts[0].features.shape[1]
         tokens = np.zeros((size.n, size.columns), np.int32)
@@ -116,9 +116,9 @@ class Packing:
                 answers[r, here] = np.arange(learnt, at + n - 1)
                 weights[r, here] = 1.0
                 at, n_answers = at + n, n_answers + piece.answers
-        return Batch(tokens, embed(tokens), features, text, answers, weights)
+        return TrainingBatch(tokens, embed(tokens), features, text, answers, weights)
 
-    def _cut(self, number: int, text: Written) -> Iterator[_Piece]:
+    def _cut(self, number: int, text: Written) -> Iterator[_TextPiece]:
         size = self._rows
         end = len(text.tokens)
         learnt = max(text.n_prompt - 1, text.first + 1)
@@ -128,12 +128,12 @@ class Packing:
             if end - text.first <= size.columns and end - 1 - learnt <= size.answers:
                 begin = text.first
             stop = min(end, begin + size.columns, learnt + size.answers + 1)
-            yield _Piece(number, begin, learnt, stop)
+            yield _TextPiece(number, begin, learnt, stop)
             learnt = stop - 1
 
-    def _pack(self, pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    def _pack(self, pieces: Sequence[_TextPiece]) -> list[list[_TextPiece]]:
         """Put each piece into the first row with room for it."""
-        rows: list[tuple[list[_Piece], int, int]] = []
+        rows: list[tuple[list[_TextPiece], int, int]] = []
         for piece in pieces:
             for i, (row, columns, answers) in enumerate(rows):
                 if (
@@ -149,7 +149,7 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochPosition:
     """Where a training is in its data."""
 
     epoch: int = 0
@@ -158,8 +158,8 @@ class Place:
 
 
 def batches(
-    packing: Packing, embed: EmbedFn, n: int, seed: int, place: Place
-) -> Iterator[tuple[Batch, Place]]:
+    packing: TextPacking, embed: EmbedFn, n: int, seed: int, place: EpochPosition
+) -> Iterator[tuple[TrainingBatch, EpochPosition]]:
     """Yield batches of `n` rows from `place` on, without end, each with the place after it."""
     epoch, at = place.epoch, place.row
     while True:
@@ -167,6 +167,6 @@ def batches(
         while at < len(rows):
             some = rows[at : at + n]
             at += n
-            after = Place(epoch, at) if at < len(rows) else Place(epoch + 1, 0)
+            after = EpochPosition(epoch, at) if at < len(rows) else EpochPosition(epoch + 1, 0)
             yield packing.batch(some, embed), after
         epoch, at = epoch + 1, 0

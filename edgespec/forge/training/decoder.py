@@ -16,7 +16,7 @@ from jax import Array
 from edgespec.errors import UsageError
 from edgespec.forge.training import arithmetic
 from edgespec.forge.training.arithmetic import project, rms_norm, rope
-from edgespec.forge.training.target import Shape, Weights
+from edgespec.forge.training.weights import BlockShape, ModelWeights
 
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """Those whose layers are known here; whether RoPE turns neighbours (else elements half a head apart)."""
@@ -32,7 +32,7 @@ _KEPT = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 _NEVER = -1e9  # a score that no softmax notices
 
 
-class Changed(NamedTuple):
+class LowRankMatrix(NamedTuple):
     """A matrix (k, n) that stays, and the product of two narrow ones that is added to it."""
 
     frozen: Array
@@ -42,7 +42,7 @@ class Changed(NamedTuple):
     """(rank, n)."""
 
 
-Layer: TypeAlias = Mapping[str, Array | Changed]
+Layer: TypeAlias = Mapping[str, Array | LowRankMatrix]
 """A layer's tensors: names as in the file without "blk.N."; matrices transposed, (k, n).
 
 Of several layers: the same, each tensor with one more dimension in front.
@@ -50,10 +50,10 @@ Of several layers: the same, each tensor with one more dimension in front.
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class DecoderLayers:
     """What the layers of a model compute."""
 
-    shape: Shape
+    shape: BlockShape
     interleaved: bool
     parts: tuple[str, ...]
     """The tensors of each layer."""
@@ -118,9 +118,9 @@ def _batched(x: Array, y: Array, y_dim: int) -> Array:
     return jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
 
 
-def multiply(x: Array, matrix: Array | Changed) -> Array:
+def multiply(x: Array, matrix: Array | LowRankMatrix) -> Array:
     """Return `x @ matrix`."""
-    if isinstance(matrix, Changed):
+    if isinstance(matrix, LowRankMatrix):
         return project(x, matrix.frozen) + project(project(x, matrix.down), matrix.up)
     return project(x, matrix)
 
@@ -131,7 +131,7 @@ def _product(layer: Layer, name: str, x: Array) -> Array:
     return y if bias is None else y + bias
 
 
-def read_decoder(source: Weights) -> Decoder:
+def read_decoder(source: ModelWeights) -> DecoderLayers:
     """Return what the layers of `source` compute. Raises UsageError for a model that is not known here."""
     header, shape = source.header, source.shape()
     if header.architecture not in ARCHITECTURES:
@@ -151,9 +151,9 @@ def read_decoder(source: Weights) -> Decoder:
     frequencies = shape.rope_base ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)
     if _ROPE_FACTORS in source:
         frequencies = frequencies / source.vector(_ROPE_FACTORS)
-    return Decoder(shape, ARCHITECTURES[arch], tuple(sorted(parts)), frequencies)
+    return DecoderLayers(shape, ARCHITECTURES[arch], tuple(sorted(parts)), frequencies)
 
 
-def _unknown(source: Weights, problem: str) -> UsageError:
+def _unknown(source: ModelWeights, problem: str) -> UsageError:
     known = ", ".join(ARCHITECTURES)
     return UsageError(f"{source.header.path}: {problem}; only plain {known} models can be trained")

@@ -25,13 +25,13 @@ Params = Any
 """Nested dicts of float32 arrays."""
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """The texts of one training step; numpy arrays on the host, JAX arrays inside a traced function."""
 
     tokens: Any
     """int32 (n, m)."""
     embeddings: Any
-    """float16 (n, m, width): `Family.embed` of the tokens."""
+    """float16 (n, m, width): `TrainableFamily.embed` of the tokens."""
     features: Any
     """float16 (n, m, n_embd); 0 where it is not known (the last token of a text, padding)."""
     text: Any
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """How a family of drafts is trained, whatever the data and the time."""
 
     matrices: Literal["muon", "adam"]
@@ -66,7 +66,7 @@ class Recipe:
     """Weight decay of matrices (arXiv 1711.05101)."""
 
 
-class Family(Protocol):
+class TrainableFamily(Protocol):
     """A kind of draft: its parameters, what they are trained for, and the file that it becomes."""
 
     @property
@@ -74,7 +74,7 @@ class Family(Protocol):
         """Return the name of the family, as in `--families`."""
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> TrainingRecipe:
         """Return how it is trained."""
 
     @property
@@ -91,14 +91,14 @@ class Family(Protocol):
         """Return the input embeddings of tokens, shape (*tokens.shape, width); called on the host."""
 
     def loss(
-        self, params: Params, frozen: Params, batch: Batch, key: jax.Array
+        self, params: Params, frozen: Params, batch: TrainingBatch, key: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return what is to be made small, a mean over the batch's answers, and numbers to show by name.
 
         Traced by JAX; `key` for what is random (noise).
         """
 
-    def walk(self, params: Params, frozen: Params, batch: Batch, n: int) -> jax.Array:
+    def walk(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> jax.Array:
         """Return bool (rows, a, n): whether the draft, walking on its own, likes the text's next tokens best.
 
         [row, i, s]: the draft has the target's features up to column answers[i] - 1 only, read the tokens up

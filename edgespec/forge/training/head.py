@@ -32,12 +32,12 @@ from jax import Array
 from edgespec.errors import UsageError
 from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, rope_turns, score
 from edgespec.forge.training.batches import Written
-from edgespec.forge.training.family import Batch, Params
-from edgespec.forge.training.head_file import HeadOf, read_params, write_head
+from edgespec.forge.training.family import Params, TrainingBatch
+from edgespec.forge.training.head_file import HeadMetadata, read_params, write_head
 from edgespec.forge.training.losses import choose_tokens
 from edgespec.forge.training.optimizer import MUON
-from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
 from edgespec.forge.training.warm_start import fit_fusion
+from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 
 _CONFIDENCE = 0.5
 """Factor of a new head's logits. Its features are as long as the target's, whatever it knows: with a factor
@@ -68,7 +68,7 @@ class HeadSettings:
     """Columns that a new head's fusion is fitted to."""
 
 
-class Head:
+class HeadFamily:
     """A head for one target and one cut vocabulary."""
 
     name = "head"
@@ -76,7 +76,7 @@ class Head:
 
     def __init__(
         self,
-        target: Weights,
+        target: ModelWeights,
         target_sha256: str,
         token_ids: npt.NDArray[np.int64],
         settings: HeadSettings | None = None,
@@ -91,7 +91,7 @@ class Head:
         self.settings = settings or HeadSettings()
         own = target.shape()
         n_ff = self.settings.n_ff or 2 * own.n_embd
-        self.shape = Shape(
+        self.shape = BlockShape(
             own.n_embd, n_ff, own.n_head, own.n_head_kv, own.head_dim, own.rope_base, own.epsilon
         )
         # Inputs are scaled to a mean square of about 1, so that one learning rate suits both matrices.
@@ -145,7 +145,7 @@ class Head:
     # ---- what JAX traces ----
 
     def loss(
-        self, params: Params, frozen: Params, batch: Batch, key: Array
+        self, params: Params, frozen: Params, batch: TrainingBatch, key: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Return the loss over all steps, and "divergence" of the first alone: KL(target || head), in nats.
 
@@ -154,7 +154,7 @@ class Head:
         """
         settings = self.settings
         noise, choice = jax.random.split(key)
-        walk = Walk(self, params, batch, noise)
+        walk = HeadRollout(self, params, batch, noise)
         features = walk.at_answers(batch.features.astype(jnp.float32))
         compared = choose_tokens(
             features,
@@ -176,9 +176,9 @@ class Head:
                 shown = {"divergence": divergence}
         return total, shown
 
-    def walk(self, params: Params, frozen: Params, batch: Batch, n: int) -> Array:
+    def walk(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
         """Return bool (rows, a, n): whether the next tokens are the walking head's likeliest."""
-        walk = Walk(self, params, batch)
+        walk = HeadRollout(self, params, batch)
         following = jnp.take_along_axis(
             batch.tokens, jnp.minimum(batch.answers + 1, batch.tokens.shape[1] - 1), 1
         )
@@ -192,7 +192,7 @@ class Head:
 
     def export(self, params: Params, path: Path, type_: str) -> None:
         """Write the head as the GGUF file `path` with matrices of `type_` (head_file.write_head)."""
-        head = HeadOf(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
+        head = HeadMetadata(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
         params = {
             **params,
             "embedding": np.asarray(params["embedding"]) / self.embedding_scale,
@@ -214,10 +214,12 @@ class Head:
         return params
 
 
-class Walk:
+class HeadRollout:
     """The passes of a head over a batch: `step` drafts all answers, each time one column longer."""
 
-    def __init__(self, head: Head, params: Params, batch: Batch, key: Array | None = None) -> None:
+    def __init__(
+        self, head: HeadFamily, params: Params, batch: TrainingBatch, key: Array | None = None
+    ) -> None:
         """Draft for `batch`; the features that are read are off by a little if there is a `key`."""
         shape = head.shape
         self._shape, self._params, self._batch = shape, params, batch

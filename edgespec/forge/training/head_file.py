@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.training.family import Params
-from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Shape, Weights
+from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 from edgespec.llama import gguf_encoding
 from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
 from edgespec.llama.ggml_types import F32, from_floats, type_number
@@ -42,10 +42,10 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadOf:
+class HeadMetadata:
     """What a head's file says beside its weights."""
 
-    shape: Shape
+    shape: BlockShape
     target_sha256: str
     """Of the target's file."""
     n_vocab: int
@@ -54,7 +54,7 @@ class HeadOf:
     """Those that the head can say, ascending: the rows of its output matrix."""
 
 
-def write_head(path: Path, head: HeadOf, params: Params, output: Floats, type_: str) -> None:
+def write_head(path: Path, head: HeadMetadata, params: Params, output: Floats, type_: str) -> None:
     """Write a head with matrices of `type_`: "q4_0", "q8_0", "f16" or "f32"; the fusion has 8 bits or more.
 
     `params` are those of head.Head, `output` its output matrix. The file appears
@@ -93,12 +93,12 @@ def write_head(path: Path, head: HeadOf, params: Params, output: Floats, type_: 
         raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
 
 
-def read_params(path: Path, target: Weights) -> Params:
+def read_params(path: Path, target: ModelWeights) -> Params:
     """Return the parameters of the head in `path`, made for `target`, as far as its type kept them.
 
     Raises UsageError and EdgespecError if it is no such head.
     """
-    weights = Weights(check_model_file(path))
+    weights = ModelWeights(check_model_file(path))
     head = read_head(weights.header)
     if head is None:
         raise UsageError(f"{path}: no draft head")
@@ -116,7 +116,7 @@ def read_params(path: Path, target: Weights) -> Params:
     return params
 
 
-def _metadata(head: HeadOf, infos: list[TensorInfo], fusion_kind: int, fusion_offset: int) -> bytes:
+def _metadata(head: HeadMetadata, infos: list[TensorInfo], fusion_kind: int, fusion_offset: int) -> bytes:
     shape = head.shape
     sizes = {
         "context_length": _CONTEXT,

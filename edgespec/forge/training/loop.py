@@ -7,10 +7,14 @@ with the batch that it would have trained on next.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, Protocol
 
 import jax
@@ -20,10 +24,9 @@ import optax
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.training import checkpoint
-from edgespec.forge.training.acceptance import Acceptance, Evaluation
-from edgespec.forge.training.batches import Packing, Place, Rows, Written, batches
-from edgespec.forge.training.ending import ending
-from edgespec.forge.training.family import Batch, Family, Params, Recipe
+from edgespec.forge.training.acceptance import Acceptance, AcceptanceEvaluation
+from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, Written, batches
+from edgespec.forge.training.family import Params, TrainableFamily, TrainingBatch, TrainingRecipe
 from edgespec.forge.training.optimizer import optimizer
 from edgespec.platform.messages import MessageFn, silent
 
@@ -47,9 +50,9 @@ class TrainingSettings:
     hours: float | None = None
     tokens: int | None = None
     """Answers trained on, each as often as it was."""
-    recipe: Recipe | None = None
+    recipe: TrainingRecipe | None = None
     """None: the family's own."""
-    rows: Rows | None = None
+    rows: BatchSize | None = None
     """None: as many as the recipe has, of the usual size."""
     seed: int = 0
     checkpoint_s: float = 180.0
@@ -86,7 +89,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """What came of a training."""
 
     params: Params
@@ -101,7 +104,7 @@ class Trained:
 
 
 def train(
-    family: Family,
+    family: TrainableFamily,
     dataset: Texts,
     settings: TrainingSettings,
     folder: Path,
@@ -109,7 +112,7 @@ def train(
     start: Path | Params | None = None,
     on_progress: Callable[[Progress], None] = lambda _now: None,
     on_message: MessageFn = silent,
-) -> Trained:
+) -> TrainingResult:
     """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
 
     `start`: parameters to begin with, or the folder of an earlier training that has them. `on_progress` is
@@ -122,10 +125,10 @@ def train(
 
 
 @dataclass(slots=True)
-class _State:
+class _TrainingState:
     """All that a checkpoint holds beside the arrays."""
 
-    place: Place = field(default_factory=Place)
+    place: EpochPosition = field(default_factory=EpochPosition)
     n_texts: int = 0
     n_steps: int = 0
     n_tokens: int = 0
@@ -137,11 +140,11 @@ class _State:
         return {**asdict(self), "history": [(n, s, asdict(one)) for n, s, one in self.history]}
 
     @classmethod
-    def of(cls, facts: dict[str, Any]) -> _State:
+    def of(cls, facts: dict[str, Any]) -> _TrainingState:
         history = [
             (n, s, Acceptance(one["n_drafts"], tuple(one["accepted"]))) for n, s, one in facts["history"]
         ]
-        return cls(**{**facts, "place": Place(**facts["place"]), "history": history})
+        return cls(**{**facts, "place": EpochPosition(**facts["place"]), "history": history})
 
     @property
     def best(self) -> float:
@@ -156,7 +159,7 @@ class _State:
 class _Training:
     def __init__(
         self,
-        family: Family,
+        family: TrainableFamily,
         dataset: Texts,
         settings: TrainingSettings,
         folder: Path,
@@ -168,19 +171,19 @@ class _Training:
         texts = list(dataset.texts(held_out=False))
         held_out = [text for text in dataset.texts(held_out=True) if text.temperature == 0.0]
         self._recipe = settings.recipe or family.recipe
-        self._rows = settings.rows or Rows(self._recipe.n_rows)
-        self._packing = Packing(texts, self._rows)
+        self._rows = settings.rows or BatchSize(self._recipe.n_rows)
+        self._packing = TextPacking(texts, self._rows)
         if not self._packing.n_answers or not held_out:
             raise EdgespecError(
                 f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
                 "let the target write more"
             )
-        self._evaluate = Evaluation(
+        self._evaluate = AcceptanceEvaluation(
             family, held_out, self._rows, n_positions=settings.n_positions, n_most=settings.n_held_out
         )
         self._optimizer = optimizer(self._recipe)
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
-        self._state = _State(n_texts=len(texts))
+        self._state = _TrainingState(n_texts=len(texts))
         self._shown: list[dict[str, Any]] = []
 
     def _traced_step(
@@ -188,7 +191,7 @@ class _Training:
         params: Params,
         moments: optax.OptState,
         frozen: Params,
-        batch: Batch,
+        batch: TrainingBatch,
         key: jax.Array,
         length: jax.Array,
     ) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
@@ -198,7 +201,7 @@ class _Training:
         params = jax.tree.map(lambda x, step: x + length * step, params, updates)
         return params, moments, {"loss": loss, **shown}
 
-    def run(self, start: Path | Params | None) -> Trained:
+    def run(self, start: Path | Params | None) -> TrainingResult:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
@@ -242,9 +245,12 @@ class _Training:
         if found is not None:
             (params, moments), facts = found
             n_texts = self._state.n_texts
-            self._state = _State.of(facts)
+            self._state = _TrainingState.of(facts)
             if self._state.n_texts != n_texts:  # texts came or went: other rows, so begin with all of them
-                self._state.place, self._state.n_texts = Place(self._state.place.epoch + 1, 0), n_texts
+                self._state.place, self._state.n_texts = (
+                    EpochPosition(self._state.place.epoch + 1, 0),
+                    n_texts,
+                )
         elif start is not None:
             params = best_params(start, params) if isinstance(start, Path) else start
         return jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, moments)
@@ -266,13 +272,13 @@ class _Training:
         self._tell("training")
         self._shown.clear()
 
-    def _trained(self, params: Params) -> Trained:
+    def _trained(self, params: Params) -> TrainingResult:
         state, settings = self._state, self._settings
         best = max((one for _, _, one in state.history), key=lambda one: one.mean_accepted)
         ended: Ended = "no better" if self._share() < 1 else "hours"
         if settings.tokens and state.n_tokens >= settings.tokens:
             ended = "tokens"
-        return Trained(
+        return TrainingResult(
             best_params(self._folder, params),
             best,
             tuple(state.history),
@@ -314,3 +320,28 @@ def best_params(folder: Path, like: Params) -> Params:
 def _cosine(share: float) -> float:
     """Return how long steps are at that share of the way."""
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+
+@contextmanager
+def ending() -> Iterator[threading.Event]:
+    """Give an event that the first SIGINT or SIGTERM sets; a second one ends the work at once.
+
+    Outside of the main thread, which gets no signals, it is never set.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    previous: dict[int, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, previous[number])
+        asked.set()
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        previous[one] = signal.signal(one, note)
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

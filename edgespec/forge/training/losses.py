@@ -13,7 +13,7 @@ from edgespec.forge.training.arithmetic import score
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedTokens:
     """The tokens whose logits are compared, and how likely the target finds them."""
 
     output: Array
@@ -29,7 +29,9 @@ class Compared:
         return (jnp.exp(self.log_probs) * (self.log_probs - log_probs)).sum(-1)
 
 
-def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array) -> Compared:
+def choose_tokens(
+    features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array
+) -> ComparedTokens:
     """Choose the n[0] tokens that the target likes best, over all answers, and n[1] of the others at random.
 
     `features` are the target's, (rows, a, n_embd), `weights` those of the answers, (rows, a), `output` the
@@ -41,7 +43,7 @@ def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, 
     n_kept = len(output)
     if sum(n) >= n_kept:
         log_probs = jax.nn.log_softmax(score(features.reshape(-1, features.shape[-1]), output), -1)
-        return Compared(output, jnp.zeros(n_kept), log_probs)
+        return ComparedTokens(output, jnp.zeros(n_kept), log_probs)
     mass = jax.lax.map(  # by rows: all logits at once would take most of the memory
         lambda row: (jax.nn.softmax(score(row[0], output), -1) * row[1][:, None]).sum(0), (features, weights)
     ).sum(0)
@@ -54,4 +56,4 @@ def choose_tokens(features: Array, weights: Array, output: Array, n: tuple[int, 
     # Columns of the logits are slower to gather than rows of the matrix and a second product.
     rows = output[jnp.concatenate([likeliest, others])]
     logits = score(features.reshape(-1, features.shape[-1]), rows)
-    return Compared(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))
+    return ComparedTokens(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))

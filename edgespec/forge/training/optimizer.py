@@ -14,16 +14,16 @@ import optax
 from jax import Array
 
 from edgespec.forge.training.arithmetic import FACTOR, dot
-from edgespec.forge.training.family import Params, Recipe
+from edgespec.forge.training.family import Params, TrainingRecipe
 
 _ITERATIONS = 4  # of 5, the author's, a head learns no more
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, chosen by its author for speed
 _MOMENTUM = 0.95
 
-MUON = Recipe("muon", rate=7e-3, vector_rate=5e-4, warm_up=10, n_rows=6)
+MUON = TrainingRecipe("muon", rate=7e-3, vector_rate=5e-4, warm_up=10, n_rows=6)
 
 
-def optimizer(recipe: Recipe) -> optax.GradientTransformation:
+def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
     """Return the transformation of gradients to steps, downhill, as long as after the warm-up."""
     adam = optax.scale_by_adam(b1=0.9, b2=0.95)
     matrices = adam

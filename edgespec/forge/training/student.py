@@ -3,7 +3,7 @@
     whole      all layers of the small model, with a cut output vocabulary
     shallow    fewer of its layers: those left out that are missed least (choose_layers)
 
-The student reads tokens alone, as any model does, so that its file is an ordinary one (cutting.py). It learns
+The student reads tokens alone, as any model does, so that its file is an ordinary one (vocabulary_cut.py). It learns
 the target's distribution over the kept tokens, softmax(W_out[cut] f), where the target itself wrote
 (arXiv 2310.08461 compares such losses). Its input embeddings stay as they are.
 """
@@ -21,19 +21,19 @@ import numpy.typing as npt
 from jax import Array
 
 from edgespec.errors import UsageError
-from edgespec.forge.cutting import Changes, cut
 from edgespec.forge.training.arithmetic import FACTOR, rms_norm, score
-from edgespec.forge.training.batches import Packing, Rows, Written
-from edgespec.forge.training.decoder import Changed, multiply, read_decoder
-from edgespec.forge.training.family import Batch, Params, Recipe
-from edgespec.forge.training.target import EMBEDDINGS, OUTPUT_NORM, Weights
+from edgespec.forge.training.batches import BatchSize, TextPacking, Written
+from edgespec.forge.training.decoder import LowRankMatrix, multiply, read_decoder
+from edgespec.forge.training.family import Params, TrainingBatch, TrainingRecipe
+from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.forge.vocabulary_cut import TensorChanges, cut
 from edgespec.models.pull import hash_file
 
 # At twice the rate of whole matrices, what the source knew was lost faster than it was taught.
-_WHOLE_MATRICES = Recipe("adam", rate=5e-5, vector_rate=5e-5, warm_up=60, n_rows=2)
-_LOW_RANK = Recipe("adam", rate=5e-4, vector_rate=5e-4, warm_up=60, n_rows=2)
+_WHOLE_MATRICES = TrainingRecipe("adam", rate=5e-5, vector_rate=5e-5, warm_up=60, n_rows=2)
+_LOW_RANK = TrainingRecipe("adam", rate=5e-4, vector_rate=5e-4, warm_up=60, n_rows=2)
 
-_FEW = Rows(n=2, columns=384, answers=320)  # what the choice of layers reads
+_FEW = BatchSize(n=2, columns=384, answers=320)  # what the choice of layers reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class StudentSettings:
     """Train the output matrix too."""
 
 
-class Student:
+class StudentFamily:
     """A student of one target, with a cut vocabulary."""
 
     def __init__(
         self,
         name: str,
-        source: Weights,
-        target: Weights,
+        source: ModelWeights,
+        target: ModelWeights,
         token_ids: npt.NDArray[np.int64],
         settings: StudentSettings | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Student:
     # ---- what JAX traces ----
 
     def loss(
-        self, params: Params, frozen: Params, batch: Batch, key: Array
+        self, params: Params, frozen: Params, batch: TrainingBatch, key: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Return the mean of KL(target || student) over the kept tokens, in nats, and two shares.
 
@@ -123,7 +123,7 @@ class Student:
         agreement = ((p.argmax(-1) == q.argmax(-1)) * weights).sum() / n
         return divergence, {"divergence": divergence, "overlap": overlap, "agreement": agreement}
 
-    def walk(self, params: Params, frozen: Params, batch: Batch, n: int) -> Array:
+    def walk(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
         """Return bool (rows, a, n): whether the next tokens are the student's likeliest.
 
         Where all before were right, a student that reads its own tokens reads those of the text.
@@ -134,7 +134,7 @@ class Student:
         right = likeliest == frozen["row"][following]
         return jnp.stack([jnp.roll(right, -step, 1) for step in range(n)], -1)
 
-    def logits(self, params: Params, frozen: Params, batch: Batch) -> Array:
+    def logits(self, params: Params, frozen: Params, batch: TrainingBatch) -> Array:
         """Return the student's logits of what follows each answer, (rows * a, kept)."""
         layers = {
             part: _matrix(params["layers"].get(part), frozen["layers"].get(part))
@@ -171,8 +171,8 @@ class Student:
     # ---- the file ----
 
     def export(self, params: Params, path: Path, type_: str) -> None:
-        """Write the student as a cut draft (cutting.py), its matrices quantized to `type_`."""
-        changes = Changes(self._layers, type_, lambda name: self._exported(params, name))
+        """Write the student as a cut draft (vocabulary_cut.py), its matrices quantized to `type_`."""
+        changes = TensorChanges(self._layers, type_, lambda name: self._exported(params, name))
         cut(
             self._source.header,
             path,
@@ -203,11 +203,11 @@ class Student:
         return None if own is None else np.asarray(own, np.float32).T
 
 
-def _matrix(own: Params | None, frozen: Array | None) -> Array | Changed:
+def _matrix(own: Params | None, frozen: Array | None) -> Array | LowRankMatrix:
     """Return what is trained of a tensor, what is frozen of it, or both together."""
     if own is None:
         return frozen
-    return Changed(frozen, own["down"], own["up"]) if isinstance(own, dict) else own
+    return LowRankMatrix(frozen, own["down"], own["up"]) if isinstance(own, dict) else own
 
 
 def _as_factor(matrices: npt.NDArray[np.float32]) -> Array:
@@ -221,8 +221,8 @@ def _at_answers(x: Array, answers: Array) -> Array:
 
 
 def choose_layers(
-    source: Weights,
-    target: Weights,
+    source: ModelWeights,
+    target: ModelWeights,
     token_ids: npt.NDArray[np.int64],
     texts: Sequence[Written],
     n_kept: int,
@@ -242,8 +242,8 @@ def choose_layers(
             f"a shallow student has 2 to {n_layer - 1} of the model's {n_layer} layers", value=n_kept
         )
     # A change of rank 1, which begins as none, leaves the matrices in 16 bits.
-    whole = Student("whole", source, target, token_ids, StudentSettings(rank=1, output=False))
-    packing = Packing(texts, _FEW)
+    whole = StudentFamily("whole", source, target, token_ids, StudentSettings(rank=1, output=False))
+    packing = TextPacking(texts, _FEW)
     batch = packing.batch(packing.epoch(0, 0)[: _FEW.n], whole.embed)
     params = whole.init(jax.random.key(0))
 

@@ -21,7 +21,7 @@ from edgespec.models.store import Store
 from edgespec.platform.locks import locked
 
 
-class Workshop:
+class DraftStore:
     """The drafts of one target."""
 
     def __init__(self, target_name: str, target_sha256: str) -> None:
@@ -124,7 +124,7 @@ def remove_data(target_name: str, target_sha256: str) -> tuple[Path | None, int]
     folder = forge_root() / target_sha256[:16]
     if not folder.is_dir():
         return None, 0
-    with Workshop(target_name, target_sha256).opened():  # refuses while a draft is being made
+    with DraftStore(target_name, target_sha256).opened():  # refuses while a draft is being made
         n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         shutil.rmtree(folder)
     return folder, n_bytes

@@ -4,7 +4,7 @@ A small model spends much of a pass on the logits of tokens that never come. Row
 quantized one by one, so they can be left out as bytes: the logits of what stays are the same bits. Inputs
 stay in the full vocabulary (embeddings.py). The file is a model of its own to any other program.
 
-What a draft learnt beyond that, and which layers it lost, comes as `Changes`.
+What a draft learnt beyond that, and which layers it lost, comes as `TensorChanges`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CHUNK = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class SourceVocabulary:
     """A model's tokens as its file lists them."""
 
     n_vocab: int
@@ -78,7 +78,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TensorChanges:
     """What a cut model has in place of its source's tensors."""
 
     layers: tuple[int, ...]
@@ -105,7 +105,7 @@ def check_source(header: GGUFHeader) -> None:
         raise UsageError(f"{header.path}: its vocabulary is cut already; name the model it was made from")
 
 
-def read_vocabulary(header: GGUFHeader) -> Vocabulary:
+def read_vocabulary(header: GGUFHeader) -> SourceVocabulary:
     """Return the tokens of a model that `check_source` accepts."""
     gguf = header.gguf
     texts = gguf.texts(TOKENS)
@@ -116,7 +116,7 @@ def read_vocabulary(header: GGUFHeader) -> Vocabulary:
     single = [i for i, text in enumerate(texts) if is_bpe and len(text.decode(errors="replace")) == 1]
     special = np.flatnonzero((types != _NORMAL) & (types != _UNUSED))
     required = np.unique(np.concatenate([special, np.array([*single, *named], np.int64)]))
-    return Vocabulary(
+    return SourceVocabulary(
         len(texts), required[(required >= 0) & (required < len(texts))], np.flatnonzero(types == _UNUSED)
     )
 
@@ -127,15 +127,15 @@ def cut(
     token_ids: npt.NDArray[np.int64],
     *,
     source_sha256: str,
-    changes: Changes | None = None,
+    changes: TensorChanges | None = None,
 ) -> None:
     """Write the model of `header`, which `check_source` accepts, with only the tokens `token_ids` as `path`.
 
-    `token_ids`: ascending, with all of `Vocabulary.required`. `path` appears complete or not at all; an older
-    file is replaced. Raises EdgespecError when it cannot be written, UsageError for an unknown type.
+    `token_ids`: ascending, with all of `SourceVocabulary.required`. An older file is replaced, a failure leaves
+    it. Raises EdgespecError when the file cannot be written, UsageError for an unknown type.
     """
     with _mapped(header.path) as data:
-        writing = _Cut(data, header, np.asarray(token_ids, np.int64), source_sha256, changes)
+        writing = _CutFile(data, header, np.asarray(token_ids, np.int64), source_sha256, changes)
         try:
             with replacing(path) as file:
                 writing.write(file)
@@ -143,7 +143,7 @@ def cut(
             raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
 
 
-class _Cut:
+class _CutFile:
     """One file to be written, and what it is made from."""
 
     def __init__(
@@ -152,7 +152,7 @@ class _Cut:
         header: GGUFHeader,
         token_ids: npt.NDArray[np.int64],
         source_sha256: str,
-        changes: Changes | None,
+        changes: TensorChanges | None,
     ) -> None:
         self._data, self._ids, self._gguf = data, token_ids, header.gguf
         self._sha256, self._changes = source_sha256, changes

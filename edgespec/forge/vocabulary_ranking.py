@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import UsageError
-from edgespec.forge.cutting import Vocabulary
-from edgespec.forge.training.target import Weights
+from edgespec.forge.training.weights import ModelWeights
+from edgespec.forge.vocabulary_cut import SourceVocabulary
 
 Ids = npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class VocabularyRanking:
     """The tokens of a vocabulary, those first that a cut keeps first."""
 
     order: Ids
@@ -88,12 +88,12 @@ class Ranking:
 
 
 def rank(
-    vocabulary: Vocabulary,
+    vocabulary: SourceVocabulary,
     texts: Sequence[Text],
-    target: Weights | None = None,
+    target: ModelWeights | None = None,
     *,
     on_progress: Callable[[float], None] = lambda _share: None,
-) -> Ranking:
+) -> VocabularyRanking:
     """Return the ranking of `vocabulary` by what was written in `texts`.
 
     With the target's weights, its expectations at N_PLACES of the texts count too; `on_progress` is told
@@ -112,7 +112,7 @@ def rank(
     score[vocabulary.required] = np.inf
     order = np.argsort(-score, kind="stable")
     n_words = n_vocab - len(np.setdiff1d(vocabulary.unused, vocabulary.required))
-    return Ranking(order[:n_words], len(vocabulary.required), n_written)
+    return VocabularyRanking(order[:n_words], len(vocabulary.required), n_written)
 
 
 def coverage(token_ids: Ids, texts: Iterable[Text]) -> float:
@@ -126,7 +126,7 @@ def coverage(token_ids: Ids, texts: Iterable[Text]) -> float:
 
 def expectations(
     texts: Sequence[Text],
-    target: Weights,
+    target: ModelWeights,
     n_places: int = N_PLACES,
     *,
     on_progress: Callable[[float], None] = lambda _share: None,
@@ -146,7 +146,7 @@ def expectations(
 
 
 def _sum_of_probabilities(
-    features: npt.NDArray[np.float32], target: Weights, n_vocab: int
+    features: npt.NDArray[np.float32], target: ModelWeights, n_vocab: int
 ) -> npt.NDArray[np.float64]:
     logits = np.empty((len(features), n_vocab), np.float32)
     for at in range(0, n_vocab, _ROWS):

@@ -19,7 +19,7 @@ import numpy as np
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ
-from edgespec.forge.prompts import Given, Prompt, built_in
+from edgespec.forge.prompts import TextPrompt, TokenPrompt, built_in
 from edgespec.forge.writing import LONGEST_PROMPT
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
@@ -39,7 +39,7 @@ _SUITES = (".jsonl", ".jsonl.gz")
 
 def asked_of(
     model: Model, files: Sequence[Path] = (), *, from_history: bool = False, seed: int = 0
-) -> Iterator[Prompt | Given]:
+) -> Iterator[TextPrompt | TokenPrompt]:
     """Return what `model` is asked, and what it reads: the user's own and built-in prompts in turns.
 
     Once the user's own have come to their end, the rest is built-in. Raises UsageError for a file that is
@@ -57,7 +57,7 @@ def asked_of(
     return in_turns(in_turns(*prompts), in_turns(*texts), built_in(seed))
 
 
-def in_turns(*sources: Iterable[Prompt | Given]) -> Iterator[Prompt | Given]:
+def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPrompt | TokenPrompt]:
     """Yield one of each source in turns, until all have ended."""
     left = [iter(source) for source in sources]
     while left:
@@ -87,15 +87,15 @@ class HistoryTexts:
             )
         self._opening, self._mark = _template_tokens(model)
 
-    def prompts(self) -> Iterator[Given]:
+    def prompts(self) -> Iterator[TokenPrompt]:
         """Yield the beginnings that the target may go on from, newest first."""
         for tokens in reversed(self.documents):
             n_prompt = self._n_prompt(tokens)
             # A later turn of a conversation is kept without the turns before: there is nothing to answer.
             if tokens[:1] == self._opening[:1] or not self._opening:
-                yield Given(FROM_HISTORY, tuple(tokens[:n_prompt]), n_prompt)
+                yield TokenPrompt(FROM_HISTORY, tuple(tokens[:n_prompt]), n_prompt)
 
-    def texts(self, longest: int = LONGEST_PROMPT) -> Iterator[Given]:
+    def texts(self, longest: int = LONGEST_PROMPT) -> Iterator[TokenPrompt]:
         """Yield the documents, newest first, in passages of at most `longest` tokens."""
         for tokens in reversed(self.documents):
             yield from _passages(tokens, self._n_prompt(tokens), longest)
@@ -118,17 +118,17 @@ def check_file(path: Path) -> None:
         )
 
 
-def file_prompts(path: Path, model: Model) -> Iterator[Prompt | Given]:
+def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]:
     """Yield the prompts of a suite, or beginnings of a text's passages. Raises UsageError."""
     if path.name.endswith(_SUITES):
         for prompt in load_suite(str(path)).prompts:
-            yield Prompt(FROM_FILE, (prompt.text,))
+            yield TextPrompt(FROM_FILE, (prompt.text,))
         return
     for given in file_texts(path, model):
-        yield Given(FROM_FILE, given.tokens[: given.n_prompt], given.n_prompt)
+        yield TokenPrompt(FROM_FILE, given.tokens[: given.n_prompt], given.n_prompt)
 
 
-def file_texts(path: Path, model: Model) -> Iterator[Given]:
+def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
     """Yield the passages of a text; nothing of a suite, which has no answers. Raises UsageError."""
     check_file(path)
     if path.name.endswith(_SUITES):
@@ -144,13 +144,13 @@ def file_texts(path: Path, model: Model) -> Iterator[Given]:
     yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
 
 
-def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[Given]:
+def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:
     """Yield texts of at most `longest` tokens; later ones begin with the last CONTEXT of those before."""
     start = 0 if n_prompt < longest else n_prompt - longest // 2  # of a long prompt, the end
     while True:
         part = tuple(tokens[start : start + longest])
         if len(part) > n_prompt - start:
-            yield Given(READ, part, n_prompt - start)
+            yield TokenPrompt(READ, part, n_prompt - start)
         if start + longest >= len(tokens):
             return
         start += longest - CONTEXT

@@ -36,7 +36,7 @@ _TIMED = Variant("model", "model", 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EvaluationPrompt:
     """A prompt that no judged draft was trained on."""
 
     id: str
@@ -46,13 +46,13 @@ class Question:
     tokens: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, prompt: Prompt) -> Question:
+    def of(cls, prompt: Prompt) -> EvaluationPrompt:
         """Return the question of a suite's prompt."""
         return cls(prompt.id, prompt.category, prompt.text)
 
 
 @dataclass(frozen=True, slots=True)
-class JudgingSettings:
+class EvaluationSettings:
     """How long and with what drafts are judged."""
 
     n_predict: int = 64
@@ -64,14 +64,14 @@ class JudgingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EvaluationTask:
     """What the process is to do."""
 
     target: str
     draft: str | None
     """None: no draft model, only text seen before."""
-    questions: tuple[Question, ...]
-    settings: JudgingSettings
+    questions: tuple[EvaluationPrompt, ...]
+    settings: EvaluationSettings
     round: int | None
     """None: the timing. The runs at SAMPLED have the round's number plus that of all rounds."""
 
@@ -82,7 +82,7 @@ class Trial:
 
     def runs(self) -> Iterator[Run]:
         """Yield the runs as they end. Raises EdgespecError in one line if the process cannot do its work."""
-        conversation = Conversation("edgespec.forge.trial", "_in_child", self)
+        conversation = Conversation("edgespec.forge.evaluation_process", "_in_child", self)
         for kind, value in conversation:
             if kind == "run":
                 yield msgspec.convert(value, Run)
@@ -95,7 +95,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class DraftTiming:
     """What a draft does when it drafts 4 tokens at each step, greedily."""
 
     cost_ratio: float
@@ -104,7 +104,7 @@ class Timing:
     """Share accepted at position 1, at position 2 given that the first was, ..."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Timing:
+    def of(cls, runs: Sequence[Run]) -> DraftTiming:
         """Return what the runs of a timing tell. Raises EdgespecError if nothing was drafted."""
         plain = [
             run.verify_s / run.n_emitted
@@ -138,10 +138,10 @@ def _acceptance(steps: Counter[tuple[int, int]]) -> tuple[float, ...]:
 
 
 def _in_child() -> int:
-    return answer(Trial, _run)
+    return answer(EvaluationTask, _run)
 
 
-def _run(trial: Trial) -> None:
+def _run(trial: EvaluationTask) -> None:
     settings = trial.settings
     with Engine(
         trial.target,
@@ -161,11 +161,13 @@ def _run(trial: Trial) -> None:
         engine.forget(tables=True)  # the profile must not know these questions
 
 
-def _answer_all(engine: Engine, trial: Trial, drafting: Variant, temperature: float, round_: int) -> None:
+def _answer_all(
+    engine: Engine, trial: EvaluationTask, drafting: Variant, temperature: float, round_: int
+) -> None:
     """Answer each question plainly and drafting, in turns, and report the runs."""
     questions, variants = _fitting(engine, trial), (PLAIN_VARIANT, drafting)
 
-    def generate(question: Question, variant: Variant) -> Run:
+    def generate(question: EvaluationPrompt, variant: Variant) -> Run:
         engine.forget(tables=trial.round is not None)
         result = engine.generate(
             question.tokens or question.text,
@@ -185,7 +187,7 @@ def _answer_all(engine: Engine, trial: Trial, drafting: Variant, temperature: fl
             say("run", generate(question, variant))
 
 
-def _fitting(engine: Engine, trial: Trial) -> list[Question]:
+def _fitting(engine: Engine, trial: EvaluationTask) -> list[EvaluationPrompt]:
     """Return the questions that the target can answer in full. Raises EdgespecError if there is none."""
     n_predict, n_ctx = trial.settings.n_predict, engine.target.n_ctx_train
     found = []

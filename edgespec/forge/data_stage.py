@@ -8,13 +8,13 @@ from itertools import chain, islice
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.forge.candidates import TrainingRequest
+from edgespec.forge.builder import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
-from edgespec.forge.own_texts import asked_of, check_file
-from edgespec.forge.progress import Step, Surroundings
-from edgespec.forge.prompts import Given, Prompt, built_in
-from edgespec.forge.trial import Question
-from edgespec.forge.writing import Progress, Writing, WritingSettings
+from edgespec.forge.evaluation_process import EvaluationPrompt
+from edgespec.forge.progress import StageContext, StageProgress
+from edgespec.forge.prompts import TextPrompt, TokenPrompt, built_in
+from edgespec.forge.user_texts import asked_of, check_file
+from edgespec.forge.writing import Progress, TargetWriter, WritingSettings
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly
@@ -77,21 +77,20 @@ def default_tokens(training: TrainingRequest) -> int:
 
 
 def write_texts(
-    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, around: Surroundings
+    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, around: StageContext
 ) -> None:
     """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
-    Raises EdgespecError as `Writing`, `Dataset.writer` and `asked_of`, KeyboardInterrupt when it is stopped;
-    what was written by then is kept.
+    Raises EdgespecError, and KeyboardInterrupt when it is stopped; what was written by then is stored.
     """
 
     def show(now: Progress) -> None:
         left = until * (1.0 - now.share) / now.tokens_per_s if now.n_tokens >= _N_TOLD else None
         detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
-        around.on_progress(Step("writing", now.share, detail, left))
+        around.on_progress(StageProgress("writing", now.share, detail, left))
 
     prompts = _prompts(model, request)
-    writing = Writing(
+    writing = TargetWriter(
         model,
         WritingSettings(n_predict=request.n_predict),
         n_threads=n_threads,
@@ -104,24 +103,26 @@ def write_texts(
             around.on_message(writer.full())
 
 
-def _prompts(model: Model, request: DataRequest) -> Iterator[Prompt | Given]:
+def _prompts(model: Model, request: DataRequest) -> Iterator[TextPrompt | TokenPrompt]:
     """Return what is asked: some held-out prompts, so that each dataset has some, then all."""
     own = asked_of(model, request.prompts, from_history=request.from_history)
     return chain(islice(_held_out(), _N_HELD_OUT), own)
 
 
-def _held_out() -> Iterator[Prompt]:
+def _held_out() -> Iterator[TextPrompt]:
     """Yield the built-in prompts that nothing is trained on."""
     return (prompt for prompt in built_in() if is_held_out(prompt.key))
 
 
-def questions_for(dataset: Dataset, n: int) -> tuple[Question, ...]:
+def questions_for(dataset: Dataset, n: int) -> tuple[EvaluationPrompt, ...]:
     """Return `n` prompts that no draft was trained on: up to half of the user's own, then built-in ones."""
     own = [text for text in dataset.texts(held_out=True) if text.source != BUILT_IN and text.n_prompt > 1]
     found = [
-        Question(f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt])))
+        EvaluationPrompt(
+            f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt]))
+        )
         for text in evenly(own, n // 2)
     ]
     for prompt in islice(_held_out(), n - len(found)):
-        found.append(Question(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
+        found.append(EvaluationPrompt(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
     return tuple(found)

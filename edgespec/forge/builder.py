@@ -1,6 +1,6 @@
 """Candidates: the files of drafts that are judged, each a family in a quantization.
 
-whole, not trained   the source's weights; its output vocabulary is cut (cutting.py)
+whole, not trained   the source's weights; its output vocabulary is cut (vocabulary_cut.py)
 trained              head, shallow or whole, as training left it (training/), in each quantization
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 from edgespec.drafting.foreign.vocabulary import compare_vocabularies
 from edgespec.engine.choosing import is_here
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge.cutting import check_source, cut, read_vocabulary
 from edgespec.forge.dataset import Dataset
-from edgespec.forge.families import Job, Trained, check_trainable, require_jax, train_family
-from edgespec.forge.progress import Step, Surroundings
-from edgespec.forge.ranking import Ids, Ranking, rank
-from edgespec.forge.training.target import Weights
-from edgespec.forge.trainings import earlier_cut, earlier_training, name_of, read_cut_ids, write_cut_ids
+from edgespec.forge.families import TrainingJob, TrainingSummary, check_trainable, require_jax, train_family
+from edgespec.forge.progress import StageContext, StageProgress
+from edgespec.forge.runs import earlier_cut, earlier_training, name_of, read_cut_ids, write_cut_ids
+from edgespec.forge.training.weights import ModelWeights
+from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
+from edgespec.forge.vocabulary_ranking import Ids, VocabularyRanking, rank
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
@@ -79,14 +79,14 @@ class TrainingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftFile:
     """A draft that may be kept."""
 
     label: str
     """Such as "head-q4_0"; "cut-q4_0" for the whole model without training."""
     family: Family
     path: Path
-    trained: Trained | None
+    trained: TrainingSummary | None
     parent: str | None
     """The draft or model whose weights it started from."""
 
@@ -125,7 +125,7 @@ def _name(target: str) -> str:
     return found.stem if isinstance(found, Path) else found.name
 
 
-class Candidates:
+class DraftBuilder:
     """Makes the candidates for one target."""
 
     def __init__(self, target: ModelFile, header: GGUFHeader, request: TrainingRequest) -> None:
@@ -145,7 +145,7 @@ class Candidates:
             self._check_vocabularies(self.source)
             headers.append(self._source_header)
         for family in request.families if request.trains else ():
-            check_trainable(family, Weights(header), self._weights(family))
+            check_trainable(family, ModelWeights(header), self._weights(family))
         # Models of one vocabulary may differ in their padding.
         self._vocabulary = read_vocabulary(min(headers, key=lambda one: one.n_vocab))
         by_id = rank(self._vocabulary, ())
@@ -172,7 +172,7 @@ class Candidates:
                 )
         return 2 * n_bytes
 
-    def make(self, dataset: Dataset, folder: Path, run: Path, around: Surroundings) -> list[Candidate]:
+    def make(self, dataset: Dataset, folder: Path, run: Path, around: StageContext) -> list[DraftFile]:
         """Return the candidates, whose files are in `folder`; `run` keeps the checkpoints.
 
         Folders beside `run` are of earlier runs, from whose weights training starts. Raises EdgespecError,
@@ -180,26 +180,26 @@ class Candidates:
         """
         request = self._request
         token_ids = self._token_ids(dataset, run, around)
-        found: list[Candidate] = []
+        found: list[DraftFile] = []
         for family in request.families if request.trains else ():
             job = self._job(family, dataset, token_ids, run)
             trained, files = train_family(job, folder, request.types, around)
             parent = self._parent(job)
             for type_, path in files.items():
-                found.append(Candidate(f"{family}-{type_}", family, path, trained, parent))
+                found.append(DraftFile(f"{family}-{type_}", family, path, trained, parent))
         if "whole" in request.families and len(token_ids) < self._n_words:
             found += self._cuts(token_ids, folder, around)
         return found
 
-    def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> Job:
+    def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> TrainingJob:
         request, n = self._request, len(self._request.families)
         start = earlier_training(run, family, token_ids)
         if start is None and family == "head":
             start = self._best_head()
-        return Job(
+        return TrainingJob(
             family=family,
             dataset=dataset,
-            target=Weights(self._header),
+            target=ModelWeights(self._header),
             source=self._weights(family),
             token_ids=token_ids,
             hours=None if request.hours is None else request.hours / n,
@@ -219,29 +219,29 @@ class Candidates:
         own = head is not None and head.target_sha256 == sha256_of(self._target.path)
         return head.path if head and own else None
 
-    def _parent(self, job: Job) -> str | None:
+    def _parent(self, job: TrainingJob) -> str | None:
         """Return the draft or model whose weights a training began with."""
         if job.start and job.start.is_file():
             return job.start.stem
         return name_of(job.start) or (self.source.name if self.source and job.source else None)
 
-    def _weights(self, family: Family) -> Weights | None:
+    def _weights(self, family: Family) -> ModelWeights | None:
         """Return the small model that a family starts from, as good as it is here."""
-        return None if family == "head" else Weights(check_model_file(self._origin()))
+        return None if family == "head" else ModelWeights(check_model_file(self._origin()))
 
     # ---- which tokens ----
 
-    def _token_ids(self, dataset: Dataset, run: Path, around: Surroundings) -> Ids:
+    def _token_ids(self, dataset: Dataset, run: Path, around: StageContext) -> Ids:
         """Return the tokens that the drafts of a run can say, ascending; chosen once for each run."""
         kept = read_cut_ids(run)
         if kept is not None:
             return kept
-        around.on_progress(Step("choosing tokens", 0.0))
+        around.on_progress(StageProgress("choosing tokens", 0.0))
         ranking = rank(
             self._vocabulary,
             list(dataset.texts(held_out=False)),
-            Weights(self._header),
-            on_progress=lambda share: around.on_progress(Step("choosing tokens", share)),
+            ModelWeights(self._header),
+            on_progress=lambda share: around.on_progress(StageProgress("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)
         earlier = earlier_cut(run, len(ids), self._request.families) if self._request.trains else None
@@ -250,7 +250,7 @@ class Candidates:
         write_cut_ids(run, ids)
         return ids
 
-    def _cut_of(self, ranking: Ranking) -> Ids:
+    def _cut_of(self, ranking: VocabularyRanking) -> Ids:
         """Return the tokens that are kept. Raises UsageError where nothing would be cut, or too much."""
         keep = self._request.keep
         if keep is not None or len(ranking.order) > KEEP:
@@ -262,14 +262,14 @@ class Candidates:
 
     # ---- without training ----
 
-    def _cuts(self, token_ids: Ids, folder: Path, around: Surroundings) -> list[Candidate]:
+    def _cuts(self, token_ids: Ids, folder: Path, around: StageContext) -> list[DraftFile]:
         assert self.source is not None  # noqa: S101 - for the type checker: whole has one
         found = []
         for i, type_ in enumerate(self._request.types):
-            around.on_progress(Step("cutting", i / len(self._request.types), type_))
+            around.on_progress(StageProgress("cutting", i / len(self._request.types), type_))
             path = folder / f"cut-{type_}.gguf"
             self._cut(type_, path, token_ids)
-            found.append(Candidate(f"cut-{type_}", "whole", path, None, self.source.name))
+            found.append(DraftFile(f"cut-{type_}", "whole", path, None, self.source.name))
         return found
 
     def _cut(self, type_: str, path: Path, token_ids: Ids) -> None:

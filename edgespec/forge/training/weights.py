@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BlockShape:
     """The sizes of one decoder block."""
 
     n_embd: int
@@ -31,7 +31,7 @@ class Shape:
     """Of the RMS norms."""
 
 
-class Weights:
+class ModelWeights:
     """The tensors of a model's file, by name; the file is mapped."""
 
     def __init__(self, header: GGUFHeader) -> None:
@@ -73,7 +73,7 @@ class Weights:
         """Return the name of the output matrix, which may be the embeddings."""
         return OUTPUT if OUTPUT in self else EMBEDDINGS
 
-    def shape(self) -> Shape:
+    def shape(self) -> BlockShape:
         """Return the sizes of the model's blocks."""
         header = self.header
 
@@ -87,7 +87,7 @@ class Weights:
                 f"{header.path}: a {header.architecture} model has no attention, whose sizes a head takes "
                 "over; choose another family of drafts"
             )
-        return Shape(
+        return BlockShape(
             n_embd=header.n_embd,
             n_ff=header.n_ff,
             n_head=header.n_head,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.forge.dataset import BUILT_IN, forge_root
-from edgespec.forge.workshop import Workshop
+from edgespec.forge.draft_store import DraftStore
 from edgespec.platform.files import replacing
 
 _SHARD = re.compile(r"\d{5}\.npz")
@@ -28,7 +28,7 @@ _Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptData:
+class StoredDataset:
     """What is kept for one target."""
 
     folder: Path
@@ -45,7 +45,7 @@ class KeptData:
     """Files of texts that cannot be read, or were set aside."""
 
 
-def find_kept(root: Path | None = None) -> list[KeptData]:
+def find_stored(root: Path | None = None) -> list[StoredDataset]:
     """Return what is kept for each target, by name. Raises UsageError where no home directory is known."""
     root = forge_root() if root is None else root
     if not root.is_dir():
@@ -54,7 +54,7 @@ def find_kept(root: Path | None = None) -> list[KeptData]:
     return sorted(found, key=lambda kept: (kept.target, kept.sha256))
 
 
-def _look_at(folder: Path) -> KeptData:
+def _look_at(folder: Path) -> StoredDataset:
     n_texts = n_own = n_bytes = n_other = 0
     damaged = []
     for file in folder.rglob("*"):
@@ -75,7 +75,7 @@ def _look_at(folder: Path) -> KeptData:
             n_texts += len(own)
             n_own += int(own.sum())
     name, sha256 = _target_of(folder)
-    return KeptData(folder, name, sha256, n_texts, n_own, n_bytes, n_other, tuple(sorted(damaged)))
+    return StoredDataset(folder, name, sha256, n_texts, n_own, n_bytes, n_other, tuple(sorted(damaged)))
 
 
 def _target_of(folder: Path) -> tuple[str, str]:
@@ -98,14 +98,14 @@ def _own_texts(shard: Path) -> npt.NDArray[np.bool_] | None:
 # ---- deleting ----
 
 
-def delete_own(kept: KeptData) -> int:
+def delete_user_texts(kept: StoredDataset) -> int:
     """Delete the texts that came from the user, and all damaged files; return how many texts are gone.
 
     A file of texts is replaced by one without them. Raises EdgespecError while a draft is made for this
     target, and where the disk fails; each file is then as it was, or without them.
     """
     n_gone = 0
-    with Workshop(kept.target or kept.sha256, kept.sha256).opened():
+    with DraftStore(kept.target or kept.sha256, kept.sha256).opened():
         try:
             for file in sorted(kept.folder.iterdir()):
                 if _SHARD.fullmatch(file.name):

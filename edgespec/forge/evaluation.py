@@ -5,9 +5,9 @@
     round 1   the better ones   the other way round, with the next seed
     ...
 
-Each draft has a process of its own for each round (evaluation_process.py), as one target is often all that the memory
-holds. Drafts are compared by their speed-ups over the plain runs beside them, so that a machine that drifts
-does so for all alike. Every finished part is a file: judging that was stopped goes on where it was.
+Each draft has its own process for each round (evaluation_process.py): memory often holds one target only.
+Drafts are compared by their speed-ups over the plain runs between theirs, so that a machine that drifts does
+so for all alike. Every finished part is a file: an evaluation that was stopped resumes.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ def cut(
 ) -> None:
     """Write the model of `header`, which `check_source` accepts, with only the tokens `token_ids` as `path`.
 
-    `token_ids`: ascending, with all of `SourceVocabulary.required`. An older file is replaced, a failure leaves
-    it. Raises EdgespecError when the file cannot be written, UsageError for an unknown type.
+    `token_ids`: ascending, with all of `SourceVocabulary.required`. The file is complete or missing. Raises
+    EdgespecError when it cannot be written, UsageError for an unknown type.
     """
     with _mapped(header.path) as data:
         writing = _CutFile(data, header, np.asarray(token_ids, np.int64), source_sha256, changes)

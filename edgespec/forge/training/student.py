@@ -3,9 +3,9 @@
     whole      all layers of the small model, with a cut output vocabulary
     shallow    fewer of its layers: those left out that are missed least (choose_layers)
 
-The student reads tokens alone, as any model does, so that its file is an ordinary one (vocabulary_cut.py). It learns
-the target's distribution over the kept tokens, softmax(W_out[cut] f), where the target itself wrote
-(arXiv 2310.08461 compares such losses). Its input embeddings stay as they are.
+The student reads tokens alone, so its file is an ordinary model's (vocabulary_cut.py). It learns the target's
+distribution over the kept tokens, softmax(W_out[cut] f), where the target itself wrote (arXiv 2310.08461
+compares such losses). Its input embeddings are frozen.
 """
 
 from __future__ import annotations

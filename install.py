@@ -28,7 +28,7 @@ from threading import Event
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.pull import Progress, Puller
+from edgespec.models.pull import Puller, PullProgress
 from edgespec.models.wheels import pip_reason
 from edgespec.platform.files import cache_root
 from edgespec.platform.together import Stopped, run_together
@@ -165,7 +165,7 @@ class Pull:
     def run(self, display: PullDisplay) -> None:
         """Pull the files; a failure becomes one message."""
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: PullProgress) -> None:
             if self._stopped.is_set():
                 raise Stopped
             display.on_progress(progress)

@@ -50,7 +50,7 @@ class NodeCapacity(NamedTuple):
     pid: int
 
 
-class Progress(NamedTuple):
+class WorkerReport(NamedTuple):
     """What `NodeWorker.work` returns."""
 
     answers: list[tuple[BatchRequest, BatchAnswer]]
@@ -110,7 +110,7 @@ class NodeWorker:
         )
         return NodeCapacity(engine.parallel, os.getpid())
 
-    def work(self, requests: Sequence[BatchRequest]) -> Progress:
+    def work(self, requests: Sequence[BatchRequest]) -> WorkerReport:
         """Take these requests too, and write until an answer is complete, or for `WORK_S` seconds."""
         self._held += requests
         writer, answers = self._writer, list[tuple[BatchRequest, BatchAnswer]]()
@@ -122,4 +122,4 @@ class NodeWorker:
                 break
             answers = writer.finished()
         messages, self._messages = self._messages, []
-        return Progress(answers, writer.n_tokens, messages)
+        return WorkerReport(answers, writer.n_tokens, messages)

@@ -225,16 +225,16 @@ def turns(
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BenchProgress:
     """How far a benchmark is."""
 
     round: int
-    prompt: Prompt
-    place: int
-    """Place of the prompt in its round, from 0."""
-    n_prompts: int
+    done: int
+    """Prompts, or figures of several clients, that were done in this round."""
+    total: int
+    """All of a round."""
     spent_s: float
-    noise: float | None
+    noise: float | None = None
     """Width of the interval so far, as in `BenchLimits.precision`; None before it is known."""
 
 
@@ -255,7 +255,7 @@ class BenchListener:
 
     on_run: Callable[[Run], None]
     """Called with each run at once, so that it can be kept if a later one fails."""
-    on_progress: Callable[[Progress], None] = lambda _progress: None
+    on_progress: Callable[[BenchProgress], None] = lambda _progress: None
     """Called before each prompt."""
     on_message: Callable[[str], None] = lambda _line: None
     """Called with a line about a peer that failed and is left out from then on."""
@@ -294,9 +294,8 @@ def measure(
                         so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
                     width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
                     return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
-                listener.on_progress(
-                    Progress(round_, prompt, place, len(prompts), prompt_began - began, tight)
-                )
+                spent_s = prompt_began - began
+                listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
                 for run in turns(engine, prompt, settings, round_=round_, place=place):
                     runs.append(run)
                     listener.on_run(run)

@@ -18,7 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.benchmark.bench import FEWEST_ROUNDS, BenchLimits, BenchSettings, leaving_no_trace
+from edgespec.benchmark.bench import (
+    FEWEST_ROUNDS,
+    BenchLimits,
+    BenchProgress,
+    BenchSettings,
+    leaving_no_trace,
+)
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.options import Options
@@ -204,18 +210,6 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) 
             answers.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a measurement is."""
-
-    round: int
-    done: int
-    """Measurements done in this round."""
-    of: int
-    """Numbers of texts times variants."""
-    spent_s: float
-
-
 def measure_clients(
     engine: Engine,
     prompts: Sequence[Prompt],
@@ -223,7 +217,7 @@ def measure_clients(
     *,
     limits: BenchLimits,
     on_measured: Callable[[Measured], None],
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_progress: Callable[[BenchProgress], None] = lambda _progress: None,
 ) -> str:
     """Measure `limits.rounds` rounds, by default three, or until the budget is spent; return which, in words.
 
@@ -244,7 +238,7 @@ def measure_clients(
                 done += 1
                 now = time.monotonic()
                 longest, last = max(longest, now - last), now
-                on_progress(Progress(round_, done, n_all, now - began))
+                on_progress(BenchProgress(round_, done, n_all, now - began))
                 if now - began + longest > limits.budget_s and (round_, done) != (rounds - 1, n_all):
                     part = f"{done} of {n_all} figures of round {round_ + 1}"
                     return f"{part}; the budget of {limits.budget_s:g} s was spent"

@@ -125,7 +125,7 @@ class _CellFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ComparisonProgress:
     """How far a comparison is."""
 
     combination: Combination
@@ -195,7 +195,7 @@ class ComparisonRun:
             return None
         return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
 
-    def run(self, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
+    def run(self, on_progress: Callable[[ComparisonProgress], None] = lambda _progress: None) -> None:
         """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
         plan = self.plan
         total = plan.rounds * sum(map(plan.n_runs, plan.combinations))
@@ -204,12 +204,12 @@ class ComparisonRun:
             for combination in rotated(plan.combinations, round_):
                 before = done
                 if combination not in self._skipped and self._stored(combination, round_) is None:
-                    on_progress(Progress(combination, round_, "", done, total))
+                    on_progress(ComparisonProgress(combination, round_, "", done, total))
                     for prompt in self._measure(combination, round_):
                         done += 1
-                        on_progress(Progress(combination, round_, prompt, done, total))
+                        on_progress(ComparisonProgress(combination, round_, prompt, done, total))
                 done = before + plan.n_runs(combination)
-                on_progress(Progress(combination, round_, "", done, total))
+                on_progress(ComparisonProgress(combination, round_, "", done, total))
 
     def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
         """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""

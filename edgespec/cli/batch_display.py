@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.table import Column
 
 from edgespec.batch.run import BatchRate, BatchResults
 from edgespec.cli.console import err
+from edgespec.cli.progress import ProgressDisplay
 
 _LINE_EVERY = 0.1  # share of the requests between two lines, if there is no bar
 _LINES_S = 1.0, 300.0  # seconds between two lines: at least, and at most
 
 
-class BatchDisplay:
+class BatchDisplay(ProgressDisplay):
     """Requests done, tokens a second over the last half minute, time left. A context manager."""
 
     def __init__(
@@ -32,29 +31,15 @@ class BatchDisplay:
         self._n_requests = n_requests
         self._pace = pace
         self._clock = clock
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(),
             TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True)),
-            console=err,
-            transient=True,
-            refresh_per_second=2,  # drawing takes time from the models
         )
-        self._task = self._bar.add_task("", total=n_requests, detail="")
+        self._task = self._bars.add_task("", total=n_requests, detail="")
         self._said = clock()
         self._said_at = results.n_done
         self._drawn = 0.0
-
-    def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if err.is_terminal:
-            self._bar.stop()
 
     def update(self) -> None:
         """Show what has changed."""
@@ -62,7 +47,7 @@ class BatchDisplay:
         if err.is_terminal:
             if now >= self._drawn + 0.5 or n_done == self._n_requests:
                 self._drawn = now
-                self._bar.update(
+                self._bars.update(
                     self._task, completed=n_done, description=self._done(), detail=", ".join(self._details())
                 )
         elif n_done < self._n_requests and self._line_is_due(now - self._said, n_done - self._said_at):

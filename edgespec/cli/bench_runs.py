@@ -8,7 +8,15 @@ from datetime import datetime
 from pathlib import Path
 
 from edgespec.benchmark import clients
-from edgespec.benchmark.bench import BenchLimits, BenchListener, BenchSettings, Peer, Progress, measure, unfit
+from edgespec.benchmark.bench import (
+    BenchLimits,
+    BenchListener,
+    BenchProgress,
+    BenchSettings,
+    Peer,
+    measure,
+    unfit,
+)
 from edgespec.benchmark.clients import Measured, prompts_for
 from edgespec.benchmark.machine import MachineWatch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
@@ -89,8 +97,8 @@ class RunningBench:
                 self._runs.append(run)
                 self._watch.sample()
 
-            def show(progress: Progress) -> None:
-                detail = f", {progress.place + 1} of {progress.n_prompts} prompts"
+            def show(progress: BenchProgress) -> None:
+                detail = f", {progress.done + 1} of {progress.total} prompts"
                 if progress.noise is not None:
                     detail += f", interval {progress.noise:.1%}"
                 display.show(f"round {progress.round + 1}", progress.spent_s, limits.budget_s, detail)
@@ -116,8 +124,8 @@ class RunningBench:
                     self._throughput.append(measured)
                 self._watch.sample()
 
-            def show(progress: clients.Progress) -> None:
-                detail = f", {progress.done} of {progress.of}"
+            def show(progress: BenchProgress) -> None:
+                detail = f", {progress.done} of {progress.total}"
                 display.show(f"round {progress.round + 1}", progress.spent_s, self._limits.budget_s, detail)
 
             return clients.measure_clients(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from edgespec.benchmark.compare import WORDS, Combination, ComparisonPlan, ComparisonRun, Progress
+from edgespec.benchmark.compare import WORDS, Combination, ComparisonPlan, ComparisonProgress, ComparisonRun
 from edgespec.benchmark.humaneval import Problem
 from edgespec.benchmark.judge import AccuracyJudge
 from edgespec.benchmark.machine import facts
@@ -80,7 +80,7 @@ class RunningComparison:
         try:
             with WorkDisplay() as display:
 
-                def show(progress: Progress) -> None:
+                def show(progress: ComparisonProgress) -> None:
                     what = f"round {progress.round + 1}: {progress.combination.name}"
                     display.show(what, progress.done, progress.total)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 
 from edgespec.cli.console import err
+from edgespec.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from edgespec.forge.progress import StageProgress
@@ -15,35 +15,23 @@ if TYPE_CHECKING:
 _LINE_EVERY = 0.1  # share of a stage between lines, if there are no rows
 
 
-class StageDisplay:
+class StageDisplay(ProgressDisplay):
     """A row for each stage: its name, a bar, its figures, the time left. All on stderr.
 
     Elsewhere than in a terminal a line when a stage begins, and one for each tenth of it that has figures.
     """
 
     def __init__(self) -> None:
-        self._rows = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TextColumn("{task.fields[left]}", style="progress.remaining"),
             TextColumn("{task.fields[detail]}"),
-            console=err,
-            refresh_per_second=2,  # drawing slows down what is being measured
+            transient=False,
         )
         self._tasks: dict[str, TaskID] = {}
         self._next_line: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._rows.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if err.is_terminal:
-            self._rows.stop()
 
     def show(self, step: StageProgress) -> None:
         """Show how far a stage is; the stages before it are over."""
@@ -55,9 +43,9 @@ class StageDisplay:
     def _draw(self, step: StageProgress) -> None:
         if step.stage not in self._tasks:
             for task in self._tasks.values():
-                self._rows.update(task, completed=1.0, left="")
-            self._tasks[step.stage] = self._rows.add_task(step.stage, total=1.0, detail="", left="")
-        self._rows.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
+                self._bars.update(task, completed=1.0, left="")
+            self._tasks[step.stage] = self._bars.add_task(step.stage, total=1.0, detail="", left="")
+        self._bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
 
     def _print(self, step: StageProgress) -> None:
         if step.stage not in self._next_line:

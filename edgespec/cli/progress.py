@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Self
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    ProgressColumn,
     SpinnerColumn,
     Task,
     TaskID,
@@ -28,7 +28,7 @@ from rich.text import Text
 
 from edgespec.cli.console import err
 from edgespec.models.entries import Entry
-from edgespec.models.pull import Phase, Progress, Puller
+from edgespec.models.pull import Phase, Puller, PullProgress
 from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
@@ -52,21 +52,12 @@ def pull_named(*names: str | None) -> None:
     pull_shown([entry for name in wanted for entry in puller.expand(name)])
 
 
-class WorkDisplay:
-    """In a terminal a bar with the time left; elsewhere a line whenever new work begins."""
+class ProgressDisplay:
+    """Bars in a terminal, which subclasses move; elsewhere they print lines. A context manager."""
 
-    def __init__(self) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=err,
-            transient=True,
-            refresh_per_second=2,  # drawing slows down what is being measured
-        )
-        self._task = self._bars.add_task("", total=None)
-        self._last = ""
+    def __init__(self, *columns: ProgressColumn, transient: bool = True, per_second: float = 2) -> None:
+        """Draw a bar's `columns`, so often: drawing slows down what is being measured."""
+        self._bars = Bars(*columns, console=err, transient=transient, refresh_per_second=per_second)
 
     def __enter__(self) -> Self:
         if err.is_terminal:
@@ -78,6 +69,17 @@ class WorkDisplay:
     ) -> None:
         if err.is_terminal:
             self._bars.stop()
+
+
+class WorkDisplay(ProgressDisplay):
+    """In a terminal a bar with the time left; elsewhere a line whenever new work begins."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+        )
+        self._task = self._bars.add_task("", total=None)
+        self._last = ""
 
     def show(self, what: str, done: float, total: float, detail: str = "") -> None:
         """Show what is being done, how much of it is done, and in a terminal a changing `detail`."""
@@ -122,7 +124,7 @@ class _Time(TimeRemainingColumn):
         return super().render(task).append(" left")
 
 
-class PullDisplay:
+class PullDisplay(ProgressDisplay):
     """Shows how far a pull is: inside a `with`, give it this `on_progress` and `on_message`.
 
     `expected` are the sizes in bytes of the files to come, where known; for more than one file there is also
@@ -130,17 +132,15 @@ class PullDisplay:
     """
 
     def __init__(self, expected: Sequence[int | None] = ()) -> None:
-        self._bars = Bars(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),  # as wide as the others leave it
             _Amount(table_column=Column(no_wrap=True)),
             _Speed(table_column=Column(no_wrap=True)),
             _Time(compact=True, table_column=Column(no_wrap=True)),
-            console=err,
-            transient=True,
+            per_second=10,
         )
-        self._stack = ExitStack()
         self._expected = expected
         self._total = sum(size or 0 for size in expected)
         self._overall: TaskID | None = None
@@ -150,22 +150,15 @@ class PullDisplay:
         self._lock = RLock()
 
     def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._stack.enter_context(self._bars)
-            if len(self._expected) > 1:
-                self._overall = self._bars.add_task("all files", total=self._total or None, unit="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        if err.is_terminal and len(self._expected) > 1:
+            self._overall = self._bars.add_task("all files", total=self._total or None, unit="")
+        return super().__enter__()
 
     def on_message(self, line: str) -> None:
         """Print one line above the bars."""
         err.print(line, markup=False)
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: PullProgress) -> None:
         """Show the progress of one step of the work on a model."""
         unit = "tensors" if progress.phase == "quantize" else ""
         with self._lock:

@@ -47,7 +47,7 @@ _ENERGY_S = 0.25  # the counters tick about every millisecond
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MeasureProgress:
     """How far a measurement is."""
 
     what: str
@@ -57,7 +57,7 @@ class Progress:
     """Seconds, as it is expected now."""
 
 
-ProgressFn = Callable[[Progress], None]
+ProgressFn = Callable[[MeasureProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class _Measurement:
 
     def _report(self, what: str, *, ended: bool = False) -> None:
         spent = self._spent()
-        self._on_progress(Progress(what, spent, spent if ended else max(spent, self._total_s)))
+        self._on_progress(MeasureProgress(what, spent, spent if ended else max(spent, self._total_s)))
 
     # ---- contexts ----
 

@@ -14,7 +14,7 @@ from edgespec.forge.evaluation_process import EvaluationPrompt
 from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.forge.prompts import TextPrompt, TokenPrompt, built_in
 from edgespec.forge.user_texts import asked_of, check_file
-from edgespec.forge.writing import Progress, TargetWriter, WritingSettings
+from edgespec.forge.writing import TargetWriter, WritingProgress, WritingSettings
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly
@@ -84,7 +84,7 @@ def write_texts(
     Raises EdgespecError, and KeyboardInterrupt when it is stopped; what was written by then is stored.
     """
 
-    def show(now: Progress) -> None:
+    def show(now: WritingProgress) -> None:
         left = until * (1.0 - now.share) / now.tokens_per_s if now.n_tokens >= _N_TOLD else None
         detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
         around.on_progress(StageProgress("writing", now.share, detail, left))

@@ -23,7 +23,7 @@ from edgespec.platform.memory import available_bytes
 
 if TYPE_CHECKING:
     from edgespec.forge.training import family as protocol
-    from edgespec.forge.training.loop import Progress
+    from edgespec.forge.training.loop import TrainingProgress
 
 SHALLOW_SHARE = 2 / 3
 """Of the source's layers, those that a shallow draft has."""
@@ -111,7 +111,7 @@ def train_family(
     _check_memory(job)
     family, start = _family(job)
 
-    def show(now: Progress) -> None:
+    def show(now: TrainingProgress) -> None:
         around.on_progress(StageProgress(stage, now.share, _figures(now), now.left_s))
 
     trained = train(
@@ -216,7 +216,7 @@ def _n_parameters(job: TrainingJob) -> int:
     return n_output + (sum(own) // 8 if job.family == "whole" else sum(own))
 
 
-def _figures(now: Progress) -> str:
+def _figures(now: TrainingProgress) -> str:
     """Return what is to be seen of a training, in words."""
     if now.what == "compiling":
         return "compiling"

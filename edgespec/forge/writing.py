@@ -62,7 +62,7 @@ class WritingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WritingProgress:
     """How far the writing is."""
 
     n_tokens: int
@@ -158,7 +158,7 @@ class TargetWriter(Closing):
         prompts: Iterable[TextPrompt | TokenPrompt],
         *,
         until: int,
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[WritingProgress], None] = lambda _: None,
     ) -> WritingResult:
         """Write, and read, until the dataset has `until` tokens of answers or its budget is used up.
 
@@ -180,7 +180,7 @@ class TargetWriter(Closing):
                 self._step(run)
                 done = run.n_before + run.n_tokens
                 share = min(1.0, done / until) if until else 1.0
-                on_progress(Progress(run.n_tokens, run.n_tokens / max(run.seconds, 1e-9), share))
+                on_progress(WritingProgress(run.n_tokens, run.n_tokens / max(run.seconds, 1e-9), share))
         finally:
             for one in run.running:
                 self._cache.release(one.sequence)

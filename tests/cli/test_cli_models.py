@@ -420,16 +420,16 @@ def test_rows_of_a_pull_in_a_terminal():
     program = """if True:
         import time
         from edgespec.cli.progress import PullDisplay
-        from edgespec.models.pull import Progress
+        from edgespec.models.pull import PullProgress
         with PullDisplay([1000, 3000]) as display:
-            display.on_progress(Progress("a", "download", 1000, 1000))
-            display.on_progress(Progress("b", "download", 2000, 3000))
+            display.on_progress(PullProgress("a", "download", 1000, 1000))
+            display.on_progress(PullProgress("b", "download", 2000, 3000))
             time.sleep(0.3)
-            display.on_progress(Progress("a", "hash", 1000, 1000))
-            display.on_progress(Progress("b", "download", 3000, 3000))
-            display.on_progress(Progress("b", "hash", 3000, 3000))
-            display.on_progress(Progress("d", "quantize", 0, None))
-            display.on_progress(Progress("d", "quantize", 7, 9))
+            display.on_progress(PullProgress("a", "hash", 1000, 1000))
+            display.on_progress(PullProgress("b", "download", 3000, 3000))
+            display.on_progress(PullProgress("b", "hash", 3000, 3000))
+            display.on_progress(PullProgress("d", "quantize", 0, None))
+            display.on_progress(PullProgress("d", "quantize", 7, 9))
             time.sleep(0.3)
     """
     _, seen, _ = messages_in_terminal([sys.executable, "-c", program], os.environ)

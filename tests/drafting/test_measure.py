@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgespec.drafting import measure as measuring
 from edgespec.drafting import timings
 from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
-from edgespec.drafting.measure import Progress, measure
+from edgespec.drafting.measure import MeasureProgress, measure
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import UnreadableError
 from edgespec.energy.power import AssumedPower
@@ -325,7 +325,7 @@ def test_refused(world, no_energy):
 
 
 def test_progress_goes_up_and_ends(world, no_energy):
-    seen: list[Progress] = []
+    seen: list[MeasureProgress] = []
     measure(fake_model(linear(0.01, 0.001, 0)), None, n_threads=1, meter=no_energy, on_progress=seen.append)
     done = [progress.done_s for progress in seen]
     assert done == sorted(done)
@@ -351,7 +351,7 @@ def test_tiny_models(tiny_target: Model, tiny_draft: Model):
 def test_interrupted(tiny_target: Model):
     opened: list[Cache] = []
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: MeasureProgress) -> None:
         opened.extend(tiny_target.sessions)
         if progress.what == "timing passes":
             raise KeyboardInterrupt

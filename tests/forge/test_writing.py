@@ -23,8 +23,8 @@ from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, Datase
 from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.forge.writing import (
     TEMPERATURES,
-    Progress,
     TargetWriter,
+    WritingProgress,
     WritingSettings,
     prompt_tokens,
     temperature_of,
@@ -248,7 +248,7 @@ def test_prompts_that_are_too_long_are_left_out(writing: TargetWriter, dataset: 
 
 def test_it_ends_when_enough_is_written_and_goes_on_later(writing: TargetWriter, dataset: Dataset) -> None:
     prompts = prompts_of(60)
-    seen: list[Progress] = []
+    seen: list[WritingProgress] = []
     with dataset.writer(PLENTY) as writer:
         written = writing.fill(writer, prompts, until=300, on_progress=seen.append)
     assert 300 <= written.n_tokens <= 300 + SMALL.n_texts * SMALL.n_predict
@@ -274,7 +274,7 @@ def test_a_budget_is_kept_and_used_up(writing: TargetWriter, dataset: Dataset) -
 
 
 def test_ctrl_c_keeps_the_finished_texts_and_the_cache(writing: TargetWriter, dataset: Dataset) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: WritingProgress) -> None:
         if progress.n_tokens > 200:
             raise KeyboardInterrupt
 

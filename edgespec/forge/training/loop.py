@@ -69,7 +69,7 @@ Ended = Literal["hours", "tokens", "no better"]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Where a training is."""
 
     what: Literal["compiling", "training", "evaluating"]
@@ -110,7 +110,7 @@ def train(
     folder: Path,
     *,
     start: Path | Params | None = None,
-    on_progress: Callable[[Progress], None] = lambda _now: None,
+    on_progress: Callable[[TrainingProgress], None] = lambda _now: None,
     on_message: MessageFn = silent,
 ) -> TrainingResult:
     """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
@@ -163,7 +163,7 @@ class _Training:
         dataset: Texts,
         settings: TrainingSettings,
         folder: Path,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[TrainingProgress], None],
         on_message: MessageFn,
     ) -> None:
         self._family, self._settings, self._folder = family, settings, folder
@@ -292,7 +292,7 @@ class _Training:
         shown = self._shown
         names = shown[0] if shown else {}
         share = min(1.0, self._share())
-        now = Progress(
+        now = TrainingProgress(
             what=what,
             n_steps=state.n_steps,
             n_tokens=state.n_tokens,

@@ -22,7 +22,7 @@ export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-c lint house format sanitize bench forge models-supported wheel pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve check test test-c lint house format sanitize bench forge models-supported wheel pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,8 +37,13 @@ serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at 
 	@$(BIN)/edgespec serve $(SERVE)
 
 # passive: threads that wait leave the processors to the other worker's instead of spinning.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+check: lint ## Lint, and run the quick tests (3 minutes): before each commit
+	$(PYTEST) -q -m "not slow and not pair" $(TEST)
+
 test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls 1.6 GB of models)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST)
+	$(PYTEST) $(TEST)
 
 test-c: $(BUILT)/.tests ## Run the C tests alone
 	$(BIN)/ctest --test-dir $(BUILT) --parallel 2 --output-on-failure

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec.decoding.asks import finished
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.forward import run_to_end
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.head import HeadModel
 from edgespec.engine.choosing import choose_models
@@ -108,7 +108,7 @@ class Timed:
             )
         )
         cache._decode = watch.around("pass", cache._decode)  # type: ignore[method-assign]
-        cache.eval = watch.around("eval", cache.eval)  # type: ignore[method-assign]
+        cache.forward = watch.around("eval", cache.forward)  # type: ignore[method-assign]
         embeddings = TargetEmbeddings(target.header)
         fusion: Any = (
             Fusion(head, embeddings) if head.n_embd == embeddings.n_embd else _no_fusion(head.n_embd)
@@ -133,7 +133,7 @@ class Timed:
         for depth in range(gamma):
             self.watch.take()
             began = time.perf_counter()
-            row = finished(self._head.ask(text)).rows[0]
+            row = run_to_end(self._head.ask(text)).rows[0]
             asked = time.perf_counter()
             self._sampler.likeliest(row, 4, self._head.ids)
             text.append(self._sampler.sample(row, self._nothing, 0.5, depth, self._head.ids))

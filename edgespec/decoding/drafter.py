@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
-from edgespec.decoding.asks import Ask
+from edgespec.decoding.forward import Ask
 from edgespec.decoding.tree import Tree
 
 Tokens = npt.NDArray[np.int32]

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
-from edgespec.decoding.asks import Ask, Evaluated, TargetPass, alone
 from edgespec.decoding.drafter import Drafter, Outcome, Position
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.forward import Ask, TargetForward, run_alone
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.records import Logprobs, Step, StopReason
@@ -24,7 +24,7 @@ from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.energy import Phase
 from edgespec.errors import LogitsOf
-from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.outputs import Features, ForwardResult, Rows
 from edgespec.llama.session import Session
 
 _WORTH_A_MARK_S = 1e-3
@@ -120,7 +120,7 @@ class Generation:
 
     def events(self) -> Generator[Made]:
         """Run by itself: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
-        return alone(self.work())
+        return run_alone(self.work())
 
     def work(self) -> Generator[Ask | Made, Any]:
         """Run as `events` does, and yield also what it asks for, to be sent the answers."""
@@ -180,14 +180,14 @@ class Generation:
             self._features.begin(self.tokens)
             n_wanted = min(self._features.n_prompt, n_prompt - start)
         if not n_wanted:
-            evaluated: Evaluated = yield TargetPass(session, self.tokens[start:])
+            evaluated: ForwardResult = yield TargetForward(session, self.tokens[start:])
             return evaluated.rows
         if start < n_prompt - n_wanted:
-            yield TargetPass(session, self.tokens[start : n_prompt - n_wanted], 0)
+            yield TargetForward(session, self.tokens[start : n_prompt - n_wanted], 0)
         while True:
             start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_features_max)
             part = self.tokens[start : n_prompt - n_wanted]
-            evaluated = yield TargetPass(session, part, 0 if n_wanted else 1, with_features=True)
+            evaluated = yield TargetForward(session, part, 0 if n_wanted else 1, with_features=True)
             if evaluated.features is not None:  # those of the part, or of its end
                 self.keep_features(n_prompt - n_wanted - len(evaluated.features), evaluated.features)
             if not n_wanted:
@@ -203,7 +203,7 @@ class Generation:
         start, prompt = self.n_known, self.tokens
         while True:
             part = prompt[start : start + most]
-            evaluated: Evaluated = yield TargetPass(self._target, part, len(part))
+            evaluated: ForwardResult = yield TargetForward(self._target, part, len(part))
             following = prompt[start + 1 : start + 1 + len(part)]
             self.prompt_logprobs += [
                 logprobs_of(row, token, n) for row, token in zip(evaluated.rows, following, strict=False)
@@ -230,7 +230,7 @@ class Generation:
         drafted = time.perf_counter()
         n_past = len(self.tokens)
         pending = self.tokens[self._n_cached :]
-        evaluated: Evaluated = yield TargetPass(
+        evaluated: ForwardResult = yield TargetForward(
             self._target,
             [*pending, *tree.tokens],
             n + 1,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.decoding.asks import Ask
+from edgespec.decoding.forward import Ask
 from edgespec.drafting.costs import N_MAX, beyond
 from edgespec.drafting.gains import ASLEEP, Prefix, best_prefixes
 from edgespec.drafting.policy import Choice, Others, RunModel

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.asks import Ask, DraftPass, Evaluated
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.forward import Ask, DraftForward
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.model import DraftModel
+from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.published_heads import BlockHead
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.timelines import n_common
@@ -86,9 +87,9 @@ class BlockModel(DraftModel):
             self._start_at(start)
         if start < self.features.end:
             inputs = self.features.rows(start, self.features.end)
-            DraftPass(self._session, tokens[start : self.features.end], 0, inputs=inputs).answer()
+            DraftForward(self._session, tokens[start : self.features.end], 0, inputs=inputs).answer()
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
         """Ask for the pass of a block, in which others may share, or return what is left of the last one.
 
         `follows` must say that it can; there are no `guesses`.
@@ -97,12 +98,12 @@ class BlockModel(DraftModel):
             raise ValueError("a block is drafted without guesses")
         if not self._is_new(len(tokens)):
             at = len(tokens) - self._began_at
-            return Evaluated(self._rows[at : at + 1], 0.0, N_MAX + 1)  # not a pass to learn costs from
+            return ForwardResult(self._rows[at : at + 1], 0.0, N_MAX + 1)  # not a pass to learn costs from
         started = time.perf_counter()
         self.read(tokens)
         handled_s = time.perf_counter() - started
         n_read, block = self.n_past, [tokens[-1], *self._masks]
-        evaluated: Evaluated = yield DraftPass(self._session, block, len(block))
+        evaluated: ForwardResult = yield DraftForward(self._session, block, len(block))
         self._session.rewind(n_read)
         self._rows = evaluated.rows[1:, : self._n_row].copy()
         self._began_at = len(tokens)

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.asks import Ask, DraftPass, Evaluated
 from edgespec.decoding.features import KEPT, TargetFeatures
+from edgespec.decoding.forward import Ask, DraftForward
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.gains import Gains
 from edgespec.drafting.learnt import Learnt
@@ -36,7 +36,7 @@ from edgespec.llama.batch import EmbeddingsFn, Inputs
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
-from edgespec.llama.outputs import Features
+from edgespec.llama.outputs import Features, ForwardResult
 from edgespec.llama.published_heads import BlockHead, EagleHead
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import n_common
@@ -204,10 +204,10 @@ class HeadModel(DraftModel):
         """Read what of `tokens` it has not, except the last, which is read with the next pass."""
         start = self._find_start()
         if unread := tokens[start:-1]:
-            DraftPass(self._session, unread, 0, inputs=self._inputs(start, unread)).answer()
+            DraftForward(self._session, unread, 0, inputs=self._inputs(start, unread)).answer()
             self._n_true, self._own_at = len(tokens) - 1, -1
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
         """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`.
 
         Of the tokens to be read, the target's hidden states must be known, but for the last one's
@@ -218,11 +218,11 @@ class HeadModel(DraftModel):
         pending = [*tokens[start:], *guesses]
         if (n_first := len(pending) - self._session.n_features_max) > 0:
             inputs = self._inputs(start, pending[:n_first])
-            yield DraftPass(self._session, pending[:n_first], 0, inputs=inputs)
+            yield DraftForward(self._session, pending[:n_first], 0, inputs=inputs)
             start, pending = start + n_first, pending[n_first:]
         inputs = self._inputs(start, pending)
         handled_s = time.perf_counter() - started
-        evaluated: Evaluated = yield DraftPass(
+        evaluated: ForwardResult = yield DraftForward(
             self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True
         )
         if evaluated.features is not None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.asks import Ask, DraftPass, Evaluated, finished
+from edgespec.decoding.forward import Ask, DraftForward, run_to_end
 from edgespec.errors import LogitsOf
 from edgespec.llama.embeddings import CutVocabulary
+from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.timelines import Timelines, n_common
 
@@ -111,12 +112,12 @@ class DraftModel:
         Shape (1 + len(guesses), n): those of `ids`, or of the first n tokens. The guesses stay in the cache
         until `trim`.
         """
-        return finished(self.ask(tokens, guesses)).rows
+        return run_to_end(self.ask(tokens, guesses)).rows
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
         """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`."""
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
-        evaluated: Evaluated = yield DraftPass(self._session, self._known(pending), 1 + len(guesses))
+        evaluated: ForwardResult = yield DraftForward(self._session, self._known(pending), 1 + len(guesses))
         return replace(evaluated, rows=evaluated.rows[:, : self._n_row])
 
     def whole(self, row: Rows) -> Rows:

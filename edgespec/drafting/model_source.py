@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Position
+from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.tree import Node
 from edgespec.drafting.costs import OnlineCurve

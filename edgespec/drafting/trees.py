@@ -22,8 +22,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from edgespec.decoding.asks import Ask
 from edgespec.decoding.drafter import Outcome, Position
+from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgespec.decoding.asks import Ask, DraftPass, Evaluated, Pass, TargetPass, evaluate
+from edgespec.decoding.forward import Ask, DraftForward, Forward, TargetForward
 from edgespec.decoding.generate import Generation, Made
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.bids import Bid, Load, decide
@@ -28,6 +28,7 @@ from edgespec.drafting.costs import N_MAX, Clocks
 from edgespec.drafting.policy import Others
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import EdgespecError
+from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import Timelines
 
@@ -68,36 +69,36 @@ class Text:
     @property
     def n_rest(self) -> int:
         """Tokens that must be evaluated before it goes on, where it waits for the target."""
-        assert isinstance(self.ask, TargetPass)  # noqa: S101 - for the type checker
+        assert isinstance(self.ask, TargetForward)  # noqa: S101 - for the type checker
         return self.n_held + len(self.ask.tokens) - self.session.n_past
 
     @property
     def reads(self) -> bool:
         """Whether it has more to read than what a step drafts."""
-        return isinstance(self.ask, TargetPass) and self.n_rest > MAX_GAMMA + 2
+        return isinstance(self.ask, TargetForward) and self.n_rest > MAX_GAMMA + 2
 
     def read_again_what_lost_its_rows(self) -> None:
         """Take back what an interrupted pass left in the cache, where its logits are wanted (Cache.eval)."""
-        if isinstance(self.ask, TargetPass) and self.n_rest < self.ask.n_logits:
+        if isinstance(self.ask, TargetForward) and self.n_rest < self.ask.n_logits:
             self.session.rewind(self.n_held)
 
-    def part(self, n: int) -> TargetPass:
+    def part(self, n: int) -> TargetForward:
         """Return the pass over the next `n` tokens of what it waits for."""
         ask = self.ask
-        assert isinstance(ask, TargetPass)  # noqa: S101 - for the type checker
+        assert isinstance(ask, TargetForward)  # noqa: S101 - for the type checker
         n_past = self.session.n_past
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
         if ask.with_features and n_past < self.n_held:  # what was read before it paused: without
-            return TargetPass(self.session, self.generation.tokens[n_past : self.n_held][:n], 0)
+            return TargetForward(self.session, self.generation.tokens[n_past : self.n_held][:n], 0)
         tokens = [*self.generation.tokens[n_past : self.n_held], *ask.tokens[max(0, n_past - self.n_held) :]]
         if n == len(tokens):
-            return TargetPass(
+            return TargetForward(
                 self.session, tokens, ask.n_logits, ask.parents, with_features=ask.with_features
             )
         n = min(n, len(tokens) - ask.n_logits)
-        return TargetPass(self.session, tokens[:n], 0, with_features=ask.with_features)
+        return TargetForward(self.session, tokens[:n], 0, with_features=ask.with_features)
 
 
 class Batcher:
@@ -138,13 +139,13 @@ class Batcher:
                 self._advance(text, None)
         while self._draft():
             pass
-        waiting = [text for text in self._texts if isinstance(text.ask, TargetPass) and not text.is_paused]
+        waiting = [text for text in self._texts if isinstance(text.ask, TargetForward) and not text.is_paused]
         if waiting:
             self._pass(waiting)
 
     # ---- one text ----
 
-    def _advance(self, text: Text, answer: Evaluated | Any) -> None:  # noqa: ANN401 - or a Choice
+    def _advance(self, text: Text, answer: ForwardResult | Any) -> None:  # noqa: ANN401 - or a Choice
         """Let a text go on with the answer to what it asked, until it has tokens or asks for more."""
         text.ask = None
         try:
@@ -197,11 +198,15 @@ class Batcher:
             for text, choice in zip(bidding, choices, strict=True):
                 self._advance(text, choice)
             return True
-        drafting = [text for text in self._texts if isinstance(text.ask, DraftPass)]
+        drafting = [text for text in self._texts if isinstance(text.ask, DraftForward)]
         for group in _groups(drafting, self._cache.n_batch):
-            asks = [text.ask for text in group if isinstance(text.ask, DraftPass)]
+            asks = [text.ask for text in group if isinstance(text.ask, DraftForward)]
             n_past = sum(ask.session.n_past for ask in asks) // len(asks)
-            found = self._evaluate(group, asks)
+            try:
+                results = asks[0].session.cache.forward(asks)
+                found = list(zip(group, results, strict=True))
+            except EdgespecError as error:
+                found = self._forward_each(list(zip(group, asks, strict=True)), error)
             n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asks) else 0
             if self._clocks.draft and 0 < n <= N_MAX:
                 self._clocks.draft.observe(n, n_past, found[0][1].seconds)
@@ -215,7 +220,7 @@ class Batcher:
         for text in self._texts:
             if isinstance(text.ask, Bid):
                 n_tokens += text.ask.scheduler.n_pending + text.ask.depth
-            elif isinstance(text.ask, TargetPass):
+            elif isinstance(text.ask, TargetForward):
                 n_tokens += min(text.n_rest, READ_BESIDE)
         writing = [text for text in self._texts if not text.reads and not text.is_paused]
         n_past = sum(text.session.n_past for text in writing) // max(1, len(writing))
@@ -240,7 +245,11 @@ class Batcher:
         n_read = sum(len(part.tokens) for text, part in parts if text.reads)
         n_past = sum(text.session.n_past for text, _ in parts) // len(parts)
         readers = {id(text) for text, _ in parts if text.reads}
-        found = self._evaluate([text for text, _ in parts], [part for _, part in parts])
+        try:
+            results = self._cache.forward([part for _, part in parts])
+            found = [(text, result) for (text, _), result in zip(parts, results, strict=True)]
+        except EdgespecError as error:
+            found = self._forward_each(parts, error)
         seconds = found[0][1].seconds if found else 0.0
         self.last = Passed(seconds, n_texts=len(parts), n_tokens=n_tokens, n_read=n_read)
         if len(parts) > 1 and n_tokens <= N_MAX and found and _is_one_pass([part for _, part in parts]):
@@ -257,17 +266,17 @@ class Batcher:
             elif part.with_features and evaluated.features is not None:
                 text.generation.keep_features(text.session.n_past - len(part.tokens), evaluated.features)
 
-    def _parts(self, waiting: Sequence[Text]) -> list[tuple[Text, TargetPass]]:
+    def _parts(self, waiting: Sequence[Text]) -> list[tuple[Text, TargetForward]]:
         """Choose what goes into the pass."""
         writing = [text for text in waiting if not text.reads]
         writing.sort(key=lambda text: text not in self._late)
         cache = self._cache
-        parts: list[tuple[Text, TargetPass]] = []
+        parts: list[tuple[Text, TargetForward]] = []
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
         reading = [text for text in waiting if text.reads]
         n_spared = 0
         if cache.all_logits and any(
-            isinstance(text.ask, TargetPass) and text.ask.with_features for text in waiting
+            isinstance(text.ask, TargetForward) and text.ask.with_features for text in waiting
         ):
             # Then all tokens of the pass have rows; some are spared for those who read.
             n_left = min(n_left, n_rows)
@@ -294,21 +303,22 @@ class Batcher:
                 n_rows -= part.n_logits
         return parts
 
-    def _evaluate(self, texts: Sequence[Text], passes: Sequence[Pass]) -> list[tuple[Text, Evaluated]]:
-        """Make one pass; if it fails, one for each, so that only a text whose own fails ends."""
-        try:
-            return list(zip(texts, evaluate(passes), strict=True))
-        except EdgespecError as error:
-            if len(texts) == 1:
-                self._end(texts[0], error)
-                return []
-        found: list[tuple[Text, Evaluated]] = []
-        for text, one in zip(texts, passes, strict=True):
+    def _forward_each(
+        self, parts: Sequence[tuple[Text, Forward]], error: EdgespecError
+    ) -> list[tuple[Text, ForwardResult]]:
+        """After a pass that failed make one for each text: only one whose own fails ends."""
+        if len(parts) == 1:
+            self._end(parts[0][0], error)
+            return []
+        found: list[tuple[Text, ForwardResult]] = []
+        for text, part in parts:
             if found:  # its rows are the cache's own memory, which the next pass overwrites
-                last, evaluated = found[-1]
-                features = None if evaluated.features is None else evaluated.features.copy()
-                found[-1] = last, replace(evaluated, rows=evaluated.rows.copy(), features=features)
-            found += self._evaluate([text], [one])
+                last, result = found[-1]
+                found[-1] = last, result.copy()
+            try:
+                found.append((text, part.answer()))
+            except EdgespecError as own:
+                self._end(text, own)
         return found
 
     # ---- pausing ----
@@ -357,12 +367,12 @@ def deal(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]
     return [(wanted[i][0], n) for i, n in sorted(given.items()) if n > 0]
 
 
-def _is_one_pass(passes: Sequence[Pass]) -> bool:
+def _is_one_pass(passes: Sequence[Forward]) -> bool:
     """Say whether the library makes one pass of these: of states only for as many tokens of each text."""
     return not passes[0].session.model.keeps_state or len({len(one.tokens) for one in passes}) == 1
 
 
-def _n_leaves(part: TargetPass) -> int:
+def _n_leaves(part: TargetForward) -> int:
     """Return how many leaves a tree has beside its trunk."""
     parents = part.parents or ()
     return sum(1 for i in range(1, len(parents)) if parents[i] != i - 1)
@@ -374,7 +384,7 @@ def _groups(texts: Sequence[Text], n_batch: int) -> list[list[Text]]:
     n_tokens = n_rows = 0
     for text in texts:
         ask = text.ask
-        assert isinstance(ask, DraftPass)  # noqa: S101 - for the type checker
+        assert isinstance(ask, DraftForward)  # noqa: S101 - for the type checker
         n_tokens += len(ask.tokens)
         n_rows += ask.n_outputs
         if not groups or n_tokens > n_batch or n_rows > ask.session.n_logits_max:

@@ -20,7 +20,8 @@ from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.forge.dataset import DatasetWriter, is_held_out
 from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.forge.running_text import RunningText
-from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.outputs import Rows
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.weights import Model
@@ -241,7 +242,7 @@ class TargetWriter(Closing):
         """Make one pass, and end the texts that are finished."""
         n_free = self.settings.n_pass
         taken: list[RunningText] = []
-        pieces: list[Piece] = []
+        parts: list[SequenceTokens] = []
         # Those that are written first, one token each: prompts take what is left of the pass.
         for one in sorted(run.running, key=lambda one: one.n_unread):
             n = min(one.n_unread, n_free)
@@ -250,13 +251,14 @@ class TargetWriter(Closing):
             n_free -= n
             taken.append(one)
             goes_on = n == one.n_unread and not one.reads_only
-            pieces.append(Piece(one.sequence, one.tokens[one.n_read : one.n_read + n], int(goes_on)))
-        rows = self._cache.eval(pieces, with_features=True)
-        for one, row, features in zip(taken, rows, self._cache.features, strict=True):
-            one.keep(features)
-            if len(row):
-                one.tokens.append(self._sample(one, row))
-            if len(row) or one.n_unread == 0:
+            tokens = one.tokens[one.n_read : one.n_read + n]
+            parts.append(SequenceTokens(one.sequence, tokens, int(goes_on), with_features=True))
+        for one, result in zip(taken, self._cache.forward(parts), strict=True):
+            if result.features is not None:
+                one.keep(result.features)
+            if len(result.rows):
+                one.tokens.append(self._sample(one, result.rows))
+            if len(result.rows) or one.n_unread == 0:
                 self._end_if_finished(run, one)
 
     def _sample(self, one: RunningText, rows: Rows) -> int:

@@ -1,9 +1,10 @@
-"""The input of llama.cpp's decode: pieces of timelines, chains or trees of tokens, or of their embeddings."""
+"""The input of llama.cpp's decode: tokens of sequences, chains or trees of them, or their embeddings."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,8 +19,7 @@ architecture scales embeddings (Gemma). For a head: the target's hidden states; 
 alone."""
 
 Inputs = npt.NDArray[np.float32]
-"""Such rows, for the tokens of a piece."""
-
+"""Such rows, for the tokens of one sequence in a pass."""
 
 _MOST_POSITIONS = 4  # of a row: GGML_MROPE_SECTIONS
 
@@ -61,6 +61,53 @@ def find_branches(parents: Sequence[int]) -> Branches:
     return Branches(depths, first_leaf, leaves, n_leaves)
 
 
+@dataclass(slots=True)
+class SequenceTokens:
+    """Tokens that a forward pass appends to one sequence of a cache: a chain, which may end with a tree.
+
+    The fields are the arguments of `Session.eval`. The cache sets the last three when the pass begins.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    n_logits: int = 1
+    """Number of tokens, at the end, whose logits are wanted."""
+    parents: Sequence[int] | None = None
+    inputs: Inputs | None = None
+    with_features: bool = False
+    """Whether the hidden states of the tokens are wanted."""
+    n_past: int = 0
+    """Tokens of the sequence before these."""
+    branches: Branches | None = None
+    """The tree, where it is not a chain."""
+    leaves: Sequence[int] = ()
+    """Spare sequences of the tree's leaves, but for the trunk's."""
+
+    @property
+    def n_drafted(self) -> int:
+        """Tokens at the end that may be taken back."""
+        return max(0, self.n_logits - 1)
+
+    @property
+    def n_chain(self) -> int:
+        """Tokens before the tree."""
+        return len(self.tokens) - (len(self.branches.depths) if self.branches else 0)
+
+    def section(self, start: int, n: int) -> SequenceTokens:
+        """Return the `n` tokens from `start` on, for a pass of their own; a tree stays whole, in the last."""
+        ends = start + n == len(self.tokens)
+        inputs = None if self.inputs is None else self.inputs[start : start + n]
+        return SequenceTokens(
+            self.sequence,
+            self.tokens[start : start + n],
+            self.n_logits if ends else 0,
+            inputs=inputs,
+            with_features=self.with_features,
+            n_past=self.n_past + start,
+            branches=self.branches if ends else None,
+        )
+
+
 class Batch:
     """A `llama_batch` with null positions: a chain that continues sequence 0."""
 
@@ -76,21 +123,8 @@ class Batch:
         return ctypes.c_void_p.from_buffer(self.struct, field.offset)
 
 
-class Part(NamedTuple):
-    """A piece of a timeline in a pass: a chain of tokens, at whose end there may be a tree."""
-
-    sequences: list[int]
-    """The timeline's sequence, then one for each further leaf."""
-    n_past: int
-    """Tokens of the timeline before it."""
-    n_tokens: int
-    n_logits: int
-    """Of so many tokens at its end logits are wanted."""
-    branches: Branches | None = None
-
-
 class PartsBatch(Batch):
-    """A `llama_batch` with positions and sequences: pieces of several timelines, one after the other."""
+    """A `llama_batch` with positions and sequences: tokens of several sequences, one after the other."""
 
     def __init__(self, tokens: object, n_batch: int, n_sequences: int) -> None:
         # For rows in place of tokens some models read so many positions; what counts is the first.
@@ -105,8 +139,8 @@ class PartsBatch(Batch):
         self._flags = np.zeros(n_batch, np.int8)
         self.flags = self._flags.ctypes.data
 
-    def lay_out(self, parts: Sequence[Part]) -> None:
-        """Describe a pass of these parts.
+    def lay_out(self, parts: Sequence[SequenceTokens], *, all_logits: bool) -> int:
+        """Describe a pass of these parts; return of how many tokens it computes the logits.
 
         The leaves below a node have successive places among the part's sequences, so that the node's own are
         a slice of them.
@@ -119,13 +153,13 @@ class PartsBatch(Batch):
         numbers: list[int] = []
         for part in parts:
             first = address + len(numbers) * size
-            numbers += part.sequences
-            tree = part.branches
-            n_before = part.n_tokens - (len(tree.depths) if tree else 0)
+            numbers += (part.sequence, *part.leaves)
+            tree, n_before, n_tokens = part.branches, part.n_chain, len(part.tokens)
+            n_logits = n_tokens if all_logits else part.n_logits
             positions += range(part.n_past, part.n_past + n_before)
-            n_of += [len(part.sequences)] * n_before
+            n_of += [1 + len(part.leaves)] * n_before
             places += [first] * n_before
-            flags += [0] * (part.n_tokens - part.n_logits) + [1] * part.n_logits
+            flags += [0] * (n_tokens - n_logits) + [1] * n_logits
             if tree:
                 positions += [part.n_past + n_before + depth for depth in tree.depths]
                 n_of += tree.leaves
@@ -134,6 +168,7 @@ class PartsBatch(Batch):
         self._numbers[: len(numbers)] = numbers
         self._positions[:n], self._n_of[:n], self._sequences[:n] = positions, n_of, places
         self._flags[:n] = flags
+        return sum(flags)
 
 
 class PassInput:

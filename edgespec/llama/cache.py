@@ -1,12 +1,13 @@
-"""A llama_context whose cache several timelines share, and its passes over pieces of them.
+"""A llama_context whose KV cache several sequences share, and its forward passes over tokens of them.
 
-A piece may end with a tree of tokens, of which only the trunk stays. rollback.py takes tokens back.
+A tree of tokens may end those of a sequence; only its trunk stays. rollback.py takes tokens back.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -16,11 +17,11 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Batch, Branches, EmbeddingsFn, Inputs, Part, PassInput, find_branches
+from edgespec.llama.batch import Branches, EmbeddingsFn, PassInput, SequenceTokens, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.decode import Decoder
-from edgespec.llama.outputs import Features, Outputs, Rows
-from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Coming, Rollback, RollbackSize, State, bytes_of
+from edgespec.llama.outputs import Features, ForwardResult, Outputs
+from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
@@ -54,17 +55,6 @@ class CacheSize:
             raise ValueError(f"n_timelines {self.n_timelines}: must be 1 to {MAX_TIMELINES}")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one pass adds to one timeline; the fields are the arguments of `Session.eval`."""
-
-    sequence: int
-    tokens: Sequence[int]
-    n_logits: int = 1
-    parents: Sequence[int] | None = None
-    inputs: Inputs | None = None
-
-
 class Cache(Closing):
     """A context of a model and the timelines in its cache. A context manager.
 
@@ -84,7 +74,7 @@ class Cache(Closing):
     ) -> None:
         """Make a context; arguments as for `Session`.
 
-        `takes_inputs`: each piece brings the rows that the first layer takes for its tokens.
+        `takes_inputs`: each part of a pass brings the rows that the first layer takes for its tokens.
 
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
         cache between timelines.
@@ -148,10 +138,8 @@ class Cache(Closing):
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
-        self.features: list[Features] = []
-        """Of the last pass, for each piece those of its tokens; empty if it was made without.
-
-        Valid until the next `eval` or `close`."""
+        self._written: list[list[int]] = [[] for _ in range(self.n_timelines)]
+        self._n_ctx_of = [self.n_ctx] * self.n_timelines
 
     # ---- timelines ----
 
@@ -160,9 +148,12 @@ class Cache(Closing):
         """Timelines in use."""
         return self.n_timelines - len(self._free_sequences)
 
-    def take(self) -> int:
-        """Return the number of an empty timeline, which is in use until `release`."""
-        return self._free_sequences.pop()
+    def take(self, n_ctx: int | None = None) -> int:
+        """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
+        sequence = self._free_sequences.pop()
+        self._n_ctx_of[sequence] = min(n_ctx or self.n_ctx, self.n_ctx)
+        self._written[sequence] = []
+        return sequence
 
     def release(self, sequence: int) -> None:
         """Empty a timeline and let others use its number."""
@@ -174,6 +165,14 @@ class Cache(Closing):
         """Return the number of tokens in a timeline."""
         self.require_open()
         return self._rollback.n_past(sequence)
+
+    def tokens(self, sequence: int) -> list[int]:
+        """Return the tokens of a sequence."""
+        return self._written[sequence][: self.n_past(sequence)]
+
+    def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Note which tokens are put into a sequence otherwise than by a pass."""
+        self._written[sequence] = list(tokens)
 
     @property
     def context(self) -> llama.llama_context_p:
@@ -198,61 +197,76 @@ class Cache(Closing):
 
     # ---- passes ----
 
-    def eval(self, pieces: Sequence[Piece], *, with_features: bool = False) -> list[Rows]:
-        """Append each piece to its timeline in one pass; return the logits of each, as `Session.eval` does.
+    def forward(self, parts: Sequence[SequenceTokens]) -> list[ForwardResult]:
+        """Append each part to its sequence in one pass; return what `Session.eval` does, for each.
 
-        The rows are valid until the next `eval` or `close`. Only a piece that comes alone may have more than
-        `n_batch` tokens: it takes several passes. `with_features` leaves the hidden states of all tokens in
-        `features`; with `all_logits` they count as rows of logits, of which there are at most `n_logits_max`
-        (edgespec's kernels compute only those that are wanted of a piece that comes alone).
-        A failed or interrupted pass leaves all timelines as they were before the call; of a model that keeps
-        a state one may also end with tokens of its piece before the tree, or become empty. Raises CacheFull,
+        The rows are valid until the next pass or `close`. Only a part that comes alone may have more than
+        `n_batch` tokens: it takes several passes. Hidden states are left of all tokens if one part wants
+        them; with `all_logits` these count as rows of logits, of which there are at most `n_logits_max`
+        (edgespec's kernels compute only those that are wanted of a part that comes alone).
+        A failed or interrupted pass leaves all sequences as they were before the call; of a model that keeps
+        a state one may also end with tokens of its part before the tree, or become empty. Raises CacheFull,
         EdgespecError if the model has no hidden states to give, and as `Session.eval`.
         """
-        branches = [self._branches(piece) for piece in pieces]
-        before = [self.n_past(piece.sequence) for piece in pieces]
-        n_tokens = sum(len(piece.tokens) for piece in pieces)
+        started = time.perf_counter()
+        with_features = any(part.with_features for part in parts)
+        for part in parts:
+            self._prepare(part)
         self._outputs.ask(with_features=with_features)
-        n_outputs = sum(self._n_outputs(piece) for piece in pieces)
-        if n_outputs > self.n_logits_max or (len(pieces) > 1 and n_tokens > self.n_batch):
+        n_tokens = sum(len(part.tokens) for part in parts)
+        n_outputs = sum(self._n_outputs(part) for part in parts)
+        if n_outputs > self.n_logits_max or (len(parts) > 1 and n_tokens > self.n_batch):
             raise ValueError(f"a pass of {n_tokens} tokens and {n_outputs} rows of logits")
         backend.clear_log()
-        coming = [_coming(piece, n_past) for piece, n_past in zip(pieces, before, strict=True)]
-        self._rollback.begin(coming)
-        self.features = []
+        self._rollback.begin(parts)
+        last = parts
+        earlier: list[Features] = []
         try:
-            if len(pieces) > 1:
-                self._decode_parts(pieces, branches, before)
-                last = list(pieces)
-            else:
-                last = [self._decode_alone(pieces[0], branches[0], before[0])]
+            for i, sections in enumerate([parts] if len(parts) > 1 else self._sections(parts[0])):
+                if i and with_features:  # the next pass overwrites them
+                    earlier.append(self._features(last)[0].copy())
+                self._decode(sections)
+                last = sections
         except BaseException:
-            self._rollback.undo(coming)
+            self._rollback.undo(parts)
             raise
-        ends = list(accumulate(self._n_outputs(piece) for piece in last))
+        ends = list(accumulate(self._n_outputs(part) for part in last))
         rows = self._outputs.rows(ends[-1])
-        if self.features:
-            self._gather_features(last[0])
-        elif with_features:
-            self.features = self._outputs.features([len(piece.tokens) for piece in pieces])
-        return [rows[end - piece.n_logits : end] for piece, end in zip(last, ends, strict=True)]
-
-    def _gather_features(self, part: Piece) -> None:
-        """Add those of a pass over a part of a piece to `features`: the next pass overwrites them."""
-        found = self._outputs.features([len(part.tokens)])
-        self.features = [np.concatenate([*self.features, *found])]
-
-    def _branches(self, piece: Piece) -> Branches | None:
-        """Check the tree that a piece ends with and return it; None for a chain."""
-        if not 0 <= piece.n_logits <= min(len(piece.tokens), self.n_logits_max):
-            raise ValueError(
-                f"n_logits {piece.n_logits} with {len(piece.tokens)} tokens, n_logits_max {self.n_logits_max}"
+        features = self._features(last) if with_features else []
+        if earlier:
+            features = [np.concatenate([*earlier, *features])]
+        seconds = time.perf_counter() - started
+        return [
+            ForwardResult(
+                rows[ends[i] - part.n_logits : ends[i]], seconds, n_tokens, features[i] if features else None
             )
-        if piece.parents is None:
-            return None
-        nodes = list(map(int, piece.parents))
-        if piece.n_logits != len(nodes) + 1:
-            raise ValueError(f"n_logits {piece.n_logits} with a tree of {len(nodes)} nodes")
+            for i, part in enumerate(last)
+        ]
+
+    def _features(self, parts: Sequence[SequenceTokens]) -> list[Features]:
+        return self._outputs.features([len(part.tokens) for part in parts])
+
+    def _prepare(self, part: SequenceTokens) -> None:
+        """Check a part and note its place, its tree and its tokens."""
+        n_past, n_tokens = self.n_past(part.sequence), len(part.tokens)
+        if n_past + n_tokens > self._n_ctx_of[part.sequence]:
+            raise EdgespecError(
+                f"the context is full: {n_past} tokens and {n_tokens} more do not fit in "
+                f"{self._n_ctx_of[part.sequence]}; choose a larger context"
+            )
+        if not 0 <= part.n_logits <= min(n_tokens, self.n_logits_max):
+            raise ValueError(
+                f"n_logits {part.n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}"
+            )
+        part.n_past = n_past
+        part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
+        self._written[part.sequence][n_past:] = part.tokens  # of a tree the trunk is first; `tokens` cuts
+
+    def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
+        """Return a tree whose parents are these; None for a chain."""
+        nodes = list(map(int, parents))
+        if n_logits != len(nodes) + 1:
+            raise ValueError(f"n_logits {n_logits} with a tree of {len(nodes)} nodes")
         if nodes == list(range(-1, len(nodes) - 1)):
             return None
         branches = find_branches(nodes)
@@ -264,66 +278,53 @@ class Cache(Closing):
             raise ValueError(f"a tree of {branches.n_leaves} leaves, max_leaves {self.max_leaves}")
         return branches
 
-    def _decode_alone(self, piece: Piece, branches: Branches | None, n_past: int) -> Piece:
-        """Decode one piece, in several passes if it is longer than one; return what was in the last."""
-        tokens, start, part = piece.tokens, 0, piece
-        while start < len(tokens):
-            if start and self._outputs.with_features:
-                self._gather_features(part)
-            left = len(tokens) - start
-            n = min(self.n_batch, self._rollback.stop_before(piece.sequence, n_past + start, left))
+    def _sections(self, part: SequenceTokens) -> Iterator[list[SequenceTokens]]:
+        """Yield what each pass takes of a part that comes alone."""
+        start, n_tokens = 0, len(part.tokens)
+        while start < n_tokens:
+            left = n_tokens - start
+            n = min(self.n_batch, self._rollback.stop_before(part.sequence, part.n_past + start, left))
             if n < left:
                 # Leave all tokens whose logits are wanted to the last pass.
-                n = min(n, left - piece.n_logits) or left
-            last = start + n == len(tokens)
-            inputs = None if piece.inputs is None else piece.inputs[start : start + n]
-            part = Piece(
-                piece.sequence, tokens[start : start + n], piece.n_logits if last else 0, inputs=inputs
-            )
-            if piece.sequence == 0 and not (last and branches):
-                self._begin_pass([_coming(part, n_past + start)])
-                self._decode(self._input.chain, part, self._n_outputs(part))
-            else:
-                self._decode_parts([part], [branches if last else None], [n_past + start])
+                n = min(n, left - part.n_logits) or left
+            yield [part if n == n_tokens else part.section(start, n)]
             start += n
-        return part
 
-    def _decode_parts(
-        self, pieces: Sequence[Piece], branches: Sequence[Branches | None], n_past: Sequence[int]
-    ) -> None:
-        """Decode pieces that fit in one pass, and drop all of their trees but the trunks."""
-        parts: list[Part] = []
-        n_sides = 0
-        for piece, tree, n in zip(pieces, branches, n_past, strict=True):
-            sequences = [piece.sequence]
-            if tree and self._trees:
-                sides = range(n_sides, n_sides + tree.n_leaves - 1)
-                sequences += [self._trees.side(piece.sequence, i, n) for i in sides]
-                n_sides = sides.stop
-            parts.append(Part(sequences, n, len(piece.tokens), self._n_outputs(piece), tree))
-        self._input.parts.lay_out(parts)
-        self._begin_pass([_coming(piece, n) for piece, n in zip(pieces, n_past, strict=True)])
-        joined = pieces[0] if len(pieces) == 1 else _joined(pieces)
-        self._decode(self._input.parts, joined, sum(part.n_logits for part in parts))
+    def _decode(self, parts: Sequence[SequenceTokens]) -> None:
+        """Decode parts that fit in one pass, and drop all of their trees but the trunks."""
+        first, batch, n_sides = parts[0], self._input.chain, 0
+        if len(parts) == 1 and first.sequence == 0 and not first.branches:
+            n_outputs = self._n_outputs(first)
+            self._input.fill(batch, first.tokens, n_outputs, first.inputs)
+        else:
+            n_sides = self._share_with_leaves(parts)
+            batch = self._input.parts
+            n_outputs = self._input.parts.lay_out(parts, all_logits=self._outputs.all_logits)
+            tokens = [token for part in parts for token in part.tokens]
+            given = [part.inputs for part in parts if part.inputs is not None]
+            self._input.fill(batch, tokens, None, np.concatenate(given) if given else None)
+        n_wanted = first.n_logits if len(parts) == 1 else n_outputs
+        self._decoder.listen(self._rollback.begin_pass(parts))
+        self._decoder.decode(batch, int(batch.struct.n_tokens), n_outputs=n_outputs, n_wanted=n_wanted)
         if self._trees and n_sides:
             for part in parts:
-                n_before = part.n_tokens - (len(part.branches.depths) if part.branches else 0)
-                self._trees.drop_tree(part.sequences[1:], part.n_past + n_before)
+                self._trees.drop_tree(part.leaves, part.n_past + part.n_chain)
             self._trees.end_trees()
 
-    def _n_outputs(self, piece: Piece) -> int:
-        """Return of how many of a piece's tokens the library computes the logits."""
-        return len(piece.tokens) if self._outputs.all_logits else piece.n_logits
+    def _share_with_leaves(self, parts: Sequence[SequenceTokens]) -> int:
+        """Give each tree a spare sequence for each leaf but the trunk's; return how many are in use."""
+        n_sides = 0
+        for part in parts:
+            part.leaves = ()
+            if part.branches and self._trees:
+                sides = range(n_sides, n_sides + part.branches.n_leaves - 1)
+                part.leaves = [self._trees.side(part.sequence, i, part.n_past) for i in sides]
+                n_sides = sides.stop
+        return n_sides
 
-    def _begin_pass(self, coming: Sequence[Coming]) -> None:
-        self._decoder.listen(self._rollback.begin_pass(coming))
-
-    def _decode(self, batch: Batch, piece: Piece, n_outputs: int) -> None:
-        """Make a pass over `piece`, for logits of its last `n_outputs` tokens, or of those laid out."""
-        laid_out = batch is not self._input.chain
-        self._input.fill(batch, piece.tokens, None if laid_out else n_outputs, piece.inputs)
-        n_wanted = piece.n_logits if self._outputs.all_logits else n_outputs
-        self._decoder.decode(batch, len(piece.tokens), n_outputs=n_outputs, n_wanted=n_wanted)
+    def _n_outputs(self, part: SequenceTokens) -> int:
+        """Return of how many of a part's tokens the library computes the logits."""
+        return len(part.tokens) if self._outputs.all_logits else part.n_logits
 
     # ---- copies ----
 
@@ -363,18 +364,6 @@ def _states(model: Model, size: CacheSize, n_batch: int) -> States:
     # The library wants room in a pass for a token more than snapshots reach.
     wanted = replace(size.rollback, n_snapshots=max(0, min(size.rollback.n_snapshots, n_batch - 2)))
     return States(size.n_timelines, wanted, has_snapshots=model.header.has_snapshots)
-
-
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    """Return pieces as one, all of whose logits are wanted."""
-    tokens = [token for piece in pieces for token in piece.tokens]
-    given = [piece.inputs for piece in pieces if piece.inputs is not None]
-    return Piece(-1, tokens, len(tokens), inputs=np.concatenate(given) if given else None)
-
-
-def _coming(piece: Piece, n_past: int) -> Coming:
-    """Return what `piece` will add to a timeline of `n_past` tokens."""
-    return Coming(piece.sequence, n_past, len(piece.tokens), max(0, piece.n_logits - 1))
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

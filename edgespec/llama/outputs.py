@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -23,6 +24,25 @@ Features: TypeAlias = npt.NDArray[np.float32]
 
 # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
 _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """What a forward pass gives one of its sequences."""
+
+    rows: Rows
+    """The logits that were asked for; valid until the next pass of that cache."""
+    seconds: float
+    """The whole pass's time."""
+    n_tokens: int
+    """Tokens in the whole pass, others' among them."""
+    features: Features | None = None
+    """The hidden states of the sequence's tokens, if any were asked for; valid as long as `rows`."""
+
+    def copy(self) -> ForwardResult:
+        """Return it with rows and features that stay."""
+        features = None if self.features is None else self.features.copy()
+        return replace(self, rows=self.rows.copy(), features=features)
 
 
 class Outputs:
@@ -70,7 +90,7 @@ class Outputs:
         return self._rows[:n_logits]
 
     def features(self, lengths: Sequence[int]) -> list[Features]:
-        """Return the hidden states of the last pass, cut into pieces of these lengths.
+        """Return the hidden states of the last pass, cut into sections of these lengths.
 
         Raises EdgespecError if the model has none to give.
         """

@@ -16,12 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.llama.backend import llama
+from edgespec.llama.batch import SequenceTokens
 
 State: TypeAlias = npt.NDArray[np.uint8]
 """A copy of the cache of a timeline, or of its recurrent state alone, as the library writes it."""
@@ -60,16 +61,6 @@ class RollbackSize:
         """Return how many states a cache of `n_timelines` has room for."""
         n_marks = self.marks_each(n_timelines) * (n_timelines - self.n_kept)
         return n_timelines * (1 + self.n_snapshots) + n_marks
-
-
-class Coming(NamedTuple):
-    """What a pass will add to a timeline."""
-
-    sequence: int
-    n_past: int
-    n_tokens: int
-    n_drafted: int
-    """Of them, those at the end that may be taken back."""
 
 
 class Rollback(ABC):
@@ -121,10 +112,10 @@ class Rollback(ABC):
 
     # ---- what it is told ----
 
-    def begin(self, coming: Sequence[Coming]) -> None:  # noqa: B027 - most need not know
+    def begin(self, parts: Sequence[SequenceTokens]) -> None:  # noqa: B027 - most need not know
         """Prepare to undo passes that add this."""
 
-    def begin_pass(self, coming: Sequence[Coming]) -> bool:
+    def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
         """Note that one of these passes begins; return whether it may be broken off in its middle."""
         return True
 
@@ -132,7 +123,7 @@ class Rollback(ABC):
         """Note that the pass under way ended in its middle."""
 
     @abstractmethod
-    def undo(self, coming: Sequence[Coming]) -> None:
+    def undo(self, parts: Sequence[SequenceTokens]) -> None:
         """Make timelines as they were before passes that added this, all of it or a part.
 
         Where that cannot be had, a timeline may end with the first of the tokens that were to stay, or
@@ -192,15 +183,15 @@ class Cells(Rollback):
         llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n_tokens)
         return n_tokens
 
-    def begin(self, coming: Sequence[Coming]) -> None:
+    def begin(self, parts: Sequence[SequenceTokens]) -> None:
         """Drop branches that an interrupted pass left."""
         if self._has_branches:
             self._drop_branches()
 
-    def undo(self, coming: Sequence[Coming]) -> None:
+    def undo(self, parts: Sequence[SequenceTokens]) -> None:
         """Free the cells that were added."""
-        for one in coming:
-            self.cut(one.sequence, one.n_past)
+        for part in parts:
+            self.cut(part.sequence, part.n_past)
         if self._has_branches:
             self._drop_branches()
 

@@ -7,8 +7,8 @@ from typing import Self
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
-from edgespec.llama.batch import EmbeddingsFn, Inputs
-from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.batch import EmbeddingsFn, SequenceTokens
+from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.outputs import Rows
 from edgespec.llama.rollback import RollbackSize, State
 from edgespec.llama.weights import Model
@@ -59,14 +59,13 @@ class Session(Closing):
         The cache must have a timeline that is not in use.
         """
         session = cls.__new__(cls)
-        session._begin(cache, owns_cache=False)
-        session.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
+        session._begin(cache, n_ctx, owns_cache=False)
         return session
 
-    def _begin(self, cache: Cache, *, owns_cache: bool) -> None:
+    def _begin(self, cache: Cache, n_ctx: int | None = None, *, owns_cache: bool) -> None:
         self.cache = cache
         self.model = cache.model
-        self.n_ctx = cache.n_ctx
+        self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
         """Most tokens of the timeline."""
         self.n_batch = cache.n_batch
         self.n_logits_max = cache.n_logits_max
@@ -78,19 +77,19 @@ class Session(Closing):
         self.n_features_max = cache.n_logits_max if cache.all_logits else cache.n_batch
         """Most tokens of a pass that leaves hidden states."""
         self._owns_cache = owns_cache
-        self._sequence = cache.take()
+        self.sequence = cache.take(n_ctx)
+        """The sequence's number in the cache."""
         self._is_open = True
-        self._written: list[int] = []
 
     @property
     def n_past(self) -> int:
         """Tokens in the timeline."""
-        return self.cache.n_past(self._sequence)
+        return self.cache.n_past(self.sequence)
 
     @property
     def timeline(self) -> list[int]:
         """The tokens in the timeline."""
-        return self._written[: self.n_past]
+        return self.cache.tokens(self.sequence)
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
         """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
@@ -107,41 +106,19 @@ class Session(Closing):
         EdgespecError if the context is full (each node needs a place while it is computed), the model cannot
         evaluate branches or the library fails, KeyboardInterrupt if the abort callback stops it.
         """
-        return self.cache.eval([self.piece(tokens, n_logits=n_logits, parents=parents)])[0]
-
-    def piece(
-        self,
-        tokens: Sequence[int],
-        *,
-        n_logits: int = 1,
-        parents: Sequence[int] | None = None,
-        inputs: Inputs | None = None,
-    ) -> Piece:
-        """Return what `eval` with these arguments evaluates, for `Cache.eval` together with others' pieces.
-
-        `inputs`: the rows that the first layer takes for `tokens`, where the cache takes them. Raises
-        EdgespecError if the context is full.
-        """
-        n_past, n_tokens = self.n_past, len(tokens)
-        if n_past + n_tokens > self.n_ctx:
-            raise EdgespecError(
-                f"the context is full: {n_past} tokens and {n_tokens} more do not fit in {self.n_ctx}; "
-                "choose a larger context"
-            )
-        self._written[n_past:] = tokens  # a tree's trunk comes first; `timeline` drops the rest
-        return Piece(self._sequence, tokens, n_logits, parents, inputs)
+        return self.cache.forward([SequenceTokens(self.sequence, tokens, n_logits, parents)])[0].rows
 
     def begin_as(self, other: Session, n_tokens: int) -> None:
         """Begin the empty timeline with the first `n_tokens` of `other`, or fewer, and share their cells.
 
         Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
         """
-        n = self.cache.rollback.share(other._sequence, self._sequence, n_tokens)
-        self._written = other.timeline[:n]
+        n = self.cache.rollback.share(other.sequence, self.sequence, n_tokens)
+        self.cache.set_tokens(self.sequence, other.timeline[:n])
 
     def n_reachable(self, n_keep: int) -> int:
         """Return how many tokens `rewind(n_keep)` would leave."""
-        return self.cache.rollback.n_reachable(self._sequence, n_keep)
+        return self.cache.rollback.n_reachable(self.sequence, n_keep)
 
     def rewind(self, n_keep: int) -> int:
         """Cut the timeline back to its first `n_keep` tokens, as if the others had never been read.
@@ -162,39 +139,39 @@ class Session(Closing):
             raise EdgespecError(
                 f"{self.model.name} cannot take tokens back (architecture {self.model.header.architecture})"
             )
-        return self.cache.cut(self._sequence, n_keep)
+        return self.cache.cut(self.sequence, n_keep)
 
     def keep(self) -> None:
         """See to it that `rewind` can come back to where the timeline is now, whatever follows."""
-        self.cache.rollback.keep(self._sequence)
+        self.cache.rollback.keep(self.sequence)
 
     def keep_at(self, *n_tokens: int) -> None:
         """Do so when the timeline gets to these numbers of tokens, or shortly before."""
-        self.cache.rollback.keep_at(self._sequence, n_tokens)
+        self.cache.rollback.keep_at(self.sequence, n_tokens)
 
     def rest(self) -> None:
         """Free what only a timeline under way needs; this one is kept as it is."""
-        self.cache.rollback.rest(self._sequence)
+        self.cache.rollback.rest(self.sequence)
 
     def clear(self) -> None:
         """Empty the timeline."""
         if self._owns_cache:
             self.cache.clear()
         else:
-            self.cache.cut(self._sequence, 0)
+            self.cache.cut(self.sequence, 0)
 
     @property
     def state_bytes(self) -> int:
         """Size in bytes of what `state` would return now."""
-        return self.cache.state_bytes(self._sequence)
+        return self.cache.state_bytes(self.sequence)
 
     def state(self) -> State:
         """Return a copy of the timeline's cache, for `restore`."""
-        return self.cache.state(self._sequence)
+        return self.cache.state(self.sequence)
 
     def copies(self) -> dict[int, State]:
         """Return what was kept to come back to, by the number of tokens; only where a model keeps a state."""
-        return self.cache.rollback.copies(self._sequence)
+        return self.cache.rollback.copies(self.sequence)
 
     def restore(
         self, state: State, timeline: Sequence[int], copies: Mapping[int, State] | None = None
@@ -205,19 +182,19 @@ class Session(Closing):
         and leaves the timeline empty, if the cache does not fit.
         """
         self.clear()
-        self._written = list(timeline)
-        if not self.cache.restore(self._sequence, state) or self.n_past != len(timeline):
+        self.cache.set_tokens(self.sequence, timeline)
+        if not self.cache.restore(self.sequence, state) or self.n_past != len(timeline):
             self.clear()
             raise EdgespecError(
                 f"{self.model.path}: llama.cpp could not restore a cache of {len(timeline)} tokens"
             )
-        self.cache.rollback.adopt(self._sequence, copies or {})
+        self.cache.rollback.adopt(self.sequence, copies or {})
 
     def close(self) -> None:
         """End the timeline; a second call does nothing. Rows become invalid if the cache is its own."""
         if self._is_open:
             self._is_open = False
-            self.cache.release(self._sequence)
+            self.cache.release(self.sequence)
             if self._owns_cache:
                 self.cache.close()
 

@@ -29,7 +29,8 @@ import numpy as np
 
 from edgespec.errors import NodeLost
 from edgespec.llama.backend import llama
-from edgespec.llama.rollback import Coming, Rollback, RollbackSize, State, bytes_of
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.rollback import Rollback, RollbackSize, State, bytes_of
 
 LONG = 64
 """Tokens from which on a pass may be broken off: the state is copied before, which costs little beside it."""
@@ -49,7 +50,7 @@ class _Line:
     copies: dict[int, State] = field(default_factory=dict)
     undo: tuple[int, State] | None = None
     """The state before the pass under way, if it is long."""
-    last: Coming | None = None
+    last: SequenceTokens | None = None
     """The last pass, if its snapshots are still right."""
     wanted: list[int] = field(default_factory=list)
     """Where copies are to be made."""
@@ -91,9 +92,9 @@ class States(Rollback):
     def _n_back(self, line: _Line, n_past: int) -> int:
         """Return how many tokens snapshots can take back now."""
         last = line.last
-        if last is None or last.n_past + last.n_tokens != n_past:
+        if last is None or last.n_past + len(last.tokens) != n_past:
             return 0
-        return min(self.n_snapshots, last.n_tokens - 1)
+        return min(self.n_snapshots, len(last.tokens) - 1)
 
     def cut(self, sequence: int, n_keep: int) -> int:
         """Go back to the newest state after at most `n_keep` tokens."""
@@ -143,27 +144,27 @@ class States(Rollback):
 
     # ---- passes ----
 
-    def begin(self, coming: Sequence[Coming]) -> None:
+    def begin(self, parts: Sequence[SequenceTokens]) -> None:
         """Mark or copy the states before these passes, where they may be gone back to."""
-        for one in coming:
-            line, n_past = self._lines[one.sequence], one.n_past
+        for part in parts:
+            line, n_past = self._lines[part.sequence], part.n_past
             line.undo = None
             if not n_past:
                 continue
-            if self._marks_each > 1 or (self._marks_each and one.n_drafted):
-                self._mark(one.sequence, n_past)
-            if one.n_tokens >= LONG and n_past not in line.marks and n_past not in line.copies:
-                line.undo = n_past, self._copy(one.sequence)
+            if self._marks_each > 1 or (self._marks_each and part.n_drafted):
+                self._mark(part.sequence, n_past)
+            if len(part.tokens) >= LONG and n_past not in line.marks and n_past not in line.copies:
+                line.undo = n_past, self._copy(part.sequence)
 
-    def begin_pass(self, coming: Sequence[Coming]) -> bool:
+    def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
         """Note which snapshots it makes; only a long pass may be broken off."""
         for line in self._lines:  # states of others may be moved, and their snapshots are not
             line.last = None
-        for one in coming:
-            self._keep_wanted(one)
-            self._lines[one.sequence].last = one
+        for part in parts:
+            self._keep_wanted(part)
+            self._lines[part.sequence].last = part
         self._broken = []
-        return sum(one.n_tokens for one in coming) >= LONG
+        return sum(len(part.tokens) for part in parts) >= LONG
 
     def break_off(self) -> None:
         """Trust no state that the pass wrote."""
@@ -171,32 +172,32 @@ class States(Rollback):
         for line in self._lines:
             line.last = None
 
-    def undo(self, coming: Sequence[Coming]) -> None:
+    def undo(self, parts: Sequence[SequenceTokens]) -> None:
         """Go back to the states before; or leave the tokens that were to stay."""
         if len(self._broken) > 1:  # it may have moved states of all timelines
             self._broken = list(range(self._n_timelines))
             return  # the next look at one of them empties all
-        for one in coming:
-            line = self._lines[one.sequence]
-            if line.undo and line.undo[0] == one.n_past:
-                line.copies[one.n_past] = line.undo[1]
+        for part in parts:
+            line = self._lines[part.sequence]
+            if line.undo and line.undo[0] == part.n_past:
+                line.copies[part.n_past] = line.undo[1]
             if self._broken:
-                n = max((n for n in (*line.marks, *line.copies) if n <= one.n_past), default=0)
+                n = max((n for n in (*line.marks, *line.copies) if n <= part.n_past), default=0)
                 self._forget_after(line, n)
-                self._go_to(one.sequence, n)
+                self._go_to(part.sequence, n)
                 self._broken = []
-            elif (n_past := self.n_past(one.sequence)) > one.n_past:
-                self.cut(one.sequence, self._best_end(one, n_past))
+            elif (n_past := self.n_past(part.sequence)) > part.n_past:
+                self.cut(part.sequence, self._best_end(part, n_past))
             if line.undo:
                 line.copies.pop(line.undo[0], None)
                 line.undo = None
 
-    def _best_end(self, one: Coming, n_past: int) -> int:
+    def _best_end(self, part: SequenceTokens, n_past: int) -> int:
         """Return where a timeline of `n_past` tokens, after what it was to read or a part, should end."""
-        if self.n_reachable(one.sequence, one.n_past) == one.n_past:
-            return one.n_past
-        n_true = min(n_past, one.n_past + one.n_tokens - one.n_drafted)
-        return n_true if self.n_reachable(one.sequence, n_true) == n_true else one.n_past
+        if self.n_reachable(part.sequence, part.n_past) == part.n_past:
+            return part.n_past
+        n_true = min(n_past, part.n_past + len(part.tokens) - part.n_drafted)
+        return n_true if self.n_reachable(part.sequence, n_true) == n_true else part.n_past
 
     def clear(self) -> None:
         """Empty all timelines, and free all marks."""
@@ -258,12 +259,12 @@ class States(Rollback):
         stops = (n - n_past for n in self._lines[sequence].wanted)
         return min((n for n in stops if 0 < n < n_tokens), default=n_tokens)
 
-    def _keep_wanted(self, one: Coming) -> None:
+    def _keep_wanted(self, part: SequenceTokens) -> None:
         """At the beginning of a pass, make the copies that are wanted somewhere within it."""
-        line, end = self._lines[one.sequence], one.n_past + one.n_tokens
+        line, end = self._lines[part.sequence], part.n_past + len(part.tokens)
         if any(n < end for n in line.wanted):
             line.wanted = [n for n in line.wanted if n >= end]
-            self.keep(one.sequence)
+            self.keep(part.sequence)
 
     def keep(self, sequence: int) -> None:
         """Make a copy; of too many the one goes that is neither the first nor the last."""

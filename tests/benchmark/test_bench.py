@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.decoding.options import Waking
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.session import Session
+from edgespec.llama.cache import Cache
 from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
@@ -405,13 +406,16 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
 
 def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that are no numbers, from the second prompt on."""
-    real = Session.eval
+    real = Cache.forward
 
-    def damaged(self: Session, tokens: Any, **options: Any) -> Any:
-        rows = real(self, tokens, **options)
-        return np.full_like(rows, np.nan) if list(tokens) == engine.prompt_tokens(PROMPTS[1].text) else rows
+    def damaged(self: Cache, parts: Any) -> Any:
+        is_second = list(parts[0].tokens) == engine.prompt_tokens(PROMPTS[1].text)
+        results = real(self, parts)
+        return (
+            [replace(one, rows=np.full_like(one.rows, np.nan)) for one in results] if is_second else results
+        )
 
-    monkeypatch.setattr(Session, "eval", damaged)
+    monkeypatch.setattr(Cache, "forward", damaged)
     runs: list[Run] = []
     with pytest.raises(EdgespecError, match="may be damaged"):
         measure(

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from edgespec.benchmark.runs import BenchmarkOutcome, from_json
 from edgespec.cli import app, bench_runs
 from edgespec.cli import bench as bench_room
 from edgespec.energy import EnergyMeter
-from edgespec.llama.session import Session
+from edgespec.llama.cache import Cache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
 from random_heads import write_random_head
 from terminals import messages_in_terminal
@@ -347,14 +348,18 @@ def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
 
 def damage(monkeypatch, prompt: bytes) -> None:
     """Logits are no numbers wherever the target reads that prompt."""
-    real = Session.eval
+    real = Cache.forward
 
-    def damaged(self, tokens, **options):
-        rows = real(self, tokens, **options)
-        read = b"".join(self.model.piece(token) for token in tokens)
-        return np.full_like(rows, np.nan) if prompt in read else rows
+    def damaged(self, parts):
+        read = b"".join(self.model.piece(token) for part in parts for token in part.tokens)
+        results = real(self, parts)
+        return (
+            [replace(one, rows=np.full_like(one.rows, np.nan)) for one in results]
+            if prompt in read
+            else results
+        )
 
-    monkeypatch.setattr(Session, "eval", damaged)
+    monkeypatch.setattr(Cache, "forward", damaged)
 
 
 def test_a_failure_in_mid_bench(in_process, monkeypatch, capsys, tmp_path):

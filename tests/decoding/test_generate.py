@@ -28,6 +28,7 @@ from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import Power
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.cache import Cache
 from edgespec.llama.session import Session
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
@@ -165,14 +166,14 @@ def test_caches_after_a_run_are_as_if_rejected_tokens_had_never_been(sessions):
 def test_the_draft_reads_no_token_twice(sessions, monkeypatch):
     target, draft = sessions
     widths = []
-    real = Session.eval
+    real = Cache.forward
 
-    def spy(self, tokens, *, n_logits=1, parents=None):
-        if self is draft:
-            widths.append(len(tokens))
-        return real(self, tokens, n_logits=n_logits, parents=parents)
+    def spy(self, parts):
+        if self is draft.cache:
+            widths.extend(len(part.tokens) for part in parts)
+        return real(self, parts)
 
-    monkeypatch.setattr(Session, "eval", spy)
+    monkeypatch.setattr(Cache, "forward", spy)
     _, steps = tokens_of(target, draft, WARM, gamma=3, n_predict=60, prompt=PROMPT * 2)
     assert widths[0] == 2 * len(PROMPT)  # the prompt and the first token but for the pending one
     assert set(widths[1:]) <= {1, 2}
@@ -283,10 +284,10 @@ def test_an_interrupted_pass_leaves_the_tokens_so_far(sessions, monkeypatch):
         next(events)
     so_far = list(run.tokens)
 
-    def interrupted(self, tokens, *, n_logits=1, parents=None):
+    def interrupted(self, parts):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "eval", interrupted)
+    monkeypatch.setattr(Cache, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(events)
     assert run.tokens == so_far

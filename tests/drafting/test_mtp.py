@@ -8,6 +8,7 @@ import pytest
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.forward import Forward, run_to_end
 from edgespec.decoding.options import Waking
 from edgespec.drafting.head import HeadModel
 from edgespec.drafting.measure import measure
@@ -171,26 +172,25 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(name):
         Cache(MtpHead(target), CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
-        session.cache.eval([session.piece(text)], with_features=True)
-        states = session.cache.features[0].copy()
+        states = Forward(session, text, with_features=True).answer().copy().features
         assert states.shape == (len(text), target.n_embd)
         features = TargetFeatures(target.n_embd)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab)
         features.put(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
-            rows.append(head.run(text[:i])[0].copy())
+            result = run_to_end(head.ask(text[:i])).copy()
+            rows.append(result.rows[0])
             if i < len(text) - 1:
                 features.put(i, [text[i]], states[i : i + 1])
-        own = cache.features[0][-1:].copy()
+        own = result.features[-1:]
         assert not head.follows(len(text) + 2), "it has not been at the token between"
         after = head.run([*text, 17])[0].copy()
 
         head_session.clear()
-        piece = head_session.piece(text[1:], n_logits=len(text) - 1, inputs=states[:-1])
-        together = cache.eval([piece])[0].copy()
+        together = Forward(head_session, text[1:], len(text) - 1, inputs=states[:-1]).answer().rows.copy()
         assert np.allclose(rows, together, atol=1e-3)
-        by_hand = cache.eval([head_session.piece([17], inputs=own)])[0]
+        by_hand = Forward(head_session, [17], inputs=own).answer().rows
         assert np.allclose(after, by_hand[0], atol=1e-3)
 
 
@@ -202,8 +202,8 @@ def test_states_of_a_text_longer_than_a_pass(name):
         found = []
         for n_batch in (128, 32):
             with Session(target, n_ctx=128, n_threads=1, n_batch=n_batch) as session:
-                rows = session.cache.eval([session.piece(text, n_logits=3)], with_features=True)[0]
-                found.append((rows.copy(), session.cache.features[0].copy()))
+                result = Forward(session, text, 3, with_features=True).answer().copy()
+                found.append((result.rows, result.features))
     for one, other in zip(*found, strict=True):
         assert one.shape == other.shape
         assert np.allclose(one, other, atol=1e-2)

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.forward import Forward, run_to_end
 from edgespec.drafting.block_head import BlockModel
 from edgespec.drafting.costs import of_blocks
 from edgespec.drafting.head import HeadModel
@@ -202,8 +203,7 @@ def test_the_states_are_what_goes_into_the_layers(head_of):
         found = []
         for n_batch in (128, 32):
             with Session(target, n_ctx=128, n_threads=1, n_batch=n_batch) as session:
-                session.cache.eval([session.piece(text, n_logits=3)], with_features=True)
-                found.append(session.cache.features[0].copy())
+                found.append(Forward(session, text, 3, with_features=True).answer().copy().features)
         states = found[0]
         assert states.shape == (len(text), 3 * target.n_embd)
         assert np.allclose(states, found[1], atol=1e-2)
@@ -226,24 +226,24 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
         Cache(head_model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
-        session.cache.eval([session.piece(text)], with_features=True)
-        states = session.cache.features[0].copy()
+        states = Forward(session, text, with_features=True).answer().copy().features
         features = TargetFeatures(target.n_state)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab, encode=head_model.encode)
         features.put(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
-            rows.append(head.run(text[:i])[0].copy())
+            result = run_to_end(head.ask(text[:i])).copy()
+            rows.append(result.rows[0])
             if i < len(text) - 1:
                 features.put(i, [text[i]], states[i : i + 1])
-        own = cache.features[0][-1:].copy()
+        own = result.features[-1:]
         after = head.run([*text, 17])[0].copy()
 
         head_session.clear()
         inputs = head_model.encode(states[:-1])
-        piece = head_session.piece(text[1:], n_logits=len(text) - 1, inputs=inputs)
-        together = cache.eval([piece], with_features=True)[0].copy()
-        by_hand = cache.eval([head_session.piece([17], inputs=own)])[0]
+        part = Forward(head_session, text[1:], len(text) - 1, inputs=inputs, with_features=True)
+        together = part.answer().rows.copy()
+        by_hand = Forward(head_session, [17], inputs=own).answer().rows
         known = np.isfinite(together[0])
         assert known.sum() == EAGLES[file].get("kept", target.n_vocab)
         assert np.array_equal(np.isfinite(rows), np.tile(known, (len(rows), 1)))
@@ -264,8 +264,7 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         Cache(block_head, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
-        session.cache.eval([session.piece(text)], with_features=True)
-        states = session.cache.features[0].copy()
+        states = Forward(session, text, with_features=True).answer().copy().features
         assert states.shape == (len(text), 2 * target.n_embd)
         features = TargetFeatures(target.n_state)
         model = BlockModel(head_session, features, block_head, n_vocab=target.n_vocab)
@@ -290,8 +289,8 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         for changed in (0.0, 5.0):
             states[3] += changed
             head_session.clear()
-            cache.eval([head_session.piece(text[:-1], n_logits=0, inputs=states[:-1])])
-            seen.append(cache.eval([head_session.piece(block, n_logits=6)])[0][1:].copy())
+            Forward(head_session, text[:-1], 0, inputs=states[:-1]).answer()
+            seen.append(Forward(head_session, block, 6).answer().rows[1:].copy())
         known = np.isfinite(seen[0][0])
         assert known.sum() == FILES[file][1].get("kept", target.n_vocab)
         assert np.allclose(np.array(drafts[-1])[:, known], seen[0][:, known], atol=1e-3)

@@ -14,7 +14,8 @@ from edgespec.forge.training.batches import EpochPosition, TextPacking, batches
 from edgespec.forge.training.head import HeadFamily, HeadRollout, HeadSettings
 from edgespec.forge.training.losses import choose_tokens
 from edgespec.forge.training.weights import ModelWeights
-from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.head_file import TargetEmbeddings, read_head
@@ -55,9 +56,9 @@ class LlamaHead:
     def __call__(self, tokens, features):
         """Append columns; return their features, (n, n_embd), and logits, (n, kept ids)."""
         inputs = np.concatenate([self.embeddings(tokens), features], axis=1) @ self.fusion.T
-        piece = Piece(self.sequence, tokens, len(tokens), inputs=inputs)
-        rows = self.cache.eval([piece], with_features=True)[0]
-        return self.cache.features[0].copy(), rows.copy()
+        part = SequenceTokens(self.sequence, tokens, len(tokens), inputs=inputs, with_features=True)
+        result = self.cache.forward([part])[0].copy()
+        return result.features, result.rows
 
 
 @pytest.mark.parametrize(("type_", "tolerance"), [("f32", 2e-3), ("f16", 2e-2), ("q8_0", 0.1)])

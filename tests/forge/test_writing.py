@@ -30,7 +30,9 @@ from edgespec.forge.writing import (
     temperature_of,
 )
 from edgespec.llama import hidden_states
-from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, IM_END, write_tiny_gguf
 
@@ -74,8 +76,7 @@ def fill(
 
 def plain_features(model: Model, tokens: list[int]) -> np.ndarray:
     with Cache(model, CacheSize(n_ctx=512, n_logits_max=512), n_threads=1) as cache:
-        cache.eval([Piece(cache.take(), tokens)], with_features=True)
-        return cache.features[0].copy()
+        return cache.forward([SequenceTokens(cache.take(), tokens, with_features=True)])[0].copy().features
 
 
 def test_greedy_texts_are_what_the_engine_generates(
@@ -147,7 +148,8 @@ def test_sampled_tokens_are_the_models(tiny_target: Model, dataset: Dataset) -> 
     for text in texts:
         tokens = text.tokens.tolist()
         with Cache(tiny_target, CacheSize(n_ctx=256, n_logits_max=256), n_threads=1) as cache:
-            rows = cache.eval([Piece(cache.take(), tokens, len(tokens))])[0].astype(np.float64) / 0.6
+            part = SequenceTokens(cache.take(), tokens, len(tokens))
+            rows = cache.forward([part])[0].rows.astype(np.float64) / 0.6
         probs = np.exp(rows - rows.max(axis=1, keepdims=True))
         probs /= probs.sum(axis=1, keepdims=True)
         for i in range(text.n_prompt, len(tokens)):
@@ -220,13 +222,13 @@ def test_no_pass_is_larger_than_the_kernels_take(
     writing: TargetWriter, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[list[int]] = []
-    real = Cache.eval
+    real = Cache.forward
 
-    def counting(self: Cache, pieces: list[Piece], *, with_features: bool = False) -> list[np.ndarray]:
-        passes.append([len(piece.tokens) for piece in pieces])
-        return real(self, pieces, with_features=with_features)
+    def counting(self: Cache, parts: list[SequenceTokens]) -> list[ForwardResult]:
+        passes.append([len(part.tokens) for part in parts])
+        return real(self, parts)
 
-    monkeypatch.setattr(Cache, "eval", counting)
+    monkeypatch.setattr(Cache, "forward", counting)
     long = TextPrompt(BUILT_IN, ("a b c d e f g h i j " * 2,))
     texts = fill(writing, dataset, [long, *prompts_of(10)])
     assert len(texts) == 11

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.decoding.forward import Forward
 from edgespec.llama.backend import llama, quantize
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.session import Session
@@ -251,17 +252,16 @@ def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
         for _ in range(2):
             for session in (first, second):  # the one alone in its cache's first sequence, the other not
                 session.clear()
-                piece = session.piece(TOKENS[:20], n_logits=n_logits)
-                rows = cache.eval([piece], with_features=True)[0].copy()
-                states = cache.features[0].copy()
+                part = Forward(session, TOKENS[:20], n_logits, with_features=True)
+                result = cache.forward([part])[0].copy()
                 session.clear()
                 whole = session.eval(TOKENS[:20], n_logits=20).copy()
-                assert np.array_equal(rows, whole[20 - n_logits :])
-                found.append(states)
+                assert np.array_equal(result.rows, whole[20 - n_logits :])
+                found.append(result.features)
             monkeypatch.setattr(cache._decoder, "_plugin", None)  # all of them
         assert all(np.array_equal(states, found[0]) for states in found)
-        both = [first.piece(TOKENS[20:25], n_logits=1), second.piece(TOKENS[20:24], n_logits=2)]
-        assert [len(rows) for rows in cache.eval(both, with_features=True)] == [1, 2]
+        both = [Forward(first, TOKENS[20:25], with_features=True), Forward(second, TOKENS[20:24], 2)]
+        assert [len(result.rows) for result in cache.forward(both)] == [1, 2]
 
 
 def test_logits_that_are_left_out_are_not_computed(kernels, quantized):
@@ -274,8 +274,7 @@ def test_logits_that_are_left_out_are_not_computed(kernels, quantized):
                 session = Session.within(cache)
                 session.eval(TOKENS[30:60], n_logits=30)
                 session.clear()
-                piece = session.piece(TOKENS[:30], n_logits=1 if left_out else 30)
-                cache.eval([piece], with_features=True)
+                cache.forward([Forward(session, TOKENS[:30], 1 if left_out else 30, with_features=True)])
                 found.append(cache._outputs.rows(30).copy())
         assert np.array_equal(found[0][29], found[1][29])
         assert not (found[0][:29] == found[1][:29]).all(axis=1).any()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import NodeLost
-from edgespec.llama.cache import Cache, CacheSize, Piece
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
@@ -129,11 +130,11 @@ def test_a_node_that_hangs(tmp_path, path):
 def test_a_pass_that_asks_nothing_back_is_waited_for(tmp_path, path, sequence):
     size = CacheSize(n_ctx=256, n_timelines=2)
     with on_a_node(tmp_path, path) as (model, server), Cache(model, size, n_threads=1) as cache:
-        cache.eval([Piece(sequence, [5, 6], n_logits=0)])
+        cache.forward([SequenceTokens(sequence, [5, 6], n_logits=0)])
         os.kill(server, signal.SIGSTOP)
         try:
             with pytest.raises(NodeLost, match="no answer for 1 s"):
-                cache.eval([Piece(sequence, [5, 6], n_logits=0)])
+                cache.forward([SequenceTokens(sequence, [5, 6], n_logits=0)])
         finally:
             os.kill(server, signal.SIGCONT)
 

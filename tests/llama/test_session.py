@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.decoding.forward import Forward
 from edgespec.errors import EdgespecError
 from edgespec.llama import context as context_module
 from edgespec.llama.backend import llama, quantize
@@ -512,12 +513,12 @@ def test_features_are_what_the_output_matrix_takes(tmp_path: Path) -> None:
     with Model(path) as model, Cache(model, size, n_threads=1) as cache:
         first, second = Session.within(cache), Session.within(cache)
         for n_logits, parents in ((1, None), (3, [-1, -1])):
-            pieces = [first.piece(PROMPT), second.piece(PROMPT[:7], n_logits=n_logits, parents=parents)]
-            rows = [each.copy() for each in cache.eval(pieces, with_features=True)]
-            assert [part.shape for part in cache.features] == [(len(PROMPT), model.n_embd), (7, model.n_embd)]
-            for each, part in zip(rows, cache.features, strict=True):
-                assert np.allclose(part[-len(each) :] @ output.T, each, atol=0.05)
-            assert len(rows[1]) == n_logits
+            other = Forward(second, PROMPT[:7], n_logits, parents)
+            results = cache.forward([Forward(first, PROMPT, with_features=True), other])
+            assert [one.features.shape for one in results] == [(len(PROMPT), model.n_embd), (7, model.n_embd)]
+            for one in results:
+                assert np.allclose(one.features[-len(one.rows) :] @ output.T, one.rows, atol=0.05)
+            assert len(results[1].rows) == n_logits
 
 
 def test_passes_with_and_without_features_give_the_same_rows(tiny_target: Model) -> None:
@@ -527,12 +528,13 @@ def test_passes_with_and_without_features_give_the_same_rows(tiny_target: Model)
         found = []
         for _ in range(2):
             session.clear()
-            plain = session.eval(PROMPT, n_logits=2).copy()
-            assert cache.features == []
+            (plain,) = cache.forward([Forward(session, PROMPT, 2)])
+            assert plain.features is None
+            plain = plain.copy()
             session.clear()
-            asked = cache.eval([session.piece(PROMPT, n_logits=2)], with_features=True)[0].copy()
-            found.append(cache.features[0].copy())
-            assert np.array_equal(plain, asked)
+            asked = cache.forward([Forward(session, PROMPT, 2, with_features=True)])[0].copy()
+            found.append(asked.features)
+            assert np.array_equal(plain.rows, asked.rows)
         assert np.array_equal(*found)
         with pytest.raises(ValueError, match="a pass of 33 tokens and 33 rows"):
-            cache.eval([session.piece([1] * 33)], with_features=True)
+            cache.forward([Forward(session, [1] * 33, with_features=True)])

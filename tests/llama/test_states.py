@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from edgespec.decoding.forward import Forward
 from edgespec.llama.backend import llama
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.decode import CacheFull
@@ -97,22 +98,22 @@ def test_a_walk_back_and_forth(model: Model, size: RollbackSize, n_timelines: in
         for _ in range(20):
             chosen = rng.choice(n_timelines, rng.integers(1, n_timelines + 1), replace=False)
             several = [sessions[i] for i in chosen]
-            pieces = []
+            parts = []
             for session in several:
                 tokens = text(int(rng.integers(1, 9)), int(rng.integers(1 << 30)))
                 n_logits = int(rng.integers(1, len(tokens) + 1))
-                pieces.append(session.piece(tokens, n_logits=n_logits))
-            rows = [found[-1].copy() for found in cache.eval(pieces)]
-            for session, piece, row in zip(several, pieces, rows, strict=True):
+                parts.append(Forward(session, tokens, n_logits))
+            rows = [result.rows[-1].copy() for result in cache.forward(parts)]
+            for session, part, row in zip(several, parts, rows, strict=True):
                 timeline = session.timeline
                 assert np.allclose(row, reader.after(timeline), atol=TOLERANCE)
-                n_before = len(timeline) - len(piece.tokens)
+                n_before = len(timeline) - len(part.tokens)
                 n_keep = int(rng.integers(n_before, len(timeline) + 1))
                 expected = session.n_reachable(n_keep)
                 assert session.rewind(n_keep) == session.n_past == expected <= n_keep
                 assert session.timeline == timeline[:expected]
                 if not (model.header.has_snapshots and size.n_snapshots):
-                    assert expected >= n_before or piece.n_logits == 1 or n_before == 0
+                    assert expected >= n_before or part.n_logits == 1 or n_before == 0
                 elif n_keep > n_before:
                     n_back = len(timeline) - n_keep
                     assert (expected == n_keep) == (n_back <= size.n_snapshots)
@@ -264,7 +265,7 @@ def test_ctrl_c_in_a_pass_of_several_empties_them(one_of_two: Model) -> None:
             session.eval(text(20))
         interrupts.n_calls, interrupts.limit = 0, 3
         with pytest.raises(KeyboardInterrupt):
-            cache.eval([session.piece(text(LONG, i)) for i, session in enumerate(sessions[:2])])
+            cache.forward([Forward(session, text(LONG, i)) for i, session in enumerate(sessions[:2])])
         interrupts.limit = 1 << 30
         assert [session.n_past for session in sessions] == [0, 0, 0]
         for session in sessions:
@@ -303,7 +304,7 @@ def test_what_fails_before_it_begins_changes_nothing(one_of_two: Model) -> None:
             session.eval(text(20))
         if one_of_two.header.n_head_kv != (0, 0):  # else there is no end to what fits
             with pytest.raises(CacheFull):
-                cache.eval([session.piece(text(120)) for session in sessions])
+                cache.forward([Forward(session, text(120)) for session in sessions])
         assert [session.n_past for session in sessions] == [20, 20]
         for session in sessions:
             assert_right(session, reader)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.decoding.forward import Forward
 from edgespec.drafting.model import DraftModel
 from edgespec.errors import EdgespecError
 from edgespec.llama.cache import Cache, CacheSize
@@ -184,14 +185,14 @@ def test_one_pass_serves_chains_trees_and_pieces(model: Model) -> None:
         for session, one in zip(sessions, texts, strict=True):
             session.eval(one)
         more = [text(10 + i, 12 + (i == 3)) for i in range(4)]
-        pieces = [
-            sessions[0].piece(more[0][:1]),
-            sessions[1].piece(more[1][: len(SPREAD) + 1], n_logits=len(SPREAD) + 1, parents=SPREAD),
-            sessions[2].piece(more[2], n_logits=0),
-            sessions[3].piece(more[3][: len(SPREAD) + 2], n_logits=len(SPREAD) + 1, parents=SPREAD),
-        ]
-        rows = timelines.cache.eval(pieces)
         n = len(SPREAD)
+        parts = [
+            Forward(sessions[0], more[0][:1]),
+            Forward(sessions[1], more[1][: n + 1], n + 1, SPREAD),
+            Forward(sessions[2], more[2], 0),
+            Forward(sessions[3], more[3][: n + 2], n + 1, SPREAD),
+        ]
+        rows = [result.rows for result in timelines.cache.forward(parts)]
         expected = [
             alone(model, texts[0] + more[0][:1]),
             alone(model, texts[1] + more[1][: n + 1], n + 1, SPREAD),
@@ -213,7 +214,7 @@ def test_a_pass_that_fails_leaves_all_timelines(tiny_target: Model) -> None:
         one.eval(text(1, 100))
         two.eval(text(2, 100))
         with pytest.raises(CacheFull, match="context is full"):
-            timelines.cache.eval([one.piece(text(3, 30)), two.piece(text(4, 30))])
+            timelines.cache.forward([Forward(one, text(3, 30)), Forward(two, text(4, 30))])
         assert (one.timeline, two.timeline) == (text(1, 100), text(2, 100))
         assert np.allclose(rows(one), alone(tiny_target, text(1, 100) + NEXT, len(NEXT)), atol=1e-3)
 
@@ -240,8 +241,8 @@ def test_timelines_come_and_go(tiny_target: Model, data: st.DataObject) -> None:
             if not sessions or not timelines.make_room(16 * len(sessions)):
                 continue
             extra = [text(50 + i, data.draw(st.integers(1, 16))) for i in range(len(sessions))]
-            pieces = [session.piece(more) for session, more in zip(sessions, extra, strict=True)]
-            found = [row.copy() for row in timelines.cache.eval(pieces)]
+            parts = [Forward(session, more) for session, more in zip(sessions, extra, strict=True)]
+            found = [result.rows.copy() for result in timelines.cache.forward(parts)]
             for session, row in zip(sessions, found, strict=True):
                 fresh.clear()
                 assert np.allclose(row, fresh.eval(session.timeline), atol=1e-3)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.outputs import ForwardResult
 
 
 class Clock:
@@ -35,6 +39,8 @@ class ToySession:
         self.model = SimpleNamespace(
             n_vocab=n_vocab, is_eog=is_eog, path="toy", name="toy", keeps_state=False
         )
+        self.cache = self
+        self.sequence = 0
         self.n_ctx = n_ctx
         self.most_drafted = n_ctx
         self.tokens: list[int] = []
@@ -44,6 +50,13 @@ class ToySession:
     @property
     def n_past(self) -> int:
         return len(self.tokens)
+
+    def forward(self, parts: Sequence[SequenceTokens]) -> list[ForwardResult]:
+        """The pass of a cache that this session has for itself."""
+        (part,) = parts
+        started = time.perf_counter()
+        rows = self.eval(part.tokens, n_logits=part.n_logits, parents=part.parents)
+        return [ForwardResult(rows, time.perf_counter() - started, len(part.tokens))]
 
     def eval(
         self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None

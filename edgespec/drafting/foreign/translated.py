@@ -24,10 +24,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgespec.decoding.asks import Ask, Evaluated
+from edgespec.decoding.forward import Ask
 from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, Vocabulary, VocabularyMap
 from edgespec.drafting.model import DraftModel
+from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.session import Rows, Session
 
 Level = Literal["auto", "token", "string"]
@@ -122,12 +123,12 @@ class TranslatedDraft(DraftModel):
             self._look(row, len(wanted), out[0], len(tokens))
         return out
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, Evaluated]:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
         """Return what `run` gives: its passes depend on each other, and are not shared."""
         started = time.perf_counter()
         rows = self.run(tokens, guesses)
         yield from ()
-        return Evaluated(rows, time.perf_counter() - started, 0)
+        return ForwardResult(rows, time.perf_counter() - started, 0)
 
     def trim(self, n_tokens: int) -> None:
         """Forget what was read beyond the timeline's first `n_tokens` tokens."""

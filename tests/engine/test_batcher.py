@@ -259,15 +259,15 @@ def test_the_draft_models_passes_are_shared(target_path, tiny_draft_path):
         for i in range(3):
             engine.stream(COMMON[: 30 + i], params=GREEDY, n_predict=40, drafter="model", gamma=2)
         sizes = []
-        cache_eval = Cache.eval
+        forward = Cache.forward
 
-        def counted(self, pieces, **options):
+        def counted(self, parts):
             if self.model is engine.draft:
-                sizes.append(len(pieces))
-            return cache_eval(self, pieces, **options)
+                sizes.append(len(parts))
+            return forward(self, parts)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Cache, "eval", counted)
+            patch.setattr(Cache, "forward", counted)
             for _ in range(6):
                 engine.step()
         assert sizes.count(3) >= 6

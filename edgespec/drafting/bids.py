@@ -82,28 +82,18 @@ def decide(bids: Sequence[Bid], load: Load) -> list[Choice]:
         sharing = [i for i in sharing if i not in left]
 
 
-def _prefixes(bids: Sequence[Bid], load: Load) -> list[Prefix | None]:
-    """Return how much of what is offered pays, for each of `bids`; None where a length was asked for."""
-    found: list[Prefix | None] = [None] * len(bids)
-    free = [i for i, bid in enumerate(bids) if bid.scheduler.policy.gamma is None]
-    if not free:
-        return found
-    offered = [bids[i].offered if bids[i].scheduler.policy.suffix else () for i in free]
-    chains = [
-        bids[i].scheduler.chain(bids[i].path, bids[i].depth, chances)
-        for i, chances in zip(free, offered, strict=True)
-    ]
-    first = bids[free[0]].scheduler
+def _prefixes(bids: Sequence[Bid], load: Load) -> list[Prefix]:
+    """Return how much of what is offered pays, for each of `bids`."""
+    chains = [bid.scheduler.chain(bid.path, bid.depth, bid.offered) for bid in bids]
+    n_more = sum(len(chain.chances) for chain in chains)
+    first = bids[0].scheduler
     curve = first.learnt.target.at(load.n_past)
-    n_more = sum(map(len, offered))
     if first.policy.splits and load.n_texts > 1:
         verify = beyond(curve, max(n_more, N_MAX))[: n_more + 1]
     else:
         n_most = load.n_tokens + n_more
         verify = beyond(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
-    for i, prefix in zip(free, best_prefixes(verify, load.rate, chains), strict=True):
-        found[i] = prefix
-    return found
+    return best_prefixes(verify, load.rate, chains)
 
 
 def _without_model(bid: Bid) -> Bid:

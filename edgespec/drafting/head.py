@@ -103,10 +103,10 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
     and it is spent before anything of the answer is there. So it is left out where a short answer is possible
     enough; the head then begins with the answer.
     """
-    learnt, policy = scheduler.learnt, scheduler.policy
+    learnt = scheduler.learnt
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
-    if policy.gamma is not None or not policy.suffix:
-        return min(sizes[0], n_unread)  # the head was asked for
+    if scheduler.needs_model:
+        return min(sizes[0], n_unread)
     if learnt.draft is None:
         return 0
     costs, most = learnt.target.at(n_unread), math.inf if n_predict is None else n_predict

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from edgespec.decoding.choices import Objective
 from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve, of_blocks
+from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.policy import Policy
@@ -88,14 +89,23 @@ class Knowledge:
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,
         )
 
-    def scheduler(self, policy: Policy, prompt: str | Sequence[int], *, greedy: bool) -> Scheduler:
+    def scheduler(
+        self, policy: Policy, prompt: str | Sequence[int], *, greedy: bool, gamma: int | None = None
+    ) -> Scheduler:
         """Return a scheduler for one generation, greedy or sampled, of the answer to `prompt`; until `ended`.
 
-        Each of several at once learns in tables of its own; the next text begins with those of the one that
-        ended last.
+        `gamma`: tokens drafted in every step; None: as many as pay. Each of several schedulers at once learns
+        in its own tables; the next text begins with those of the one that ended last.
         """
         learnt = self._learnt[greedy]
-        scheduler = Scheduler(learnt.fork() if self._running else learnt, policy, self._lengths.of(prompt))
+        if self._running:
+            learnt = learnt.fork()
+        lengths = self._lengths.of(prompt)
+        scheduler = (
+            Scheduler(learnt, policy, lengths)
+            if gamma is None
+            else FixedLength(gamma, learnt, policy, lengths)
+        )
         self._running.append((scheduler, greedy))
         return scheduler
 

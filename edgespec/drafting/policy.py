@@ -18,10 +18,8 @@ class Policy:
     after_store: bool = True
     """The draft model may run after tokens of the suffix store in one step; a head cannot, for neither the
     target nor the head has been there."""
-    gamma: int | None = None
-    """Tokens drafted a step, in a chain; None: the scheduler's choice."""
     branches: bool = True
-    """A step may propose several tokens for one position, where `gamma` does not fix its length."""
+    """A step may propose several tokens for one position."""
     siblings: bool = True
     """Several may also be sampled for one position; these cannot be pruned."""
     rereads: bool = False
@@ -30,11 +28,6 @@ class Policy:
     splits: bool = False
     """A pass over several texts is made of one for each number of tokens that they have in it; that of a
     recurrent or hybrid target is."""
-
-    @property
-    def may_branch(self) -> bool:
-        """Whether a step may be more than a chain."""
-        return self.branches and self.gamma is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,9 @@ _SHORTEST_TEST, _LONGEST_TEST = 24, 96  # tokens
 class Scheduler:
     """Decides for one generation, from what is learnt; told of every step."""
 
+    n_max = MAX_GAMMA
+    """Most tokens of a step."""
+
     def __init__(self, learnt: Learnt, policy: Policy, lengths: Lengths | None = None) -> None:
         """Decide under `policy`. `lengths`: of the answer that begins; None: as of any answer."""
         self.learnt = learnt
@@ -100,8 +103,11 @@ class Scheduler:
                 self._price()
 
     def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
-        """Return tokens that may follow after `depth` drafted ones, with what they may let be read again."""
-        return self._now.chain(path, depth, chances)
+        """Return the tokens of the suffix store that compete for room in the next pass.
+
+        They follow `depth` drafted ones, accepted with probability `path`.
+        """
+        return self._now.chain(path, depth, chances if self.policy.suffix else ())
 
     def _price(self) -> None:
         """Look up what passes of this step cost, and the rate."""
@@ -128,7 +134,7 @@ class Scheduler:
 
     def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
         """Learn what the suffix store offers after a token of the draft model; arguments as for `next`."""
-        if self.policy.gamma is None and path > 0.0:
+        if path > 0.0:
             gain = self._now.best_prefix(path, depth, offered).gain if self.policy.suffix else 0.0
             self.learnt.learn_follow_up(gain / path)
 
@@ -174,6 +180,11 @@ class Scheduler:
         return self._n_pending
 
     @property
+    def needs_model(self) -> bool:
+        """Whether the draft model has to draft from the first step on, whatever it costs to prefill it."""
+        return not self.policy.suffix
+
+    @property
     def own_rate(self) -> float:
         """The share of this text in `rate`."""
         return self._own_rate
@@ -206,8 +217,6 @@ class Scheduler:
         """
         policy, now = self.policy, self._now
         awake = policy.model and 0 < unread <= ASLEEP
-        if policy.gamma is not None:
-            return self._fixed(depth, unread, offered)
         if prefix is None:
             prefix = now.best_prefix(path, depth, offered) if policy.suffix else Prefix(0, 0.0, path)
         n, gain, after = prefix
@@ -220,26 +229,11 @@ class Scheduler:
             return TakeSuffix(n)
         return RunModel(n_guesses) if with_model > 0.0 else None
 
-    def _fixed(self, depth: int, unread: int, offered: Sequence[float]) -> Choice:
-        """A length was asked for: only the source is left to choose."""
-        policy = self.policy
-        awake = policy.model and 0 < unread <= ASLEEP
-        n_left = (policy.gamma or 0) - depth
-        if n_left <= 0:
-            return None
-        if policy.suffix and offered and (not awake or offered[0] >= 0.5):
-            return TakeSuffix(min(n_left, len(offered)))
-        if not awake:
-            return None
-        return RunModel(min(n_left - 1, len(offered), N_MAX - unread) if policy.staged else 0)
-
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
         """Return how many tokens to add that need no pass of the draft model.
 
         They follow `depth` drafted tokens, and are accepted with `chances`, each given the one before.
         """
-        if self.policy.gamma is not None:
-            return max(0, min(len(chances), self.policy.gamma - depth))
         return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth]).n
 
     def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
@@ -249,8 +243,6 @@ class Scheduler:
         and `bucket` come from the distribution at the position. The token pays alone, or together with those
         that may follow.
         """
-        if self.policy.gamma is not None:
-            return depth < self.policy.gamma
         now = self._now
         gain = now.of_token(path, depth, path / chance if chance > 0.0 else path)
         return gain >= 0.0 or gain + now.of_model(path, depth + 1, 1, bucket) > 0.0
@@ -262,7 +254,7 @@ class Scheduler:
         trunk is in the next pass again, and pays the price again.
         """
         verify = self._now.verify
-        if not self.policy.may_branch or n_drafted + 3 > MAX_GAMMA:
+        if not self.policy.branches or n_drafted + 3 > MAX_GAMMA:
             return False
         price = self.rate * 0.5 * (verify[n_drafted + 3] - verify[n_drafted + 1])
         return path * (1.0 - price) >= price
@@ -276,8 +268,8 @@ class Scheduler:
         now, draft = self._now, self.learnt.draft
         if draft is None or not self.policy.model:
             return 0
-        if self.policy.gamma is not None or (self._n_emitted <= 1 and not self.policy.suffix):
-            return unread  # the model was asked for
+        if self._n_emitted <= 1 and self.needs_model:
+            return unread
         new, copied = self._lately[False], self._lately[True]
         n_seen = new.tokens + copied.tokens
         new_s = new.cost / n_seen  # of each token
@@ -299,7 +291,7 @@ class Scheduler:
         One pass over them tells for each whether it would have been accepted. Tests have a budget, a small
         share of the time (`Learnt.test_budget`), so what they can lose is bounded.
         """
-        if self.policy.gamma is not None or self.learnt.draft is None or unread < _SHORTEST_TEST:
+        if self.learnt.draft is None or unread < _SHORTEST_TEST:
             return 0
         n = min(unread, _LONGEST_TEST)
         return n if self.learnt.affords_test(self._test_cost(n)) else 0
@@ -318,12 +310,14 @@ class Scheduler:
             return None
         return 1.0 / self._gains.verify[1] if self.learnt.target.is_known(1) else None
 
+    def _plain_note(self) -> str:
+        """Return the speed of plain decoding in words, "" before it is known."""
+        now = self._gains
+        return f" ({1.0 / now.verify[1]:.1f} {self.unit} expected without)" if now else ""
+
     def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
         """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
-        unit, now = self.unit, self._gains
-        plain = f" ({1.0 / now.verify[1]:.1f} {unit} expected without)" if now else ""
-        if self.policy.gamma is not None:
-            return f"drafting {self.policy.gamma} tokens a step was asked for{plain}"
+        now, plain = self._gains, self._plain_note()
         model = ""
         if self.policy.model and now and now.passes:
             chance = self.learnt.predictor.next.chance(0, 0)
@@ -333,4 +327,5 @@ class Scheduler:
             return f"drafting was off: {model or 'nothing said before was worth repeating'}{plain}"
         parts = [f"{accepted} of {drafted} from {name}" for name, (drafted, accepted) in sources.items()]
         sleeping = f"; the draft model was left asleep: {model}" if asleep and model else ""
-        return f"drafting was on, {self.rate:.1f} {unit} lately{plain}: {', '.join(parts)} accepted{sleeping}"
+        lately = f"{self.rate:.1f} {self.unit} lately"
+        return f"drafting was on, {lately}{plain}: {', '.join(parts)} accepted{sleeping}"

@@ -32,8 +32,7 @@ class Sleep:
         """Start on a timeline: a prompt and the token after it."""
         self._n_prompt = len(tokens) - 1
         # Whether the draft model is worth waking shows in the first steps; asked for, it is woken at once.
-        policy = self._scheduler.policy
-        waits = self._model.waits and policy.suffix and policy.gamma is None
+        waits = self._model.waits and not self._scheduler.needs_model
         self._steps_to_wake = _WAKE_AFTER if waits else 0
         self._model.begin(tokens)
 

@@ -25,7 +25,6 @@ from typing import Any
 from edgespec.decoding.drafter import Outcome, Position
 from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.options import MAX_GAMMA
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
 from edgespec.drafting.bids import Bid
@@ -83,7 +82,7 @@ class TreeDrafter:
         self._sleep = Sleep(scheduler, self._model, draft_clock) if self._model else None
         self._on_step = on_step
         self._constraint = constraint
-        self.n_max = MAX_GAMMA if policy.gamma is None else policy.gamma
+        self.n_max = scheduler.n_max
         self._sampled = False
         self._n_pending = 1  # tokens in the target's next pass in any case
         self._proposal = Proposal(0, 0)
@@ -204,7 +203,7 @@ class TreeDrafter:
     def _store_tree(self, proposal: Proposal) -> Tree:
         """Return what else the suffix store has seen, where that may be proposed."""
         policy = self._scheduler.policy
-        if not (self._suffix_source and proposal.trunk and policy.suffix and policy.may_branch):
+        if not (self._suffix_source and proposal.trunk and policy.suffix and policy.branches):
             return ()
         return self._suffix_source.tree() if proposal.offers[0].tokens else ()
 

@@ -88,7 +88,7 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
     if name == "mtp" and not pair.uses_mtp:
         problem = "no head in the target's own file was loaded: its file has none, or another draft was given"
         raise UsageError(problem, field="drafter", value=name)
-    policy = replace(_POLICIES[name], gamma=options.gamma)
+    policy = _POLICIES[name]
     if policy.model and pair.draft is None:
         if pair.draft_is_stuck and not policy.suffix:
             return None

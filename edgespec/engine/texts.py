@@ -198,7 +198,7 @@ class Texts:
     ) -> TreeDrafter:
         plan = running.plan
         running.scheduler = self._knowledge.scheduler(
-            policy, running.prompt, greedy=plan.options.params.greedy
+            policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
         )
         return TreeDrafter(
             running.scheduler,

@@ -21,7 +21,6 @@ from edgespec.drafting.lengths import AnswerLengths
 from edgespec.drafting.measure import measure
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import quantize
@@ -32,7 +31,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
-from toy_schedulers import curves
+from toy_schedulers import FixedPolicy, curves, scheduler_of
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, top_k=20)
@@ -342,14 +341,14 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         lengths.learn("write much", 400)
 
     def worth(prompt, n_unread, policy=Policy(staged=False, after_store=False), n_predict=None):  # noqa: B008
-        scheduler = Scheduler(Learnt(*curves(), Predictor()), policy, lengths.of(prompt))
+        scheduler = scheduler_of(Learnt(*curves(), Predictor()), policy, lengths.of(prompt))
         return states_worth(scheduler, target, n_unread, n_predict)
 
     for n_unread in (64, 100, 1000):
         assert worth("write much", n_unread) == 32
         assert worth("yes or no?", n_unread, n_predict=8) == 0
         assert worth("write much", n_unread, n_predict=2) == 0
-        for policy in (Policy(suffix=False), Policy(gamma=3)):
+        for policy in (Policy(suffix=False), FixedPolicy(gamma=3)):
             assert worth("yes or no?", n_unread, policy) == 32, "the head was asked for"
     assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 2000)
 

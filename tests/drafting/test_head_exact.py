@@ -20,7 +20,7 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import RandomScheduler, curves
+from toy_schedulers import FixedPolicy, RandomScheduler, curves, scheduler_of
 from toy_tasks import task_of
 
 LENGTH = 5
@@ -30,7 +30,7 @@ POLICIES = {
     "auto": Policy(staged=False, after_store=False),
     "chain": Policy(staged=False, after_store=False, branches=False),
     "model": Policy(suffix=False, staged=False, after_store=False),
-    "model, gamma 3": Policy(suffix=False, staged=False, after_store=False, gamma=3),
+    "model, gamma 3": FixedPolicy(suffix=False, staged=False, after_store=False, gamma=3),
 }
 
 
@@ -72,7 +72,7 @@ def counts_of(
     n_runs,
     policy,
     *,
-    scheduler=Scheduler,
+    scheduler=scheduler_of,
     prompt=PROMPT,
     window=3,
     n_ctx=64,
@@ -111,7 +111,7 @@ def counts_of(
 def test_every_policy_is_exact(clock, name, rule, temperature):
     n = 4_000
     params = warm(temperature)
-    scheduler = WithoutGuesses if name == "random" else Scheduler
+    scheduler = WithoutGuesses if name == "random" else scheduler_of
     policy = POLICIES.get(name, POLICIES["auto"])
     counts, n_accepted = counts_of(clock, params, rule, n, policy, scheduler=scheduler)
     assert n_accepted > n / 20, "little was accepted: it proves little"
@@ -123,7 +123,7 @@ def test_every_policy_is_exact(clock, name, rule, temperature):
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
     n = 4_000
-    scheduler = WithoutGuesses if name == "random" else Scheduler
+    scheduler = WithoutGuesses if name == "random" else scheduler_of
     policy = POLICIES.get(name, POLICIES["auto"])
     counts, n_accepted = counts_of(clock, warm(0.9), rule, n, policy, scheduler=scheduler, is_mtp=True)
     assert n_accepted > n / 20, "little was accepted: it proves little"
@@ -134,7 +134,7 @@ def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
     params = warm(0.0)
-    scheduler = WithoutGuesses if name == "random" else Scheduler
+    scheduler = WithoutGuesses if name == "random" else scheduler_of
     policy = POLICIES.get(name, POLICIES["auto"])
     for prompt in [(0,), PROMPT, (2, 1) * 6]:
         counts, _ = counts_of(
@@ -169,7 +169,7 @@ def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
 def test_what_was_accepted_is_read_with_the_targets_states(clock, name):
     """Before each draft the head has read the emitted tokens, each after the target's state before it."""
     clocks = curves()
-    scheduler = WithoutGuesses if name == "random" else Scheduler
+    scheduler = WithoutGuesses if name == "random" else scheduler_of
     chosen = scheduler(Learnt(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
     head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
     head.features.n_prompt = 4

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
+from toy_schedulers import FixedPolicy, scheduler_of, with_gamma
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
@@ -78,7 +78,7 @@ class World:
         )
         self.model = DraftModel(self.draft_session, n_vocab=V)
         self.drafter = TreeDrafter(
-            Scheduler(learnt, policy, lengths),
+            scheduler_of(learnt, policy, lengths),
             suffix=SuffixDrafts(1024),
             model=self.model,
             is_eog=lambda token: False,
@@ -151,13 +151,12 @@ def test_on_a_target_that_keeps_a_state(clock, costs, acceptance):
     """Never slower than plain decoding, and about as fast as the best fixed length."""
     policy = Policy(suffix=False, staged=False, branches=False, rereads=True)
 
-    def rate(gamma):
-        one = replace(policy, gamma=gamma)
+    def rate(one):
         return (
             World(clock, [acceptance], COSTS[costs], policy=one, session=ToyStateSession).run(1500).rate(100)
         )
 
-    assert rate(None) > 0.97 * max(1.0 / COSTS[costs][1], rate(1), rate(2), rate(4))
+    assert rate(policy) > 0.97 * max(1.0 / COSTS[costs][1], *(rate(with_gamma(policy, n)) for n in (1, 2, 4)))
 
 
 def test_what_a_rejection_lets_be_read_again_is_in_the_price():
@@ -247,10 +246,8 @@ def test_what_the_draft_model_missed_is_read_for_later_steps_too(clock):
     policy = Policy(staged=False, after_store=False, branches=False)
     mixed = [(10, 0.1), (10, 0.6)]
     chosen, fixed = (
-        statistics.geometric_mean(
-            short_texts(clock, mixed, policy=replace(policy, gamma=gamma), repeats=True)
-        )
-        for gamma in (None, 2)
+        statistics.geometric_mean(short_texts(clock, mixed, policy=one, repeats=True))
+        for one in (policy, with_gamma(policy, 2))
     )
     assert chosen > fixed
 
@@ -373,7 +370,7 @@ def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
 
 def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen
     draft = OnlineCurve(curve_of([0.0, *[0.008] * N_MAX]))
-    return started(Scheduler(Learnt(OnlineCurve(curve_of(costs)), draft, Predictor()), policy))
+    return started(scheduler_of(Learnt(OnlineCurve(curve_of(costs)), draft, Predictor()), policy))
 
 
 def started(scheduler):
@@ -424,7 +421,7 @@ def test_a_head_that_cannot_follow_the_store_is_run_before_it():
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(suffix=False, gamma=4), Policy(model=False, gamma=4), Policy(gamma=4)]
+    "policy", [FixedPolicy(suffix=False, gamma=4), FixedPolicy(model=False, gamma=4), FixedPolicy(gamma=4)]
 )
 def test_a_fixed_length_is_kept(policy):
     scheduler = scheduler_with(policy)

@@ -15,6 +15,7 @@ import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.policy import Policy, RunModel
@@ -23,7 +24,7 @@ from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import POLICIES, RandomScheduler, curves
+from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, scheduler_of
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
@@ -100,7 +101,7 @@ def counts_of(
     n_runs,
     policy,
     *,
-    scheduler=Scheduler,
+    scheduler=scheduler_of,
     kind=TreeDrafter,
     prompt=PROMPT,
     n_draft_ctx=1 << 20,
@@ -147,7 +148,7 @@ def expected(target, params, prompt=PROMPT):
 def test_every_policy_is_exact(clock, name, rule):
     n = 6_000
     target, draft = ToyModel(1), ToyModel(101)
-    scheduler = RandomScheduler if name == "random" else Scheduler
+    scheduler = RandomScheduler if name == "random" else scheduler_of
     policy = POLICIES.get(name, Policy())
     counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=scheduler)
     assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
@@ -164,7 +165,7 @@ def test_models_that_keep_a_state_are_exact(clock, name, rule):
     n = 6_000
     target, draft = ToyModel(1), ToyModel(101)
     policy = replace(POLICIES.get(name, Policy()), branches=False, siblings=False, rereads=True, splits=True)
-    scheduler = RandomScheduler if name == "random" else Scheduler
+    scheduler = RandomScheduler if name == "random" else scheduler_of
     counts, totals = counts_of(
         clock, target, draft, WARM, rule, n, policy, scheduler=scheduler, keep_states=True
     )
@@ -187,7 +188,7 @@ def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("policy", [Policy(suffix=False, staged=False, gamma=3), Policy(suffix=False)])
+@pytest.mark.parametrize("policy", [FixedPolicy(suffix=False, staged=False, gamma=3), Policy(suffix=False)])
 def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy, rule):
     """Even with p = q, for a fixed length and for lengths that the data decides."""
     n = 8_000
@@ -218,7 +219,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     clocks = curves()
     suffix = SuffixDrafts(1024)
 
-    def text(seed, policy, scheduler=Scheduler):
+    def text(seed, policy, scheduler=scheduler_of):
         drafter = None
         if policy:
             chosen = scheduler(Learnt(*clocks, Predictor()), policy)
@@ -246,7 +247,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
         return row
 
     clocks = curves()
-    chosen = Scheduler(Learnt(*clocks, Predictor()), Policy(suffix=False, staged=True, gamma=7))
+    chosen = FixedLength(7, Learnt(*clocks, Predictor()), Policy(suffix=False, staged=True))
     session = ToySession(logits, 8)
     drafter = TreeDrafter(
         chosen,
@@ -270,7 +271,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
     suffix.document((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
-        chosen = Scheduler(Learnt(*clocks, Predictor()), policy)
+        chosen = scheduler_of(Learnt(*clocks, Predictor()), policy)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,
@@ -303,7 +304,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
 
     for policy in POLICIES.values():
         clocks = curves()
-        chosen = Scheduler(Learnt(*clocks, Predictor()), policy)
+        chosen = scheduler_of(Learnt(*clocks, Predictor()), policy)
         suffix = SuffixDrafts(256)
         suffix.document(sequence * 4)
         drafter = TreeDrafter(

@@ -12,12 +12,12 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.costs import N_MAX, OnlineCurve, guessed_curve
+from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.measure import measure
 from edgespec.drafting.model import DraftModel
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.energy import EnergyMeter
@@ -101,9 +101,9 @@ def test_sampled_tokens_follow_the_targets_distribution(name: str) -> None:
         for chance, text in _likely(target, prompt, params, 2):
             target.clear()
             expected += chance * filtered_probs(target.eval(text)[0].copy(), params)
-        policy = Policy(suffix=False, staged=False, branches=False, gamma=2, rereads=not size.n_snapshots)
+        policy = Policy(suffix=False, staged=False, rereads=not size.n_snapshots)
         drafter = TreeDrafter(
-            Scheduler(Learnt(*curves, Predictor()), policy),
+            FixedLength(2, Learnt(*curves, Predictor()), policy),
             suffix=SuffixDrafts(1024),
             model=DraftModel(session, n_vocab=small.n_vocab),
             is_eog=lambda token: False,

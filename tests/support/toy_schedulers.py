@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict, dataclass
 
 from edgespec.drafting.costs import OnlineCurve, guessed_curve
+from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.policy import Policy, RunModel, TakeSuffix
 from edgespec.drafting.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPolicy(Policy):
+    """A policy for FixedLength: `gamma` tokens a step."""
+
+    gamma: int = 3
+
+
+def with_gamma(policy, gamma):
+    """`policy` for a fixed length."""
+    return FixedPolicy(**asdict(policy), gamma=gamma)
+
+
+def scheduler_of(learnt, policy, lengths=None):
+    """The scheduler that an engine would make."""
+    if isinstance(policy, FixedPolicy):
+        return FixedLength(policy.gamma, learnt, policy, lengths)
+    return Scheduler(learnt, policy, lengths)
+
 
 POLICIES = {
     "auto": Policy(),
@@ -14,8 +36,8 @@ POLICIES = {
     "model": Policy(suffix=False, staged=False),
     "suffix": Policy(model=False, staged=False),
     "staged": Policy(suffix=False),
-    "auto, gamma 3": Policy(gamma=3),
-    "staged, gamma 2": Policy(suffix=False, gamma=2),
+    "auto, gamma 3": FixedPolicy(gamma=3),
+    "staged, gamma 2": FixedPolicy(suffix=False, gamma=2),
 }
 
 

@@ -18,7 +18,6 @@ from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
 from edgespec.drafting.learnt import Learnt
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.trees import TreeDrafter
 from edgespec.errors import EdgespecError
@@ -26,7 +25,7 @@ from edgespec.models.resolve import resolve
 from reference import filtered_probs
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from toy_models import chi_square_p_value
-from toy_schedulers import RandomScheduler, curves
+from toy_schedulers import FixedPolicy, RandomScheduler, curves, scheduler_of
 from toy_sessions import ToySession
 from toy_tasks import task_of
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
@@ -40,11 +39,11 @@ DRAFT = ToyVocabulary([b"c", b"ab", b"a", b"b"], [b"<begin>", b"<end>"], bos=4, 
 END = TARGET.eos
 PROMPT = (0, 1, 2, 0, 3, 1)
 LENGTH = 4
-MODEL = Policy(suffix=False, staged=False, gamma=3)
+MODEL = FixedPolicy(suffix=False, staged=False, gamma=3)
 POLICIES = {
     "model": MODEL,
-    "staged": Policy(suffix=False, gamma=3),
-    "all": Policy(gamma=3),
+    "staged": FixedPolicy(suffix=False, gamma=3),
+    "all": FixedPolicy(gamma=3),
     "random": Policy(),  # whatever a scheduler may decide, branches among it
 }
 
@@ -78,7 +77,8 @@ def target_of(clock, logits):
 
 def drafter_of(model, policy):
     clocks = curves()
-    scheduler = (Scheduler if policy.gamma else RandomScheduler)(Learnt(*clocks, Predictor()), policy)
+    make = scheduler_of if isinstance(policy, FixedPolicy) else RandomScheduler
+    scheduler = make(Learnt(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
 

@@ -1,0 +1,74 @@
+"""The scheduler of a user who sets gamma: every step drafts that many tokens, whatever it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edgespec.drafting.costs import N_MAX
+from edgespec.drafting.gains import ASLEEP, Chain, Prefix
+from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.lengths import Lengths
+from edgespec.drafting.policy import Choice, Policy, RunModel, TakeSuffix
+from edgespec.drafting.scheduler import Scheduler
+
+_LIKELY = 0.5  # chance of the suffix store's first token, from which it is taken rather than the model's
+
+
+class FixedLength(Scheduler):
+    """Drafts chains of `gamma` tokens; only their source is left to choose."""
+
+    needs_model = True
+
+    def __init__(self, gamma: int, learnt: Learnt, policy: Policy, lengths: Lengths | None = None) -> None:
+        """Draft `gamma` tokens a step from the sources that `policy` allows; arguments as of Scheduler."""
+        super().__init__(learnt, replace(policy, branches=False), lengths)
+        self.n_max = gamma
+
+    def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
+        """Return an empty chain: what it drafts does not compete with others' tokens."""
+        return Chain(path, ())
+
+    def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
+        """Do nothing: the gain of an offer decides nothing here."""
+
+    def next(
+        self,
+        path: float,
+        depth: int,
+        unread: int,
+        offered: Sequence[float],
+        bucket: int,
+        prefix: Prefix | None = None,
+    ) -> Choice:
+        """Say where the next token comes from, until `gamma` are drafted; arguments as of Scheduler."""
+        policy = self.policy
+        can_run = policy.model and 0 < unread <= ASLEEP
+        n_left = self.n_max - depth
+        if n_left <= 0:
+            return None
+        if policy.suffix and offered and (not can_run or offered[0] >= _LIKELY):
+            return TakeSuffix(min(n_left, len(offered)))
+        if not can_run:
+            return None
+        return RunModel(min(n_left - 1, len(offered), N_MAX - unread) if policy.staged else 0)
+
+    def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
+        """Return how many of the tokens that need no pass still fit into the length."""
+        return max(0, min(len(chances), self.n_max - depth))
+
+    def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
+        """Keep every token of the draft model up to the length."""
+        return depth < self.n_max
+
+    def worth_reading(self, unread: int) -> int:
+        """Return `unread`: the draft model prefills all at once."""
+        return unread if self.learnt.draft and self.policy.model else 0
+
+    def may_test(self, unread: int) -> int:
+        """Return 0: the draft model is never idle."""
+        return 0
+
+    def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
+        """Say that the length was the user's choice."""
+        return f"drafting {self.n_max} tokens a step was asked for{self._plain_note()}"

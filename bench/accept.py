@@ -29,7 +29,7 @@ import numpy as np
 from edgespec import _core
 from edgespec.benchmark.runs import rotated
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import llama
 from edgespec.llama.session import Rows, Session
 from edgespec.llama.weights import Model

@@ -83,8 +83,8 @@ class Bench:
     def ask(self, prompt: Prompt, variant: Variant, turn: int, temperature: float) -> Result:
         """Generate once."""
         knowledge = self._engine._knowledge
-        learnt = knowledge._learnt.values()
-        known = copy.deepcopy(([one.predictor for one in learnt], knowledge._lengths))
+        learned = knowledge._learnt.values()
+        known = copy.deepcopy(([one.predictor for one in learned], knowledge._lengths))
         result = self._engine.generate(
             prompt.text,
             params=SamplingParams(temperature=temperature),
@@ -98,7 +98,7 @@ class Bench:
         else:
             self._engine.forget()  # which ends the generation: then the length of its answer is learnt
             predictors, knowledge._lengths = known
-            for one, predictor in zip(learnt, predictors, strict=True):
+            for one, predictor in zip(learned, predictors, strict=True):
                 one.predictor = predictor
         return result
 

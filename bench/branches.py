@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 
 from edgespec import Engine, SamplingParams
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.llama.session import Session
 from edgespec.models.suites import DEFAULT, load_suite
 from script import parser, start

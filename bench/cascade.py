@@ -27,7 +27,7 @@ from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.cli.options import parse_span
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import SPAN, Span, Waking
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.models.suites import DEFAULT, Prompt, evenly, load_suite
 from ratios import shown_interval
 from script import Measuring, parser, start

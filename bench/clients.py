@@ -34,7 +34,7 @@ import httpx
 
 import prompts as prompt_sets
 from edgespec.benchmark.runs import rotated
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.resolve import resolve
 from edgespec.models.suites import DEFAULT, Prompt, Suite

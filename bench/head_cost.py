@@ -30,8 +30,8 @@ import numpy as np
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import run_to_end
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.head import HeadModel
-from edgespec.engine.choosing import choose_models
+from edgespec.drafting.head_model import HeadModel
+from edgespec.engine.model_choice import choose_models
 from edgespec.forge.training.head_file import HeadMetadata, write_head
 from edgespec.forge.training.weights import BlockShape
 from edgespec.llama.cache import Cache, CacheSize

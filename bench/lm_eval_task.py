@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.models.resolve import resolve
 from script import parser
 from servers import Server

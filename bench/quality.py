@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import prompts as prompt_sets
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve

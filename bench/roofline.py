@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
 from edgespec.llama.kernels import PackedTensor

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from edgespec.benchmark.runs import rotated
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import llama
 from edgespec.llama.context import create_context
 from edgespec.llama.weights import Model

@@ -26,7 +26,7 @@ from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import compare
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import DEFAULT, OVERALL, Prompt
 from peers import IK, IkSpecBench, llama_bench

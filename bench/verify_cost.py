@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from edgespec.benchmark.runs import rotated
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.choices import CacheType

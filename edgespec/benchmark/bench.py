@@ -27,7 +27,7 @@ from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.engine.lossy.teacher import Teacher
+from edgespec.engine.lossy.teacher import TeacherForcing
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
@@ -202,7 +202,7 @@ def _beside(
     if not answer or not (greedy or wants_kl):
         return None, None
     n_ctx = n_prompt + len(answer)
-    with Teacher(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
+    with TeacherForcing(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
         marks = teacher.marks(stream.timeline[:n_prompt], answer)
     agreement = sum(marks.best) / len(answer) if greedy else None
     if not wants_kl:

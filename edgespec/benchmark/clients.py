@@ -28,7 +28,7 @@ from edgespec.benchmark.bench import (
 from edgespec.benchmark.runs import PassTime, Throughput, rotated
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.options import Options
-from edgespec.drafting.timings import Timeline
+from edgespec.drafting.timings import TimedSession
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
@@ -76,7 +76,7 @@ class Passes(Closing):
         n_past = max(1, min(n_read + settings.n_predict // 2, engine.target.n_ctx_train - most))
         session = Session(engine.target, n_ctx=n_past + most, n_threads=engine.n_threads, n_logits_max=most)
         session.eval([(101 + 7 * i) % engine.target.n_vocab for i in range(n_past)], n_logits=0)
-        self._timeline = Timeline(session, n_past)
+        self._timeline = TimedSession(session, n_past)
 
     def time(self, n: int, round_: int) -> PassTime:
         """Return T(n): the median of some passes, after one that is not counted."""

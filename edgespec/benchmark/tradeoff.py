@@ -20,9 +20,9 @@ from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.engine.lossy.calibration import Point
+from edgespec.engine.lossy.calibration import ThresholdPoint
 from edgespec.engine.lossy.cascade import Confidence
-from edgespec.engine.lossy.teacher import Marks, Teacher
+from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.platform.signals import Cancellation
 
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -54,7 +54,7 @@ def read_answers(
     n_predict: int,
     signals: Cancellation | None = None,
     on_progress: ProgressFn = lambda _what, _done, _total: None,
-) -> list[Marks]:
+) -> list[TeacherScores]:
     """Let the target answer `prompts` greedily and both models read the answers. `engine` has a draft."""
     assert engine.draft is not None  # noqa: S101 - for the type checker
     texts = []
@@ -66,7 +66,7 @@ def read_answers(
         n_prompt = stream.result.prompt_tokens
         texts.append((stream.timeline[:n_prompt], stream.timeline[n_prompt:]))
     found = []
-    with Teacher(
+    with TeacherForcing(
         engine.target,
         engine.draft,
         n_ctx=max(len(prompt) + len(answer) for prompt, answer in texts),
@@ -80,7 +80,7 @@ def read_answers(
     return found
 
 
-def simulate(marks: Marks, waking: Waking) -> tuple[int, int, float]:
+def simulate(marks: TeacherScores, waking: Waking) -> tuple[int, int, float]:
     """Return the tokens that the small model gets wrong, those that the target writes, and the sum of the KL.
 
     The cascade's rule is applied along the target's answer in `marks`: while the target is awake it writes a
@@ -103,14 +103,14 @@ def simulate(marks: Marks, waking: Waking) -> tuple[int, int, float]:
     return n_wrong, n_target, kl
 
 
-def point(texts: Sequence[Marks], waking: Waking) -> Point:
+def point(texts: Sequence[TeacherScores], waking: Waking) -> ThresholdPoint:
     """Return the loss and the savings of a threshold on these texts."""
     found = [simulate(marks, waking) for marks in texts]
     wrong = [n_wrong for n_wrong, _, _ in found]
     lengths = [len(marks.agrees) for marks in texts]
     n = sum(lengths)
     assert waking.threshold is not None  # noqa: S101 - for the type checker
-    return Point(
+    return ThresholdPoint(
         threshold=waking.threshold,
         window=waking.window,
         loss=sum(wrong) / n,
@@ -134,7 +134,9 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
     return math.sqrt(squares * n / (n - 1)) / total
 
 
-def curve(texts: Sequence[Marks], signal: Signal, span: Span, window: int) -> tuple[Point, ...]:
+def curve(
+    texts: Sequence[TeacherScores], signal: Signal, span: Span, window: int
+) -> tuple[ThresholdPoint, ...]:
     """Return points from the small model alone to the target alone, in order of the target's share."""
     values = [value for marks in texts for value in _means(getattr(marks, signal), window)]
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
@@ -152,7 +154,7 @@ def _means(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(window, i + 1) for i in range(len(values))]
 
 
-def choose(points: Sequence[Point], loss: float, *, surely: bool = True) -> Point:
+def choose(points: Sequence[ThresholdPoint], loss: float, *, surely: bool = True) -> ThresholdPoint:
     """Return the point with the fewest target tokens among those that lose no more than `loss`.
 
     `surely`: the standard error counts as lost too, so that no point is chosen by luck. `points` should
@@ -163,8 +165,8 @@ def choose(points: Sequence[Point], loss: float, *, surely: bool = True) -> Poin
 
 
 def best_curve(
-    texts: Sequence[Marks], signal: Signal, span: Span, loss: float
-) -> tuple[Point, tuple[Point, ...]]:
+    texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float
+) -> tuple[ThresholdPoint, tuple[ThresholdPoint, ...]]:
     """Return the best point of all windows, and the curve of its window."""
     curves = [curve(texts, signal, span, window) for window in WINDOWS]
     best = choose([one for points in curves for one in points], loss)
@@ -188,12 +190,14 @@ def solved(
     return found
 
 
-def problem_point(alone: Sequence[ProblemResult], cascade: Sequence[ProblemResult], waking: Waking) -> Point:
+def problem_point(
+    alone: Sequence[ProblemResult], cascade: Sequence[ProblemResult], waking: Waking
+) -> ThresholdPoint:
     """Return the loss and the savings of a threshold on HumanEval, compared with the target alone."""
     lost = [float(own.passed) - float(other.passed) for own, other in zip(alone, cascade, strict=True)]
     n_tokens = sum(judged.tokens for judged in cascade)
     assert waking.threshold is not None  # noqa: S101 - for the type checker
-    return Point(
+    return ThresholdPoint(
         threshold=waking.threshold,
         window=waking.window,
         loss=sum(lost) / len(lost),
@@ -202,10 +206,10 @@ def problem_point(alone: Sequence[ProblemResult], cascade: Sequence[ProblemResul
     )
 
 
-def candidates(points: Sequence[Point]) -> list[Point]:
+def candidates(points: Sequence[ThresholdPoint]) -> list[ThresholdPoint]:
     """Return the two ends of a curve of tokens, and between them the points nearest to `SHARES`."""
 
-    def nearest(share: float) -> Point:
+    def nearest(share: float) -> ThresholdPoint:
         return min(points, key=lambda one: abs(one.target_share - share))
 
     kept = {points[0], *map(nearest, SHARES), points[-1]}

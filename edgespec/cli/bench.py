@@ -84,7 +84,7 @@ def bench_command(
     from edgespec.cli.energy import know_idle
     from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
-    from edgespec.engine.choosing import choose_models
+    from edgespec.engine.model_choice import choose_models
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())

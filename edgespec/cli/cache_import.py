@@ -23,8 +23,8 @@ from rich.progress import (
 )
 
 from edgespec.cli.console import err, message, out
-from edgespec.drafting.history import History, Stored
-from edgespec.engine.choosing import choose_models
+from edgespec.drafting.history import History, HistoryUpdate
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
@@ -72,7 +72,7 @@ class _Import:
         self._history = History(fingerprint, on_message=self._messages.append)
         self._skipped = skipped
         self._waiting: list[npt.NDArray[np.int32]] = []
-        self._stored = Stored(0, 0, 0)
+        self._stored = HistoryUpdate(0, 0, 0)
 
     @property
     def is_empty(self) -> bool:
@@ -101,7 +101,7 @@ class _Import:
         if stored is None:
             raise EdgespecError(failure)
         before = self._stored
-        self._stored = Stored(
+        self._stored = HistoryUpdate(
             before.documents + stored.documents,
             before.tokens + stored.tokens,
             before.duplicates + stored.duplicates,

@@ -18,7 +18,7 @@ from edgespec.models.suites import DEFAULT, HUMAN_EVAL, evenly
 
 if TYPE_CHECKING:
     from edgespec.cli.calibrate_choices import CalibrationQuestions
-    from edgespec.engine.lossy.calibration import Choice
+    from edgespec.engine.lossy.calibration import ThresholdChoice
 
 _ACCURACY = "Accuracy"
 _PROBLEMS = 20
@@ -164,7 +164,7 @@ def _questions(prompts: CalibrationPrompts, humaneval: HumanEvalOptions) -> Cali
     return CalibrationQuestions(suite.name, [one.text for one in suite.prompts], prompts.n_predict, [])
 
 
-def _warn(choices: list[Choice], loss: float) -> None:
+def _warn(choices: list[ThresholdChoice], loss: float) -> None:
     for choice in choices:
         if choice.point.target_share == 1.0:
             message(

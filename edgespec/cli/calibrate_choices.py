@@ -18,8 +18,8 @@ from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
 from edgespec.engine.engine import Engine
-from edgespec.engine.lossy.calibration import Choice, Measure, Point
-from edgespec.engine.lossy.teacher import Marks
+from edgespec.engine.lossy.calibration import LossMeasure, ThresholdChoice, ThresholdPoint
+from edgespec.engine.lossy.teacher import TeacherScores
 from edgespec.models.suites import evenly
 
 _MOST_ROWS = 12
@@ -44,7 +44,7 @@ class Calibrator:
         self,
         engine: Engine,
         display: WorkDisplay,
-        texts: Sequence[Marks],
+        texts: Sequence[TeacherScores],
         questions: CalibrationQuestions,
         *,
         span: Span,
@@ -54,15 +54,15 @@ class Calibrator:
         self._problems, self._span, self._loss = questions.problems, span, loss
         self._solved: dict[Waking | None, list[ProblemResult]] = {}
 
-    def choice(self, signal: Signal) -> Choice:
+    def choice(self, signal: Signal) -> ThresholdChoice:
         """Return the threshold of a signal, and its curve."""
         best, points = best_curve(self._texts, signal, self._span, self._loss)
-        measure: Measure = "tokens"
+        measure: LossMeasure = "tokens"
         if self._problems:
             measure = "pass@1"
             points = tuple(self._by_problems(signal, one) for one in candidates(points))
             best = choose(points, self._loss, surely=False)
-        return Choice(
+        return ThresholdChoice(
             signal=signal,
             span=self._span,
             measure=measure,
@@ -75,7 +75,7 @@ class Calibrator:
             date=datetime.now().astimezone().isoformat(timespec="seconds"),
         )
 
-    def _by_problems(self, signal: Signal, tokens: Point) -> Point:
+    def _by_problems(self, signal: Signal, tokens: ThresholdPoint) -> ThresholdPoint:
         """Return a point of the curve of tokens as measured by HumanEval."""
         alone = self._judge(None, "HumanEval by the target alone")
         waking = Waking(signal, tokens.threshold, tokens.window, self._span)
@@ -97,12 +97,12 @@ class Calibrator:
         return self._solved[waking]
 
 
-def as_json(file: Path, choices: Sequence[Choice]) -> str:
+def as_json(file: Path, choices: Sequence[ThresholdChoice]) -> str:
     """Return the curves as one JSON object; `file` is where they are kept."""
     return msgspec.json.encode({"file": str(file), "choices": choices}).decode()
 
 
-def print_choice(choice: Choice) -> None:
+def print_choice(choice: ThresholdChoice) -> None:
     """Print a choice, and some points of its curve."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     per = "tokens" if choice.measure == "tokens" else "problems"
@@ -136,7 +136,7 @@ def print_choice(choice: Choice) -> None:
     out.print()
 
 
-def _spread(curve: Sequence[Point], chosen: Point) -> list[Point]:
+def _spread(curve: Sequence[ThresholdPoint], chosen: ThresholdPoint) -> list[ThresholdPoint]:
     """Return some points, evenly, the ends and the chosen one among them."""
     shown = {*evenly(curve, _MOST_ROWS - 1), curve[-1], chosen}
     return [point for point in curve if point in shown]

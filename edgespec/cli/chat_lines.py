@@ -12,7 +12,7 @@ from edgespec.cli.console import err, line_of, message, print_error
 from edgespec.cli.render import TextWriter, as_json, printable
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
-from edgespec.engine.conversation import Conversation, Exchange, Figures, answer_of
+from edgespec.engine.conversation import ChatTotals, Conversation, Exchange, answer_of
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
@@ -54,7 +54,7 @@ class Chat:
         self._engine = engine
         self._settings = settings
         self._n_ctx = n_ctx
-        self._figures = Figures()
+        self._figures = ChatTotals()
         self._last: Result | None = None
 
     @property

@@ -20,7 +20,7 @@ from edgespec.cli.machine import (
     pairs_report,
 )
 from edgespec.engine.capacity import expected_capacity
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels, rpc
 from edgespec.llama.architectures import architecture_support

@@ -21,7 +21,7 @@ from edgespec.cli.groups import grouped
 from edgespec.cli.made_drafts import described, full_table
 from edgespec.cli.options import Compute
 from edgespec.cli.progress import pull_named
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.models.made_drafts import made_drafts
 from edgespec.models.sources import format_size
 

@@ -12,7 +12,7 @@ from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.models.registry import load_registry

@@ -18,9 +18,9 @@ from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
-    from edgespec.drafting.costs import Curve
+    from edgespec.drafting.costs import CostCurve
     from edgespec.drafting.measure import PairCosts
-    from edgespec.drafting.profile import Key, Profile
+    from edgespec.drafting.profile import Profile, ProfileKey
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -41,7 +41,7 @@ def profile_command(
     """
     from edgespec.cli.loading import load_engine
     from edgespec.drafting.measure import measure
-    from edgespec.drafting.profile import Key
+    from edgespec.drafting.profile import ProfileKey
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
@@ -51,7 +51,7 @@ def profile_command(
         SignalPipe() as signals,
         load_engine((target, draft), compute, drafter=drafter, signals=signals) as engine,
     ):
-        key = Key.of(
+        key = ProfileKey.of(
             engine.target.header,
             engine.draft.header if engine.draft else None,
             kernels=engine.kernels,
@@ -64,11 +64,12 @@ def profile_command(
                 n_threads=engine.n_threads,
                 on_progress=lambda now: display.show(now.what, now.done_s, now.total_s),
                 signals=signals,
+                draft_inputs=engine.timed_inputs,
             )
     return _keep(key, measured, json=json)
 
 
-def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
+def _keep(key: ProfileKey, measured: PairCosts, *, json: bool) -> int:
     """Store the profile, print it, and return the exit code."""
     from edgespec.drafting.profile import as_text
     from edgespec.drafting.profile_store import profile_path, store
@@ -102,7 +103,7 @@ def _keep(key: Key, measured: PairCosts, *, json: bool) -> int:
     return 0
 
 
-def _profile(key: Key, measured: PairCosts, stored: Profile | None) -> Profile:
+def _profile(key: ProfileKey, measured: PairCosts, stored: Profile | None) -> Profile:
     from edgespec.drafting.profile import Profile
 
     fresh = Profile(
@@ -128,7 +129,7 @@ def _print(profile: Profile, measured: PairCosts) -> None:
         f"{key.kernels}, {key.threads} threads; ms a pass over n tokens, after so many tokens of context",
         markup=False,
     )
-    columns: list[tuple[str, Curve]] = [("target", profile.target)]
+    columns: list[tuple[str, CostCurve]] = [("target", profile.target)]
     if profile.draft:
         columns.append(("draft", profile.draft))
     table = Table("n", box=None, pad_edge=False)

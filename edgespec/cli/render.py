@@ -88,7 +88,7 @@ class ExplainedSteps:
             known.append("suffix offers " + " ".join(f"{chance:.2f}" for chance in step.offered))
         if step.n_unread is not None:
             known.append(f"draft model has {step.n_unread} unread")
-        chosen = [f"draft model read {step.n_woken} to wake up"] if step.n_woken else []
+        chosen = [f"draft model prefilled {step.n_prefilled}"] if step.n_prefilled else []
         chosen += [f"pass over {n} ({guesses} guessed)" for n, guesses in step.passes]
         runs = itertools.groupby(step.proposed, key=lambda token: token.source)
         for source, tokens in runs:

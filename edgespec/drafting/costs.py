@@ -22,14 +22,14 @@ CONTEXTS = (128, 2048)
 """Tokens already in the cache, for which curves are made."""
 
 
-def beyond(costs: Sequence[float], n: int) -> list[float]:
+def extrapolated(costs: Sequence[float], n: int) -> list[float]:
     """Return T(0) .. T(n) for `costs` T(0) .. T(N_MAX): beyond these T grows as in their upper half."""
     slope = max(0.0, (costs[-1] - costs[len(costs) // 2]) / (len(costs) - 1 - len(costs) // 2))
     return [*costs[: n + 1], *(costs[-1] + slope * i for i in range(1, n + 2 - len(costs)))]
 
 
 @dataclass(frozen=True)
-class Curve:
+class CostCurve:
     """T(n) of one model on one machine, with its kernels and threads; in seconds, or in joules."""
 
     passes: tuple[tuple[float, ...], tuple[float, ...]]
@@ -57,7 +57,7 @@ _NO_PASS = 1e-3  # of T: the curves are of positive numbers
 _GUESSED_LONG = 1.13  # T(1) at the longer context over T(1) at the shorter one
 
 
-def guessed_curve(file_bytes: int, *, own_kernels: bool) -> Curve:
+def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
     """Return what to expect of a model of that size before any of its passes was timed.
 
     Decoding one token reads every weight once, so T(1) follows the file's size; the first real steps
@@ -66,17 +66,17 @@ def guessed_curve(file_bytes: int, *, own_kernels: bool) -> Curve:
     one = file_bytes / _GUESSED_BYTES_PER_S
     shape = interpolated(_SHAPES[own_kernels])
     near = tuple(one * factor for factor in shape)
-    return Curve((near, tuple(_GUESSED_LONG * s for s in near)), read=near[-1] / N_MAX)
+    return CostCurve((near, tuple(_GUESSED_LONG * s for s in near)), read=near[-1] / N_MAX)
 
 
-def of_blocks(curve: Curve, n_block: int) -> Curve:
+def block_curve(curve: CostCurve, n_block: int) -> CostCurve:
     """Return what drafting costs with a head that drafts `n_block` - 1 tokens in one pass over `n_block`.
 
     T(1) is that of one more token of a draft, which needs no pass; all others are that of the pass that
     begins it. Of a curve that was made so, the same comes out.
     """
     near, far = ((_NO_PASS * side[n_block - 1], *[side[n_block - 1]] * (N_MAX - 1)) for side in curve.passes)
-    return Curve((near, far), curve.read)
+    return CostCurve((near, far), curve.read)
 
 
 def interpolated(known: dict[int, float]) -> list[float]:
@@ -105,7 +105,7 @@ class OnlineCurve:
     _SCALING = 4  # passes that a guess takes its scale from
     _SPAN = 128  # tokens of context over which `at` is not computed anew
 
-    def __init__(self, curve: Curve, *, guessed: bool = False, unsure: bool = False) -> None:
+    def __init__(self, curve: CostCurve, *, guessed: bool = False, unsure: bool = False) -> None:
         """Start from `curve`; a `guessed` one takes its scale from the first passes.
 
         `unsure`: its shape was not measured, or on a busy machine; so is that of a guess.
@@ -139,7 +139,7 @@ class OnlineCurve:
     def of(self, n: int, n_past: int) -> float:
         """Return T(n) after `n_past` tokens, of any n."""
         costs = self.at(n_past)
-        return costs[n] if n <= N_MAX else beyond(costs, n)[n]
+        return costs[n] if n <= N_MAX else extrapolated(costs, n)[n]
 
     def observe(self, n: int, n_past: int, seconds: float, *, rare: bool = False) -> None:
         """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`.
@@ -179,11 +179,11 @@ class OnlineCurve:
         """Say whether T(n) was measured or timed some passes long, and is no guess from another machine."""
         return self._n_own[n] >= self._UNSURE + self._TIMED
 
-    def curve(self) -> Curve:
+    def curve(self) -> CostCurve:
         """Return the curve as it is known now."""
         factors = [math.exp(self._common + own) for own in self._own[1:]]
         near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in self._curve.passes)
-        return Curve((near, far), self._curve.read * math.exp(self._read_log))
+        return CostCurve((near, far), self._curve.read * math.exp(self._read_log))
 
     def _tabulate(self) -> None:
         self._table = [s * math.exp(self._common + own) for s, own in zip(self._base, self._own, strict=True)]
@@ -191,7 +191,7 @@ class OnlineCurve:
         self._table[1] = min(self._table[1:])
 
 
-class Clocks(NamedTuple):
+class PassCurves(NamedTuple):
     """What passes of target and draft model take, in seconds; told of every pass."""
 
     target: OnlineCurve

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from edgespec.drafting.answer_lengths import LengthDistribution
 from edgespec.drafting.costs import N_MAX
-from edgespec.drafting.gains import ASLEEP, Chain, Prefix
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.lengths import Lengths
-from edgespec.drafting.policy import Choice, Policy, RunModel, TakeSuffix
+from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, Prefix
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.policy import DraftAction, ModelAction, Policy, SuffixAction
 from edgespec.drafting.scheduler import Scheduler
 
 _LIKELY = 0.5  # chance of the suffix store's first token, from which it is taken rather than the model's
@@ -20,9 +20,15 @@ class FixedLength(Scheduler):
 
     needs_model = True
 
-    def __init__(self, gamma: int, learnt: Learnt, policy: Policy, lengths: Lengths | None = None) -> None:
+    def __init__(
+        self,
+        gamma: int,
+        learned: LearnedCosts,
+        policy: Policy,
+        lengths: LengthDistribution | None = None,
+    ) -> None:
         """Draft `gamma` tokens a step from the sources that `policy` allows; arguments as of Scheduler."""
-        super().__init__(learnt, replace(policy, branches=False), lengths)
+        super().__init__(learned, replace(policy, branches=False), lengths)
         self.n_max = gamma
 
     def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
@@ -40,18 +46,18 @@ class FixedLength(Scheduler):
         offered: Sequence[float],
         bucket: int,
         prefix: Prefix | None = None,
-    ) -> Choice:
+    ) -> DraftAction:
         """Say where the next token comes from, until `gamma` are drafted; arguments as of Scheduler."""
         policy = self.policy
-        can_run = policy.model and 0 < unread <= ASLEEP
+        can_run = policy.model and 0 < unread <= MAX_UNREAD
         n_left = self.n_max - depth
         if n_left <= 0:
             return None
         if policy.suffix and offered and (not can_run or offered[0] >= _LIKELY):
-            return TakeSuffix(min(n_left, len(offered)))
+            return SuffixAction(min(n_left, len(offered)))
         if not can_run:
             return None
-        return RunModel(min(n_left - 1, len(offered), N_MAX - unread) if policy.staged else 0)
+        return ModelAction(min(n_left - 1, len(offered), N_MAX - unread) if policy.staged else 0)
 
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
         """Return how many of the tokens that need no pass still fit into the length."""
@@ -61,14 +67,14 @@ class FixedLength(Scheduler):
         """Keep every token of the draft model up to the length."""
         return depth < self.n_max
 
-    def worth_reading(self, unread: int) -> int:
+    def n_to_prefill(self, unread: int) -> int:
         """Return `unread`: the draft model prefills all at once."""
-        return unread if self.learnt.draft and self.policy.model else 0
+        return unread if self.learned.draft and self.policy.model else 0
 
-    def may_test(self, unread: int) -> int:
+    def n_to_probe(self, unread: int) -> int:
         """Return 0: the draft model is never idle."""
         return 0
 
-    def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
+    def explain(self, sources: Mapping[str, tuple[int, int]], *, idle: bool) -> str:
         """Say that the length was the user's choice."""
         return f"drafting {self.n_max} tokens a step was asked for{self._plain_note()}"

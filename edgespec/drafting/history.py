@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.drafting.history_file import (
-    Contents,
+    HistoryContents,
     Tokens,
     encode_head,
     encode_header,
@@ -44,7 +44,7 @@ _FILE = re.compile(rf"({_FINGERPRINT.pattern})\.tokens(?:\.set-aside(?:-\d+)?)?"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class HistoryUpdate:
     """What became of the documents handed to `History.extend`."""
 
     documents: int
@@ -119,10 +119,10 @@ class History:
         differ in their padding. Raises nothing: what cannot be read is one line, and empty.
         """
         try:
-            contents = self._file.read() or Contents()
+            contents = self._file.read() or HistoryContents()
         except OSError as error:
             self._file.say(f"the history cannot be read: {describe_os_error(error)}")
-            contents = Contents()
+            contents = HistoryContents()
         chosen: list[tuple[int, int]] = []
         n_free = max(0, capacity)
         for record in reversed(contents.records):
@@ -144,7 +144,7 @@ class History:
         """Store one document; False where it could not be (one line says why). See `extend`."""
         return self.extend([tokens]) is not None
 
-    def extend(self, documents: Iterable[Tokens]) -> Stored | None:
+    def extend(self, documents: Iterable[Tokens]) -> HistoryUpdate | None:
         """Store documents, in one write; None where they could not be, and then none of them was.
 
         Of a document longer than the bound the end is kept. One of the length and CRC of a stored one
@@ -180,11 +180,11 @@ class History:
 
     def info(self) -> HistoryInfo:
         """Return the facts of the history. Changes nothing and raises nothing."""
-        contents, size, modified, problem, newer = Contents(), 0, None, "", False
+        contents, size, modified, problem, newer = HistoryContents(), 0, None, "", False
         try:
             stat = self.path.stat()
             size, modified = stat.st_size, stat.st_mtime
-            contents = self._file.peek() or Contents()
+            contents = self._file.peek() or HistoryContents()
         except FileNotFoundError:
             pass
         except DamagedError as error:
@@ -211,8 +211,8 @@ class History:
         with self._file.locked():
             yield
 
-    def _extend(self, encoded: list[bytes]) -> Stored:
-        contents = self._file.read_locked() or Contents()
+    def _extend(self, encoded: list[bytes]) -> HistoryUpdate:
+        contents = self._file.read_locked() or HistoryContents()
         known = {record.identity for record in contents.records}
         new: list[bytes] = []
         tokens = duplicates = 0
@@ -229,7 +229,7 @@ class History:
             self._rewrite([*(contents.raw(record) for record in contents.records), *new])
         elif new:
             self._write_at(contents.end, b"".join(new))
-        return Stored(len(new), tokens, duplicates)
+        return HistoryUpdate(len(new), tokens, duplicates)
 
     def _write_at(self, end: int, records: bytes) -> None:
         """Append, or leave the whole records as they were."""

@@ -31,7 +31,7 @@ _RECORD = struct.Struct("<III")
 _CRC_BYTES = 4  # the CRC of a header, and of a record's head, is the last number in it
 
 
-class Record(NamedTuple):  # made by the thousand: three times as fast as a frozen dataclass
+class HistoryRecord(NamedTuple):  # made by the thousand: three times as fast as a frozen dataclass
     """One document in a file."""
 
     start: int
@@ -46,16 +46,16 @@ class Record(NamedTuple):  # made by the thousand: three times as fast as a froz
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class HistoryContents:
     """The whole records of a file."""
 
     data: bytes = b""
     """The file."""
-    records: tuple[Record, ...] = ()
+    records: tuple[HistoryRecord, ...] = ()
     end: int = 0
     """Where the next record belongs in the file, bytes; 0: the header is not there yet."""
 
-    def raw(self, record: Record) -> bytes:
+    def raw(self, record: HistoryRecord) -> bytes:
         """Return the bytes of a record, its head included."""
         return self.data[record.start - _RECORD.size : record.start + 4 * record.n_tokens]
 
@@ -86,13 +86,13 @@ def places(record: bytes) -> int:
     return (len(record) - _RECORD.size) // 4 + 1
 
 
-def parse(path: Path, data: bytes, fingerprint: str) -> Contents:
+def parse(path: Path, data: bytes, fingerprint: str) -> HistoryContents:
     """Return what the file `path` holds. Raises DamagedError if more than its last record is wrong."""
     header, expected = data[: _HEADER.size], encode_header(fingerprint)
     if header == expected:
         return _parse_records(data)
     if expected.startswith(header):
-        return Contents()  # its first process was killed while it wrote the header
+        return HistoryContents()  # its first process was killed while it wrote the header
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         raise DamagedError("not a history")
     _, version, key, crc = _HEADER.unpack(header)
@@ -103,8 +103,8 @@ def parse(path: Path, data: bytes, fingerprint: str) -> Contents:
     raise DamagedError(f"of another tokenizer ({key.decode(errors='replace')}) or format ({version})")
 
 
-def _parse_records(data: bytes) -> Contents:
-    records: list[Record] = []
+def _parse_records(data: bytes) -> HistoryContents:
+    records: list[HistoryRecord] = []
     view, size, crc32, unpack = memoryview(data), _RECORD.size, zlib.crc32, _RECORD.unpack_from
     at = _HEADER.size
     while (start := at + size) <= len(data):
@@ -120,6 +120,6 @@ def _parse_records(data: bytes) -> Contents:
             if end == len(data):
                 break
             raise DamagedError(f"wrong in the {4 * n_tokens} bytes after byte {start}")
-        records.append(Record(start, n_tokens, crc))
+        records.append(HistoryRecord(start, n_tokens, crc))
         at = end
-    return Contents(data, tuple(records), at)
+    return HistoryContents(data, tuple(records), at)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgespec.decoding.drafter import Outcome
 from edgespec.decoding.tree import Tree
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.proposal import Offer, Proposal
+from edgespec.drafting.proposal import Proposal, SuffixOffer
 
 
 def learn_step(predictor: Predictor, proposal: Proposal, outcome: Outcome) -> None:
@@ -19,7 +19,7 @@ def learn_step(predictor: Predictor, proposal: Proposal, outcome: Outcome) -> No
 
 
 def _learn_offers(
-    predictor: Predictor, offers: Sequence[Offer], n_trunk: int, emitted: Sequence[int]
+    predictor: Predictor, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
 ) -> None:
     """Learn from what the suffix store offered along a trunk, `n_trunk` tokens of which were emitted.
 

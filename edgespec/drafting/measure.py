@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
-from edgespec.drafting.head import draft_inputs
-from edgespec.drafting.timings import ENERGY_SIZES, Timeline, Timings, spread_of
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
+from edgespec.drafting.timings import ENERGY_SIZES, ModelTimings, TimedSession, spread_of
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError
+from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import draft_rollback, fits_in_memory, target_rollback
@@ -57,20 +57,20 @@ class MeasureProgress:
     """Seconds, as it is expected now."""
 
 
-ProgressFn = Callable[[MeasureProgress], None]
+MeasureProgressFn = Callable[[MeasureProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
     """What was measured of a pair."""
 
-    target: Curve
+    target: CostCurve
     """Seconds."""
-    draft: Curve | None
+    draft: CostCurve | None
     """Seconds; None without a draft."""
-    target_joules: Curve | None
+    target_joules: CostCurve | None
     """Joules of the processor packages and their memory; None where they cannot be counted."""
-    draft_joules: Curve | None
+    draft_joules: CostCurve | None
     spread: float
     """Interquartile range over median of a pass's repeats, the median over all passes; 0 if not repeated."""
     reliable: bool
@@ -82,21 +82,23 @@ class PairCosts:
     """Repeats of each."""
 
 
-def measure(
+def measure(  # noqa: PLR0913 - the models, and how their passes are timed
     target: Model,
     draft: Model | None,
     *,
     n_threads: int,
     budget_s: float = BUDGET_S,
-    on_progress: ProgressFn = lambda _progress: None,
+    on_progress: MeasureProgressFn = lambda _progress: None,
     signals: Cancellation | None = None,
     meter: EnergyMeter | None = None,
+    draft_inputs: EmbeddingsFn | None = None,
 ) -> PairCosts:
     """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
 
     The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
     lets Ctrl-C end a pass under way. `meter`: by default this machine's best; only counters of energy are
-    used, since sensors of power are too slow for a window of a quarter of a second.
+    used, since sensors of power are too slow for a window of a quarter of a second. `draft_inputs` makes what
+    the draft reads in place of tokens (`Engine.timed_inputs`).
     Raises EdgespecError for a model that cannot take tokens back or has too short a context, and when
     memory is short.
     """
@@ -120,8 +122,9 @@ def measure(
             on_progress=on_progress,
             signals=signals,
             meter=meter if meter.counts else EnergyMeter(None, reason="no counter of energy"),
-            stack=stack,
+            draft_inputs=draft_inputs,
         )
+        stack.callback(measurement.close)
         return measurement.run()
 
 
@@ -134,10 +137,10 @@ class _Measurement:
         *,
         n_threads: int,
         budget_s: float,
-        on_progress: ProgressFn,
+        on_progress: MeasureProgressFn,
         signals: Cancellation | None,
         meter: EnergyMeter,
-        stack: ExitStack,
+        draft_inputs: EmbeddingsFn | None,
     ) -> None:
         self._models = models
         self._n_threads = n_threads
@@ -145,7 +148,8 @@ class _Measurement:
         self._on_progress = on_progress
         self._signals = signals
         self._meter = meter
-        self._stack = stack
+        self._draft_inputs = draft_inputs
+        self._sessions = ExitStack()
         self._energy_s = 0.0
         self._began = perf_counter()
 
@@ -175,6 +179,10 @@ class _Measurement:
             sweeps=n_swept,
         )
 
+    def close(self) -> None:
+        """Free the sessions."""
+        self._sessions.close()
+
     def _spent(self) -> float:
         return perf_counter() - self._began
 
@@ -184,7 +192,7 @@ class _Measurement:
 
     # ---- contexts ----
 
-    def _read_contexts(self) -> list[Timings]:
+    def _read_contexts(self) -> list[ModelTimings]:
         near_lengths = [min(CONTEXTS[0], model.n_ctx_train - N_MAX) for model in self._models]
         timings = []
         for model, length in zip(self._models, near_lengths, strict=True):
@@ -193,7 +201,7 @@ class _Measurement:
                 # Read once more: the first time, buffers are made and pages of the file come in.
                 timeline.session.clear()
                 seconds, joules = self._fill(timeline)
-            timings.append(Timings([timeline], seconds / length, joules and joules / length))
+            timings.append(ModelTimings([timeline], seconds / length, joules and joules / length))
         far = self._far_context(sum(one.read for one in timings))
         for model, one in zip(self._models, timings, strict=True):
             length = min(far, model.n_ctx_train - N_MAX)
@@ -215,23 +223,24 @@ class _Measurement:
                 length //= 2
         return length
 
-    def _open(self, model: Model, n_past: int) -> tuple[Timeline, float, float | None]:
+    def _open(self, model: Model, n_past: int) -> tuple[TimedSession, float, float | None]:
         """Return a timeline of `n_past` tokens, and the seconds and joules of reading them."""
         interrupt = self._signals.interrupt if self._signals else None
+        is_target = model is self._models[0]
         session = Session(
             model,
             n_ctx=n_past + N_MAX,
             n_batch=model.most_batch,
             n_threads=self._n_threads,
             n_logits_max=N_MAX,
-            embeddings=draft_inputs(self._models[0], model),
+            embeddings=None if is_target else self._draft_inputs,
             interrupt=interrupt,
-            rollback=target_rollback(model.header) if model is self._models[0] else draft_rollback(),
+            rollback=target_rollback(model.header) if is_target else draft_rollback(),
         )
-        timeline = Timeline(self._stack.enter_context(session), n_past)
+        timeline = TimedSession(self._sessions.enter_context(session), n_past)
         return timeline, *self._fill(timeline)
 
-    def _fill(self, timeline: Timeline) -> tuple[float, float | None]:
+    def _fill(self, timeline: TimedSession) -> tuple[float, float | None]:
         tokens = [(101 + 7 * i) % timeline.session.model.n_vocab for i in range(timeline.n_past)]
         what = f"reading {len(tokens)} tokens"
         window, began = self._meter.begin(), perf_counter()
@@ -242,7 +251,7 @@ class _Measurement:
 
     # ---- passes ----
 
-    def _plan(self, timelines: Sequence[Timeline]) -> tuple[int, ...]:
+    def _plan(self, timelines: Sequence[TimedSession]) -> tuple[int, ...]:
         """Return which n to time, from a first timing."""
         many = sum(timeline.first_timed(N_MAX) for timeline in timelines)
         one = sum(timeline.first_timed(1) for timeline in timelines)
@@ -268,7 +277,7 @@ class _Measurement:
         self._total_s = self._spent() + max(1, fit) * sweep_s + self._energy_s
         return fit > 0
 
-    def _sweep(self, timelines: Sequence[Timeline], sizes: Sequence[int]) -> int:
+    def _sweep(self, timelines: Sequence[TimedSession], sizes: Sequence[int]) -> int:
         """Time all n in all timelines, again and again until the budget is spent; return how often."""
         longest = 0.0
         for turn in range(_MOST):
@@ -285,7 +294,7 @@ class _Measurement:
             longest = max(longest, self._spent() - began)
         return _MOST
 
-    def _count_energy(self, timelines: Sequence[Timeline]) -> None:
+    def _count_energy(self, timelines: Sequence[TimedSession]) -> None:
         for timeline in timelines:
             for n in ENERGY_SIZES:
                 if not self._meter.available:

@@ -17,7 +17,7 @@ from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.tree import Node
 from edgespec.drafting.costs import OnlineCurve
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.proposal import Proposal
 from edgespec.drafting.scheduler import Scheduler
@@ -55,7 +55,7 @@ class ModelSource:
         """Propose from `model` what `scheduler` keeps and `constraint` allows; `clock` times its passes."""
         self._model = model
         self._scheduler = scheduler
-        self._predictor = scheduler.learnt.predictor
+        self._predictor = scheduler.learned.predictor
         self._clock = clock
         self._is_eog = is_eog
         self._constraint = constraint

@@ -31,21 +31,21 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeSuffix:
+class SuffixAction:
     """Take the first `n` tokens that the suffix store offers."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True)
-class RunModel:
+class ModelAction:
     """Run the draft model over what it has not read and the first `n_guesses` tokens offered."""
 
     n_guesses: int
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class OtherRequests:
     """What other texts have in the passes of a step."""
 
     n_texts: int = 0
@@ -57,5 +57,5 @@ class Others:
     """Tokens a second (or a joule) that they make."""
 
 
-Choice = TakeSuffix | RunModel | None
+DraftAction = SuffixAction | ModelAction | None
 """None: verify now."""

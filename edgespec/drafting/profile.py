@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
-from edgespec.drafting.lengths import ANSWER_TOKENS
+from edgespec.drafting.answer_lengths import ANSWER_TOKENS
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.llama.backend import library_version
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
@@ -24,7 +24,7 @@ _OWN_HEAD = "@mtp"  # of a draft that is the head in the target's file, not a mo
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ProfileKey:
     """All that a profile's figures depend on, and the models' names."""
 
     cpu: str
@@ -43,7 +43,7 @@ class Key:
     draft_name: str | None = field(compare=False)
 
     @classmethod
-    def of(cls, target: GGUFHeader, draft: GGUFHeader | None, *, kernels: str, threads: int) -> Key:
+    def of(cls, target: GGUFHeader, draft: GGUFHeader | None, *, kernels: str, threads: int) -> ProfileKey:
         """Return the key of these models on this machine; `kernels` as Engine.kernels names them."""
         own = _OWN_HEAD if draft and draft.is_mtp else ""
         return cls(
@@ -68,15 +68,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of one Key."""
+    """What is known of one ProfileKey."""
 
-    key: Key
-    target: Curve
+    key: ProfileKey
+    target: CostCurve
     """Seconds."""
-    draft: Curve | None = None
+    draft: CostCurve | None = None
     """Seconds; None for a target alone, and until enough passes of the draft model were timed."""
-    target_joules: Curve | None = None
-    draft_joules: Curve | None = None
+    target_joules: CostCurve | None = None
+    draft_joules: CostCurve | None = None
     measured: str | None = None
     """When `edgespec profile` measured the curves, as an ISO date; None: only learnt from runs."""
     spread: float = 0.0
@@ -109,9 +109,9 @@ def as_json(profile: Profile) -> dict[str, Any]:
     for entry in fields(profile):
         value = getattr(profile, entry.name)
         match value:
-            case Key():
+            case ProfileKey():
                 value = asdict(value)
-            case Curve():
+            case CostCurve():
                 near, far = ([*map(_six_digits, side)] for side in value.passes)
                 value = {"contexts": [*CONTEXTS], "passes": [near, far], "read": _six_digits(value.read)}
             case dict():
@@ -154,7 +154,7 @@ def from_json(document: dict[str, Any]) -> Profile:
 
     Raises KeyError, TypeError, ValueError or OverflowError for what it cannot be.
     """
-    key = Key(**document["key"])
+    key = ProfileKey(**document["key"])
     text_or_null = (str, type(None))
     kinds = (str, str, str, int, str, text_or_null, str, text_or_null)
     for entry, kind in zip(fields(key), kinds, strict=True):
@@ -184,7 +184,7 @@ def from_json(document: dict[str, Any]) -> Profile:
     )
 
 
-def _curve(value: Any, name: str) -> Curve | None:  # noqa: ANN401 - whatever a file holds
+def _curve(value: Any, name: str) -> CostCurve | None:  # noqa: ANN401 - whatever a file holds
     if value is None:
         return None
     stored: dict[str, Any] = _checked(value, dict, name)
@@ -194,7 +194,7 @@ def _curve(value: Any, name: str) -> Curve | None:  # noqa: ANN401 - whatever a 
     for side in _listed(stored["passes"], len(CONTEXTS), f"{name}.passes"):
         numbers = _listed(side, N_MAX, f"{name}.passes")
         sides.append(tuple(_number(number, f"{name}.passes") for number in numbers))
-    return Curve((sides[0], sides[1]), _number(stored["read"], f"{name}.read"))
+    return CostCurve((sides[0], sides[1]), _number(stored["read"], f"{name}.read"))
 
 
 def _checked(value: Any, kind: Any, name: str) -> Any:  # noqa: ANN401 - a type, or a tuple of them

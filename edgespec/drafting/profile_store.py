@@ -1,10 +1,10 @@
-"""Profiles kept between runs, in the cache directory: read, measured anew, and moved by what runs learn.
+"""Profiles stored in the cache directory: read, measured anew, and moved by what runs learn.
 
-    edgespec profile   measure.py times the passes      \
-                                                         >  update, under a lock  ->  one JSON file a Key
-    every run          what it learnt on the way         /
+    edgespec profile   measure.py times the passes   \
+                                                      >  update, under a lock  ->  a JSON file for each key
+    every run          what it learned on the way    /
 
-A file lies in `profiles` and is named after the models and the Key: all that the figures depend on. Nothing
+A file in `profiles` is named after the models and a hash of its key: all that the figures depend on. Nothing
 here is needed: where the directory cannot be written, every run begins with a guess.
 """
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.costs import Curve
-from edgespec.drafting.lengths import MEAN_WEIGHT
-from edgespec.drafting.profile import FORMAT, VERSION, Key, Profile, as_text, from_json
+from edgespec.drafting.answer_lengths import MEAN_WEIGHT
+from edgespec.drafting.costs import CostCurve
+from edgespec.drafting.profile import FORMAT, VERSION, Profile, ProfileKey, as_text, from_json
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.platform.files import cache_root
 from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json
@@ -28,12 +28,12 @@ _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
 _FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the very first ones may be slow
 
 
-def profile_path(key: Key) -> Path:
+def profile_path(key: ProfileKey) -> Path:
     """Return where the profile of `key` is, or would be. Raises UsageError: no home directory is known."""
     return cache_root() / "profiles" / key.file_name
 
 
-def load(key: Key, *, on_message: MessageFn = silent) -> Profile | None:
+def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
     """Return what is stored for `key`; None when nothing is, or nothing that can be used.
 
     A file that makes no sense is set aside; one of a later edgespec is left as it is. Either is told to
@@ -49,7 +49,7 @@ def load(key: Key, *, on_message: MessageFn = silent) -> Profile | None:
 
 
 def update(
-    key: Key, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
+    key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
 ) -> Path | None:
     """Store what `change` makes of the stored profile of `key` (None: there is none), and return its file.
 
@@ -66,7 +66,9 @@ def update(
         return None
 
 
-def store(key: Key, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent) -> Path:
+def store(
+    key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
+) -> Path:
     """As `update`, but raises NewerError, OSError or UsageError where nothing can be written."""
     file = _file(key, on_message)
     file.update(lambda stored: as_text(change(stored)).encode())
@@ -77,14 +79,14 @@ def store(key: Key, change: Callable[[Profile | None], Profile], *, on_message: 
 class TimedCurve:
     """A model's curve as a run knows it."""
 
-    curve: Curve
+    curve: CostCurve
     """Seconds."""
     n_passes: int
     """Timed passes that it rests on."""
 
 
 def merge_learnt(
-    key: Key,
+    key: ProfileKey,
     *,
     target: TimedCurve,
     draft: TimedCurve | None = None,
@@ -116,25 +118,25 @@ def merge_learnt(
     return update(key, merge, on_message=on_message)
 
 
-def _of_draft(stored: Curve | None, timed: TimedCurve | None) -> Curve | None:
+def _of_draft(stored: CostCurve | None, timed: TimedCurve | None) -> CostCurve | None:
     if stored and timed:
         return _moved(stored, timed)
     return timed.curve if timed and timed.n_passes >= _FEWEST_PASSES else stored
 
 
-def _moved(stored: Curve, timed: TimedCurve) -> Curve:
+def _moved(stored: CostCurve, timed: TimedCurve) -> CostCurve:
     """Return the `stored` curve, moved towards the `timed` one: in ratios, as they err."""
-    learnt = timed.curve
+    learned = timed.curve
     weight = min(_MOST_WEIGHT, _MOST_WEIGHT * max(0, timed.n_passes) / _HALF_AFTER)
 
     def moved(old: float, new: float) -> float:
         return float(old * (new / old) ** weight)
 
-    near, far = (tuple(map(moved, old, new)) for old, new in zip(stored.passes, learnt.passes, strict=True))
-    return Curve((near, far), moved(stored.read, learnt.read))
+    near, far = (tuple(map(moved, old, new)) for old, new in zip(stored.passes, learned.passes, strict=True))
+    return CostCurve((near, far), moved(stored.read, learned.read))
 
 
-def _file(key: Key, on_message: MessageFn) -> KeptFile[Profile]:
+def _file(key: ProfileKey, on_message: MessageFn) -> KeptFile[Profile]:
     path = profile_path(key)
 
     def parse(data: bytes) -> Profile:

@@ -9,7 +9,7 @@ from edgespec.decoding.tree import Node, Source, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SuffixOffer:
     """What the suffix store offered after `at` drafted tokens, taken or not."""
 
     at: int
@@ -34,7 +34,7 @@ class Proposal:
     """Nodes beside the trunk's, each below a node of the trunk (or the timeline)."""
     n_slots: int = 0
     """The sampler's slots in use."""
-    offers: list[Offer] = field(default_factory=list)
+    offers: list[SuffixOffer] = field(default_factory=list)
     """All that the suffix store offered along the trunk."""
     others: list[list[tuple[int, int]]] = field(default_factory=list)
     """(token, bucket) of the draft model's likeliest tokens at each position that are not the trunk's."""
@@ -42,7 +42,7 @@ class Proposal:
     """Tokens a second (or a joule) that it was decided with."""
     n_unread: int | None = None
     """Tokens the draft model had not read; None without one."""
-    n_woken: int = 0
+    n_prefilled: int = 0
     """Tokens the draft model read to wake up."""
     passes: list[tuple[int, int]] = field(default_factory=list)
     """(tokens read, guesses among them) of each pass of the draft model."""
@@ -112,7 +112,7 @@ class DraftStep:
     """Estimated acceptances of what the suffix store offered first."""
     n_unread: int | None
     """Tokens the draft model had not read; None without one."""
-    n_woken: int
+    n_prefilled: int
     """Tokens the draft model read to wake up."""
     passes: list[tuple[int, int]]
     """(tokens read, guesses among them) of each pass of the draft model."""

@@ -5,18 +5,19 @@ With `rate` the tokens a second (or a joule) that generation makes now, a furthe
     P(it and all before it are accepted)  >=  rate * (what it adds to the time of draft and verification)
 
 since that time would otherwise bring `rate` tokens each second: Dinkelbach's rule for the best ratio of
-tokens to time. P comes from the acceptance predictor, the times from the cost curves (`Learnt`). A look
-ahead finds the length at which the sum of P - rate * cost is largest (`Gains`), for T(n) has steps and the
-first token may not pay alone. Not to draft is a normal answer.
+tokens to time. P comes from the acceptance predictor, the times from the cost curves (`LearnedCosts`). T(n)
+has steps, so the first token may not pay alone: the length is chosen at which the sum of P - rate * cost is
+largest (`ExpectedGain`). Not to draft is a normal answer.
 
-What is asked of a scheduler changes nothing in it; it changes when it is told (`begin`, `start_step`,
-`learn`, `learn_follow_up`, `pay_for_test`).
+Questions to a scheduler change nothing in it. It changes when it is told something: by `begin`, `start_step`,
+`share`, `learn`, `learn_follow_up` and `pay_for_probe`.
 
-Several texts may share the passes (`Others`). The rule is the same: `rate` is that of all texts together, and
-the price of a token is what it adds to a pass that holds the others' too. bids.py decides for all at once.
+Several requests may share the passes (`OtherRequests`). The rule is the same: `rate` is that of all together,
+and the price of a token is what it adds to a pass that holds the others' too. shared_decision.py decides for
+all at once.
 
-Exactness: what is asked here depends on tokens already drafted and on the distribution at the next
-position, never on the token sampled from it (docs/statistics.md).
+Exactness: a decision depends on tokens already drafted and on the distribution at the next position, never on
+the token sampled from it (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -25,78 +26,80 @@ import math
 from collections.abc import Mapping, Sequence
 
 from edgespec.decoding.options import MAX_GAMMA
-from edgespec.drafting.costs import N_MAX, beyond
-from edgespec.drafting.gains import ASLEEP, Chain, Gains, Prefix
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths, Lengths
-from edgespec.drafting.pace import STEPS, Pace
-from edgespec.drafting.policy import Choice, Others, Policy, RunModel, TakeSuffix
+from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths, LengthDistribution
+from edgespec.drafting.costs import N_MAX, extrapolated
+from edgespec.drafting.decaying_rate import STEPS, DecayingRate
+from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, ExpectedGain, Prefix
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests, Policy, SuffixAction
 
 _FIRST_STEPS = 4.0  # steps of new text that a generation counts as done when it begins
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied
-_WINDOW_SHARE = 0.05  # of the answer's expected time that reading the prompt may take the draft
+_WINDOW_SHARE = 0.05  # of the answer's expected time that the draft model's prefill may take
 _SHORTEST_WINDOW = 128
-_SHORTEST_TEST, _LONGEST_TEST = 24, 96  # tokens
+_SHORTEST_PROBE, _LONGEST_PROBE = 24, 96  # tokens
 
 
 class Scheduler:
-    """Decides for one generation, from what is learnt; told of every step."""
+    """Decides for one generation, from what was learned; it is told of every step."""
 
     n_max = MAX_GAMMA
     """Most tokens of a step."""
 
-    def __init__(self, learnt: Learnt, policy: Policy, lengths: Lengths | None = None) -> None:
-        """Decide under `policy`. `lengths`: of the answer that begins; None: as of any answer."""
-        self.learnt = learnt
+    def __init__(
+        self, learned: LearnedCosts, policy: Policy, lengths: LengthDistribution | None = None
+    ) -> None:
+        """Decide under `policy`. `lengths`: the answer's expected length; None: that of any answer."""
+        self.learned = learned
         self.policy = policy
-        self.unit = "tokens/J" if learnt.in_joules else "tokens/s"
+        self.unit = "tokens/J" if learned.in_joules else "tokens/s"
         self.lengths = lengths or AnswerLengths(ANSWER_TOKENS).of("")
         self._n_predict: int | None = None
         self._n_emitted = 0
         self._spent = 0.0
-        self._pace = {True: Pace(), False: Pace()}  # of copied text, of new text
-        self._lately = {True: Pace(), False: Pace()}  # the same, of the same last steps
+        self._pace = {True: DecayingRate(), False: DecayingRate()}  # of copied text, of new text
+        self._lately = {True: DecayingRate(), False: DecayingRate()}  # the same, of the same last steps
         self._copying = False
         self._n_past, self._n_draft, self._n_pending = 0, 0, 1
-        self._others = Others()
+        self._others = OtherRequests()
         self._own_rate = 0.0
-        self._gains: Gains | None = None
+        self._gains: ExpectedGain | None = None
 
     # ---- what it is told ----
 
     def begin(self, n_past: int, n_predict: int | None) -> None:
         """Start on a text of at most `n_predict` tokens after `n_past`."""
-        learnt = self.learnt
-        verify = learnt.target.at(n_past)
+        learned = self.learned
+        verify = learned.target.at(n_past)
         self._n_past, self._n_draft, self._n_pending = n_past, 0, 1
         self._n_predict = n_predict
         self._n_emitted = 1
-        self._spent = learnt.target.read(n_past, 0)
+        self._spent = learned.target.read(n_past, 0)
         for pace in self._pace.values():
             pace.begin(verify[1], STEPS / 4)
         self._lately[False].begin(verify[1], _FIRST_STEPS)
         self._lately[True].begin(verify[1], 0.01)
-        learnt.predictor.begin()
+        learned.predictor.begin()
         self._copying = False
         self._price()
 
     def start_step(
         self, n_past: int, offered: Sequence[float] = (), *, n_draft: int = 0, n_pending: int = 1
     ) -> None:
-        """Look up the costs at this length of context, and the pace where the suffix store offers this.
+        """Look up the costs at this length of context, and the rate where the suffix store offers this.
 
-        `n_draft` is the context of the draft model, which may be shorter; `n_pending` tokens are in the
-        target's pass in any case.
+        `n_draft`: the context of the draft model, which may be shorter. `n_pending`: tokens always in the
+        target's pass.
 
-        A token that is drafted saves the time which it would take otherwise, and that differs between
-        text that is being copied and text that is new: each has a rate of its own.
+        A drafted token saves the time that it would take otherwise. That time differs between text that is
+        being copied and text that is new, so each has its own rate.
         """
         self._copying = bool(offered) and offered[0] >= _COPYING
         self._n_past, self._n_draft, self._n_pending = n_past, n_draft, n_pending
         self._price()
 
-    def share(self, others: Others) -> None:
-        """Decide from now on beside what `others` have in the passes."""
+    def share(self, others: OtherRequests) -> None:
+        """Take into account what `others` have in the passes, from now on."""
         if others != self._others:
             self._others = others
             if self._gains:
@@ -111,46 +114,46 @@ class Scheduler:
 
     def _price(self) -> None:
         """Look up what passes of this step cost, and the rate."""
-        learnt, others = self.learnt, self._others
-        n_before = self._n_pending + others.n_target - 1  # in the target's pass in any case, but one
-        verify: Sequence[float] = learnt.target.at(self._n_past)
+        learned, others = self.learned, self._others
+        n_before = self._n_pending + others.n_target - 1  # always in the target's pass, but one
+        verify: Sequence[float] = learned.target.at(self._n_past)
         if n_before and self.policy.splits and others.n_target:
-            together = beyond(verify, n_before + 1)[n_before + 1]
+            together = extrapolated(verify, n_before + 1)[n_before + 1]
             verify = [0.0, *(together + cost for cost in verify[: N_MAX + 1])]
         elif n_before:
-            verify = [0.0, *beyond(verify, n_before + N_MAX)[n_before + 1 :]]
-        passes: Sequence[float] = learnt.draft.at(self._n_draft) if learnt.draft else []
+            verify = [0.0, *extrapolated(verify, n_before + N_MAX)[n_before + 1 :]]
+        passes: Sequence[float] = learned.draft.at(self._n_draft) if learned.draft else []
         if others.n_draft and passes:
-            n_all, passes = others.n_draft, beyond(passes, others.n_draft + N_MAX)
+            n_all, passes = others.n_draft, extrapolated(passes, others.n_draft + N_MAX)
             passes = [passes[n_all + n] * n / (n_all + n) for n in range(N_MAX + 1)]
         self._own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
         rate = self._own_rate + others.rate
         again: Sequence[float] = ()
         if self.policy.rereads:
             n = self._n_pending
-            costs = beyond(learnt.target.at(self._n_past), n + N_MAX)
+            costs = extrapolated(learned.target.at(self._n_past), n + N_MAX)
             again = [rate * max(0.0, cost - costs[1]) for cost in costs[n + 1 :]]
-        self._gains = Gains(learnt, verify, passes, rate, again)
+        self._gains = ExpectedGain(learned, verify, passes, rate, again)
 
     def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
         """Learn what the suffix store offers after a token of the draft model; arguments as for `next`."""
         if path > 0.0:
             gain = self._now.best_prefix(path, depth, offered).gain if self.policy.suffix else 0.0
-            self.learnt.learn_follow_up(gain / path)
+            self.learned.learn_follow_up(gain / path)
 
-    def pay_for_test(self, n_tokens: int) -> None:
-        """Count the cost of a test of the draft model over `n_tokens`, as `may_test` allowed it."""
-        self.learnt.pay_for_test(self._test_cost(n_tokens))
+    def pay_for_probe(self, n_tokens: int) -> None:
+        """Count the cost of probing the draft model on `n_tokens`, as `n_to_probe` allowed it."""
+        self.learned.pay_for_probe(self._probe_cost(n_tokens))
 
     def learn(
         self, n_emitted: int, seconds: float, n_drafted: int, passes: Sequence[tuple[int, int]]
     ) -> None:
         """Count a step of `seconds` that verified `n_drafted` tokens and emitted `n_emitted`.
 
-        `passes` are those of the draft model, by the tokens each read.
+        `passes`: the draft model's, as (tokens read, guesses among them).
         """
         cost = seconds
-        if self.learnt.in_joules:
+        if self.learned.in_joules:
             now = self._now
             cost = now.verify[n_drafted + 1] + sum(now.passes[min(n, N_MAX)] for n, _ in passes)
         self._pace[self._copying].fade()
@@ -160,23 +163,23 @@ class Scheduler:
         self._lately[self._copying].learn(n_emitted, cost)
         self._n_emitted += n_emitted
         self._spent += cost
-        self.learnt.count_step(cost / (1 + self._others.n_texts), idle=not passes)
+        self.learned.count_step(cost / (1 + self._others.n_texts), idle=not passes)
 
     # ---- what it is asked ----
 
     @property
-    def _now(self) -> Gains:
+    def _now(self) -> ExpectedGain:
         assert self._gains is not None, "begin comes first"  # noqa: S101
         return self._gains
 
     @property
     def rate(self) -> float:
-        """Tokens a second (or a joule) that generation makes now, of all texts that share the passes."""
+        """Tokens a second (or a joule) that all requests make now that share the passes."""
         return self._now.rate
 
     @property
     def n_pending(self) -> int:
-        """Tokens of this text that are in the target's pass in any case."""
+        """Tokens of this request that are always in the target's pass."""
         return self._n_pending
 
     @property
@@ -186,12 +189,12 @@ class Scheduler:
 
     @property
     def own_rate(self) -> float:
-        """The share of this text in `rate`."""
+        """This request's share of `rate`."""
         return self._own_rate
 
     @property
     def verify_costs(self) -> Sequence[float]:
-        """T(n) of the target's pass at this step: n - 1 drafted tokens and what has to be in it."""
+        """T(n) of the target's pass at this step: n - 1 drafted tokens and what is always in it."""
         return self._now.verify
 
     @property
@@ -207,27 +210,27 @@ class Scheduler:
         offered: Sequence[float],
         bucket: int,
         prefix: Prefix | None = None,
-    ) -> Choice:
+    ) -> DraftAction:
         """Say what follows `depth` drafted tokens, all accepted with probability `path`.
 
-        `unread` tokens are yet to be read by the draft model (more than `ASLEEP`, or no model: it cannot
-        run now), `offered` are the estimated acceptances of the suffix store's tokens, each given the one
-        before, and `bucket` is that of the table `next`. `prefix`: how much of what is offered may be taken,
-        where that was decided for several texts together.
+        `unread`: tokens that the draft model has yet to read; 0 without a model, and above `MAX_UNREAD` it is
+        idle. `offered`: the estimated acceptances of the suffix store's tokens, each given the one before.
+        `bucket`: that of the table `next`. `prefix`: how much of `offered` may be taken, where that was
+        decided for several requests together.
         """
         policy, now = self.policy, self._now
-        awake = policy.model and 0 < unread <= ASLEEP
+        can_run = policy.model and 0 < unread <= MAX_UNREAD
         if prefix is None:
             prefix = now.best_prefix(path, depth, offered) if policy.suffix else Prefix(0, 0.0, path)
         n, gain, after = prefix
-        if not awake:
-            return TakeSuffix(n) if n else None
+        if not can_run:
+            return SuffixAction(n) if n else None
         n_guesses = now.n_guesses(unread, offered) if policy.staged else 0
         with_model = now.of_model(path, depth, unread, bucket, offered[:n_guesses])
         later = now.of_model(after, depth + n, unread + n, bucket) if n and policy.after_store else 0.0
         if n and gain + max(0.0, later) >= with_model:
-            return TakeSuffix(n)
-        return RunModel(n_guesses) if with_model > 0.0 else None
+            return SuffixAction(n)
+        return ModelAction(n_guesses) if with_model > 0.0 else None
 
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
         """Return how many tokens to add that need no pass of the draft model.
@@ -237,21 +240,21 @@ class Scheduler:
         return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth]).n
 
     def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
-        """Say whether to verify a token of the draft model, which has run: only verification is left to pay.
+        """Say whether to verify a token of the draft model, which has run: only verification has a price.
 
-        `path`, the probability that the token and all before it are accepted, its own `chance` among that,
-        and `bucket` come from the distribution at the position. The token pays alone, or together with those
-        that may follow.
+        `path`: the probability that the token and all before it are accepted, of which `chance` is its own.
+        They and `bucket` come from the distribution at the position. The token pays alone, or together with
+        those that may follow.
         """
         now = self._now
         gain = now.of_token(path, depth, path / chance if chance > 0.0 else path)
         return gain >= 0.0 or gain + now.of_model(path, depth + 1, 1, bucket) > 0.0
 
     def branches(self, path: float, n_drafted: int) -> bool:
-        """Say whether a token beside the trunk, accepted with `path`, pays after `n_drafted` tokens.
+        """Say whether a token off the trunk, accepted with `path`, pays after `n_drafted` tokens.
 
-        The trunk may grow later, so the price is a mean over the next tokens. What is accepted beside the
-        trunk is in the next pass again, and pays the price again.
+        The trunk may grow later, so the price is a mean over the next tokens. A token accepted off the trunk
+        is in the next pass again, and pays the price again.
         """
         verify = self._now.verify
         if not self.policy.branches or n_drafted + 3 > MAX_GAMMA:
@@ -259,13 +262,13 @@ class Scheduler:
         price = self.rate * 0.5 * (verify[n_drafted + 3] - verify[n_drafted + 1])
         return path * (1.0 - price) >= price
 
-    def worth_reading(self, unread: int) -> int:
-        """Return how many of the `unread` tokens the draft model should read now; 0: it stays asleep.
+    def n_to_prefill(self, unread: int) -> int:
+        """Return how many of the `unread` tokens the draft model should prefill now; 0: it stays idle.
 
-        Reading is an investment into the rest of the answer, whose length is not known (`Lengths.pays`).
-        Of a long prompt only the recent part is read, at some cost in acceptance.
+        Prefill is an investment into the rest of the answer, whose length is not known
+        (`LengthDistribution.pays`). Only the recent part of a long prompt is read: that costs acceptance.
         """
-        now, draft = self._now, self.learnt.draft
+        now, draft = self._now, self.learned.draft
         if draft is None or not self.policy.model:
             return 0
         if self._n_emitted <= 1 and self.needs_model:
@@ -277,55 +280,55 @@ class Scheduler:
         # What is copied meanwhile has to be read as well, to be of use after it.
         read_s = draft.read(512, 0) / 512
         saved = new_s * (1.0 - plain / max(plain, now.best_model_rate())) - copied.tokens / n_seen * read_s
-        n, most = self._n_emitted, math.inf if self._n_predict is None else self._n_predict
-        to_come_s = min(self.lengths.to_come(n), most - n) * new_s
+        n, n_max = self._n_emitted, math.inf if self._n_predict is None else self._n_predict
+        to_come_s = min(self.lengths.to_come(n), n_max - n) * new_s
         window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))
         pace = (new.cost + copied.cost) / n_seen
         price = draft.read(window, 0) * now.rate / self._own_rate  # the others wait as well
-        pays = self.lengths.pays(price, saved, n=n, most=most, spent=self._spent, pace=pace)
+        pays = self.lengths.pays(price, saved, n=n, n_max=n_max, spent=self._spent, pace=pace)
         return window if pays else 0
 
-    def may_test(self, unread: int) -> int:
-        """Return how many recent tokens an idle draft model may be tested on, of `unread`; 0: not now.
+    def n_to_probe(self, unread: int) -> int:
+        """Return how many recent tokens an idle draft model may be probed on, of `unread`; 0: not now.
 
-        One pass over them tells for each whether it would have been accepted. Tests have a budget, a small
-        share of the time (`Learnt.test_budget`), so what they can lose is bounded.
+        One pass over them tells for each whether it would have been accepted. Probes have a budget, a small
+        share of the time (`LearnedCosts.probe_budget`), so what they can lose is bounded.
         """
-        if self.learnt.draft is None or unread < _SHORTEST_TEST:
+        if self.learned.draft is None or unread < _SHORTEST_PROBE:
             return 0
-        n = min(unread, _LONGEST_TEST)
-        return n if self.learnt.affords_test(self._test_cost(n)) else 0
+        n = min(unread, _LONGEST_PROBE)
+        return n if self.learned.affords_probe(self._probe_cost(n)) else 0
 
-    def _test_cost(self, n_tokens: int) -> float:
-        """Return what it costs to let the draft model read `n_tokens`, and run once."""
-        draft = self.learnt.draft
+    def _probe_cost(self, n_tokens: int) -> float:
+        """Return the cost of letting the draft model read `n_tokens` and run once."""
+        draft = self.learned.draft
         return draft.read(n_tokens, 0) + self._now.passes[1] if draft else 0.0
 
     def plain_rate(self) -> float | None:
         """Return the tokens a second that plain decoding is expected to make now.
 
-        None where that is a guess, or not of this text alone.
+        None where that would be a guess, or hold for several requests together.
         """
-        if self._gains is None or self.learnt.in_joules or self._others.n_target:
+        if self._gains is None or self.learned.in_joules or self._others.n_target:
             return None
-        return 1.0 / self._gains.verify[1] if self.learnt.target.is_known(1) else None
+        return 1.0 / self._gains.verify[1] if self.learned.target.is_known(1) else None
 
     def _plain_note(self) -> str:
         """Return the speed of plain decoding in words, "" before it is known."""
         now = self._gains
         return f" ({1.0 / now.verify[1]:.1f} {self.unit} expected without)" if now else ""
 
-    def explain(self, sources: Mapping[str, tuple[int, int]], *, asleep: bool) -> str:
+    def explain(self, sources: Mapping[str, tuple[int, int]], *, idle: bool) -> str:
         """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
         now, plain = self._gains, self._plain_note()
         model = ""
         if self.policy.model and now and now.passes:
-            chance = self.learnt.predictor.next.chance(0, 0)
-            price = f"{now.passes[1]:.2g} J" if self.learnt.in_joules else f"{1e3 * now.passes[1]:.1f} ms"
+            chance = self.learned.predictor.next.chance(0, 0)
+            price = f"{now.passes[1]:.2g} J" if self.learned.in_joules else f"{1e3 * now.passes[1]:.1f} ms"
             model = f"a token of the draft model costs {price} and is accepted with {chance:.0%}"
         if not sources:
             return f"drafting was off: {model or 'nothing said before was worth repeating'}{plain}"
         parts = [f"{accepted} of {drafted} from {name}" for name, (drafted, accepted) in sources.items()]
-        sleeping = f"; the draft model was left asleep: {model}" if asleep and model else ""
+        left_idle = f"; the draft model was left idle: {model}" if idle and model else ""
         lately = f"{self.rate:.1f} {self.unit} lately"
-        return f"drafting was on, {lately}{plain}: {', '.join(parts)} accepted{sleeping}"
+        return f"drafting was on, {lately}{plain}: {', '.join(parts)} accepted{left_idle}"

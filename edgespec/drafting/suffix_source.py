@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.tree import Node, Tree
 from edgespec.drafting.predictor import Predictor, bucket_of
-from edgespec.drafting.proposal import Offer, Proposal
+from edgespec.drafting.proposal import Proposal, SuffixOffer
 from edgespec.drafting.suffix import Document
 
 _OFFERED = 16  # tokens asked of the suffix store at once
@@ -35,12 +35,12 @@ class SuffixSource:
         """Append the tokens that followed the timeline."""
         self._document.extend(emitted)
 
-    def offer(self, proposal: Proposal) -> Offer:
+    def offer(self, proposal: Proposal) -> SuffixOffer:
         """Return what may follow the trunk, and remember it to learn from."""
         drafted = proposal.drafted
         n = min(proposal.n_left, _OFFERED)
         if n < 1:
-            return Offer(len(drafted))
+            return SuffixOffer(len(drafted))
         tokens, probabilities = self._document.offer(drafted, n)
         if self._constraint:
             n = self._constraint.fitting(drafted, tokens)
@@ -48,11 +48,11 @@ class SuffixSource:
         buckets = [bucket_of(p) for p in probabilities]
         chance = self._predictor.offered
         chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
-        offer = Offer(len(drafted), tokens, buckets, chances)
+        offer = SuffixOffer(len(drafted), tokens, buckets, chances)
         proposal.offers.append(offer)
         return offer
 
-    def take(self, offer: Offer, n: int, proposal: Proposal) -> None:
+    def take(self, offer: SuffixOffer, n: int, proposal: Proposal) -> None:
         """Propose the first `n` offered tokens to the target."""
         for token, bucket, chance in zip(offer.tokens[:n], offer.buckets, offer.chances, strict=False):
             proposal.grow(token, "suffix", chance, bucket)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve, interpolated
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve, interpolated
 from edgespec.llama.session import Session
 
 ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)
@@ -15,7 +15,7 @@ ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)
 
 
 @dataclass
-class Timeline:
+class TimedSession:
     """A session that was filled to `n_past` tokens, and what its passes took."""
 
     session: Session
@@ -47,28 +47,28 @@ class Timeline:
 
 
 @dataclass
-class Timings:
+class ModelTimings:
     """What was timed of one model, at one or two contexts."""
 
-    timelines: list[Timeline]
+    timelines: list[TimedSession]
     """The shorter context first."""
     read: float
     """Seconds a token, of many read at once."""
     read_joules: float | None = None
     """The same in joules; None where they cannot be counted."""
 
-    def curve(self) -> Curve:
+    def curve(self) -> CostCurve:
         """Return the curve in seconds."""
         return _extended([(one.n_past, one.typical()) for one in self.timelines], self.read)
 
-    def joules_curve(self) -> Curve | None:
+    def joules_curve(self) -> CostCurve | None:
         """Return the curve in joules; None when a figure is missing: no counters, or they went away."""
         if not self.read_joules or any(len(one.joules) < len(ENERGY_SIZES) for one in self.timelines):
             return None
         return _extended([(one.n_past, one.joules) for one in self.timelines], self.read_joules)
 
 
-def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> Curve:
+def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> CostCurve:
     """Return the curve through what is `known` at one or two contexts, extended to those of all curves.
 
     A pass at the longer context takes no less than one at the shorter: attention reads more there, and
@@ -78,10 +78,10 @@ def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> Cur
     far_at, far = known[-1][0], interpolated(known[-1][1])
     scale = (CONTEXTS[1] - near_at) / (far_at - near_at) if far_at > near_at else 0.0
     extended = [a + max(0.0, b - a) * scale for a, b in zip(near, far, strict=True)]
-    return Curve((tuple(near), tuple(extended)), read)
+    return CostCurve((tuple(near), tuple(extended)), read)
 
 
-def spread_of(timelines: Sequence[Timeline]) -> float:
+def spread_of(timelines: Sequence[TimedSession]) -> float:
     """Return the median over all passes of (interquartile range / median); 0 if nothing was repeated."""
     spreads = []
     for timeline in timelines:

@@ -1,9 +1,8 @@
 """Runs several generations together: each pass of a model serves all of them (continuous batching).
 
 A step is one pass of the target, and before it what the texts draft for it: decided for all at once
-(bids.py), with the draft model's passes shared as well. Texts come and go between steps (Yu et al., Orca,
-OSDI 2022). Prompts are read in pieces beside the texts that are being written (Agrawal et al., Sarathi,
-arXiv 2308.16369).
+(shared_decision.py), with the draft model's passes shared as well. Texts come and go between steps (Orca,
+OSDI 2022). Prompts are read in pieces beside the texts that are being written (Sarathi, arXiv 2308.16369).
 
 Nobody is starved:
 - a text that is being written gets its token in every pass; if the drafts of all do not fit in one, the
@@ -23,10 +22,10 @@ from typing import Any
 from edgespec.decoding.forward import Ask, DraftForward, Forward, TargetForward
 from edgespec.decoding.generate import Generation, Made
 from edgespec.decoding.options import MAX_GAMMA
-from edgespec.drafting.bids import Bid, Load, decide
-from edgespec.drafting.costs import N_MAX, Clocks
-from edgespec.drafting.policy import Others
+from edgespec.drafting.costs import N_MAX, PassCurves
+from edgespec.drafting.policy import OtherRequests
 from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide
 from edgespec.errors import EdgespecError
 from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.session import Session
@@ -104,7 +103,7 @@ class Text:
 class Batcher:
     """Runs texts whose sessions are timelines of one cache."""
 
-    def __init__(self, timelines: Timelines, clocks: Clocks) -> None:
+    def __init__(self, timelines: Timelines, clocks: PassCurves) -> None:
         """Run texts in `timelines`; `clocks` say what passes cost, and are told what they took."""
         self.timelines = timelines
         self._cache = timelines.cache
@@ -178,10 +177,10 @@ class Batcher:
         rate = sum(rates.values())
         for text in self._texts:
             if text.scheduler and not text.reads:
-                others = Others()
+                others = OtherRequests()
                 if len(self._texts) > 1:
                     n_target = n_all - text.n_pending
-                    others = Others(len(rates) - 1, n_target, rate=rate - rates[id(text)])
+                    others = OtherRequests(len(rates) - 1, n_target, rate=rate - rates[id(text)])
                 text.scheduler.share(others)
 
     def _rate(self, text: Text, n_all: int) -> float:
@@ -191,9 +190,9 @@ class Batcher:
 
     def _draft(self) -> bool:
         """Decide what is drafted next, or make the draft model's next pass; return False at the end."""
-        bidding = [text for text in self._texts if isinstance(text.ask, Bid)]
+        bidding = [text for text in self._texts if isinstance(text.ask, DraftDecision)]
         if bidding:
-            bids = [text.ask for text in bidding if isinstance(text.ask, Bid)]
+            bids = [text.ask for text in bidding if isinstance(text.ask, DraftDecision)]
             choices = [bids[0].answer()] if len(self._texts) == 1 else decide(bids, self._load())
             for text, choice in zip(bidding, choices, strict=True):
                 self._advance(text, choice)
@@ -214,18 +213,18 @@ class Batcher:
                 self._advance(text, evaluated)
         return bool(drafting)
 
-    def _load(self) -> Load:
+    def _load(self) -> PassLoad:
         """Return what is in the target's next pass so far."""
         n_tokens = 0
         for text in self._texts:
-            if isinstance(text.ask, Bid):
+            if isinstance(text.ask, DraftDecision):
                 n_tokens += text.ask.scheduler.n_pending + text.ask.depth
             elif isinstance(text.ask, TargetForward):
                 n_tokens += min(text.n_rest, READ_BESIDE)
         writing = [text for text in self._texts if not text.reads and not text.is_paused]
         n_past = sum(text.session.n_past for text in writing) // max(1, len(writing))
         rate = sum(self._rate(text, n_tokens) for text in writing)
-        return Load(len(writing), n_tokens, n_past, rate)
+        return PassLoad(len(writing), n_tokens, n_past, rate)
 
     # ---- the target's pass ----
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
-from edgespec.drafting.profile import Key
+from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import load
 from edgespec.llama.cache import CacheSize
 from edgespec.llama.gguf_header import GGUFHeader
@@ -65,7 +65,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class CapacityRequest:
     """What the user asks of an engine; None: what suits the machine."""
 
     parallel: int | None = None
@@ -80,7 +80,7 @@ def choose_capacity(
     costs: Sequence[float],
     target: GGUFHeader,
     draft: GGUFHeader | None,
-    demand: Demand,
+    demand: CapacityRequest,
     available: int | None,
 ) -> Capacity:
     """Return how much a pair holds at once.
@@ -177,8 +177,8 @@ def expected_capacity(
 
     `kernels`: the name of those that the target runs on. `available`: bytes of memory with nothing loaded.
     """
-    profile = load(Key.of(target, draft, kernels=kernels, threads=n_threads))
+    profile = load(ProfileKey.of(target, draft, kernels=kernels, threads=n_threads))
     curve = profile.target if profile else guessed_curve(target.file_bytes, own_kernels=kernels != STOCK)
     weights = target.file_bytes + (draft.file_bytes if draft else 0)
     beside = None if available is None else max(0, available - weights)
-    return choose_capacity(curve.at(CONTEXTS[0]), target, draft, Demand(parallel), beside)
+    return choose_capacity(curve.at(CONTEXTS[0]), target, draft, CapacityRequest(parallel), beside)

@@ -27,7 +27,7 @@ _KEPT_SHARE = 0.75  # of what fits: leave out more than needed, else each later 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """The model's answer to one question."""
 
     text: str
@@ -42,14 +42,14 @@ class Exchange:
     """A question and its answer."""
 
     question: str
-    answer: Answer
+    answer: ChatAnswer
 
 
-def answer_of(result: Result, model: Model) -> Answer:
+def answer_of(result: Result, model: Model) -> ChatAnswer:
     """Return the answer that `model` wrote."""
     written = b"".join(model.piece(token, special=True) for token in result.token_ids)
     same = written.decode(errors="replace") == result.text
-    return Answer(result.text, result.stop_reason != "eog", result.token_ids if same else None)
+    return ChatAnswer(result.text, result.stop_reason != "eog", result.token_ids if same else None)
 
 
 class Conversation:
@@ -180,7 +180,7 @@ class Conversation:
                 f"{file}: after the system message, if any, must come pairs of a user's and an assistant's"
             )
         pairs = zip(messages[::2], messages[1::2], strict=True)
-        exchanges = [Exchange(user.content, Answer(said.content, said.cut)) for user, said in pairs]
+        exchanges = [Exchange(user.content, ChatAnswer(said.content, said.cut)) for user, said in pairs]
         return cls(system, exchanges)
 
 
@@ -204,7 +204,9 @@ def _split(marked: str, marks: Sequence[str]) -> list[str]:
     return [*gaps, marked]
 
 
-def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tuple[tuple[int, ...], str]]:
+def _parts(
+    text: str, gaps: Sequence[str], answers: Sequence[ChatAnswer]
+) -> list[tuple[tuple[int, ...], str]]:
     """Cut `text` into parts: the tokens of an answer (none in the first part), and the text after them.
 
     Together the parts are all of `text`. An answer stays text if the template changed it (trimmed it, left
@@ -228,7 +230,7 @@ def _parts(text: str, gaps: Sequence[str], answers: Sequence[Answer]) -> list[tu
     return [*parts, (before, text[start:])]
 
 
-class Figures:
+class ChatTotals:
     """Sums over the answers of one chat, undone ones included."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from edgespec.decoding.options import OptionKeywords, Options
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
-from edgespec.drafting.knowledge import Knowledge
+from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.proposal import DraftStep
 from edgespec.energy import EnergyMeter
 from edgespec.engine.batcher import Passed
@@ -25,6 +25,7 @@ from edgespec.engine.plan import make_plan
 from edgespec.engine.stream import Stream
 from edgespec.engine.texts import Texts
 from edgespec.errors import UsageError, check_choice
+from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.llama.weights import Model
 from edgespec.nodes.addresses import NodeAddress
@@ -115,9 +116,9 @@ class Engine(Closing):
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
         self._pair.load(on_message)
         try:
-            self._knowledge = Knowledge(
+            self._knowledge = LearnedState(
                 self.target,
-                self.draft,
+                self._pair.draft,
                 kernels=self.kernels,
                 n_threads=self.n_threads,
                 objective=objective if drafts else "latency",
@@ -138,7 +139,7 @@ class Engine(Closing):
     @property
     def draft(self) -> Model | None:
         """The draft model, or None."""
-        return self._pair.draft
+        return self._pair.draft.model
 
     @property
     def target_name(self) -> str:
@@ -148,7 +149,7 @@ class Engine(Closing):
     @property
     def draft_name(self) -> str | None:
         """The draft as it was given, or its name in the registry; None without a draft model."""
-        return self._pair.draft_name
+        return self._pair.draft.name
 
     @property
     def kernels(self) -> str:
@@ -179,6 +180,11 @@ class Engine(Closing):
     def last_pass(self) -> Passed:
         """The last step's pass of the target, of texts that share passes."""
         return self._texts.last_pass
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """What makes rows for timed passes of the draft model, in place of tokens; None: it takes tokens."""
+        return self._pair.draft.timed_inputs
 
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
@@ -298,7 +304,7 @@ class Engine(Closing):
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
-        return self._pair.check_cascade()
+        return self._pair.draft.writer()
 
     def generate(
         self,

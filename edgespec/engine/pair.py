@@ -1,4 +1,4 @@
-"""A target and its draft model: chosen, checked, loaded, and opened as sessions."""
+"""A target and its draft: chosen, checked, loaded, and opened as sessions."""
 
 from __future__ import annotations
 
@@ -7,38 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec._core import Interrupt
-from edgespec.decoding.choices import DRAFTLESS
 from edgespec.decoding.options import MAX_GAMMA
-from edgespec.drafting.head import check_head
-from edgespec.drafting.model import DraftModel
-from edgespec.engine.bound_draft import BoundDraft, bind
+from edgespec.drafting.draft_heads import find_draft
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.engine.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
     Capacity,
-    Demand,
+    CapacityRequest,
     check_cache,
     choose_capacity,
     fitting_ctx,
     kept_cells,
     kept_timelines,
 )
-from edgespec.engine.choosing import choose_models
-from edgespec.engine.draft_checks import check_writer
 from edgespec.engine.lossy.cascade import SmallModel
+from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
-from edgespec.engine.remote_target import NO_HEAD, RemoteTarget, open_nodes, refuse_heads
+from edgespec.engine.remote_target import RemoteTarget, open_nodes
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.context import with_cache_type
-from edgespec.llama.embeddings import CutVocabulary, Embeddings, check_target
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
-from edgespec.llama.head_file import HeadFile, read_head
+from edgespec.llama.embeddings import check_target
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.published_heads import LayersTarget, check_published_head, open_head
+from edgespec.llama.placement import Placement
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
@@ -59,9 +54,6 @@ MAX_DRAFT_CTX = 2048
 
 _ROWS = 64  # rows of logits in a pass for several texts
 
-_OWN_HEAD = "mtp"
-"""The name of a draft that is the head in the target's own file."""
-
 
 class Pair(Closing):
     """A target and perhaps a draft model: chosen and checked when made, loaded by `load`.
@@ -70,15 +62,8 @@ class Pair(Closing):
     """
 
     target: Model
-    draft: Model | None = None
     kernels: str = STOCK
     """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
-    head: HeadFile | None = None
-    """The draft, if it is a head in a file of its own that reads the target's hidden states, else None."""
-    is_published = False
-    """Whether the draft is a head published in a file of its own (llama/published_heads.py)."""
-    draft_is_stuck = False
-    """Whether the draft is not used because it or the target cannot take tokens back."""
 
     def __init__(self, target: str | Path | None, draft: str | Path | None, options: PairOptions) -> None:
         """Choose the models with `choose_models`, pull missing ones, and check that they fit in memory.
@@ -89,31 +74,22 @@ class Pair(Closing):
         self.n_threads = options.n_threads or default_threads()
         self.capacity = Capacity(1, options.n_cells, 0)
         """How much is held at once, once `choose_capacity` has decided it."""
-        self.target_name, self.draft_name = choose_models(target, draft, options.drafter)
-        self._headers = [with_cache_type(check_model_file(resolve(self.target_name)), options.cache_type)]
+        self.target_name, draft_name = choose_models(target, draft, options.drafter)
+        target_file = check_model_file(resolve(self.target_name))
+        self.target_header = with_cache_type(target_file, options.cache_type)
+        """The header of the target's file."""
         check_target(self.target_header)
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
-        if self.draft_name:
-            path = resolve(self.draft_name)
-            published = check_published_head(read_header(path), self.target_header)
-            self.is_published = published is not None
-            self._headers.append(published or check_model_file(path))
+        self.draft = find_draft(self.target_name, self.target_header, draft_name, options.drafter)
+        """What drafts besides the suffix store; `load` may replace it."""
         self._remote: RemoteTarget | None = None
-        self.uses_mtp = self.draft_name is None and self._has_mtp()
-        """Whether the head in the target's own file drafts."""
-        if self.draft_name and (head := read_head(self._headers[1])):
-            check_head(head, self.target_header)
-            self.head = head
-        elif self.uses_mtp:
-            self.draft_name = _OWN_HEAD
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
         if not options.nodes:  # with them: once it is known what they hold
-            fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers])
-        self._bound: BoundDraft | None = None
+            fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
         self._models: list[Model] = []
         self._timelines: Timelines | None = None
         self._draft_timelines: Timelines | None = None
@@ -126,33 +102,10 @@ class Pair(Closing):
         drafts = self.options.drafter != "none"
         return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
 
-    def _has_mtp(self) -> bool:
-        """Say whether the target's file has a head that can be used and is wanted. Raises UsageError."""
-        reason = self._why_no_mtp()
-        if reason and self.options.drafter == "mtp":
-            raise UsageError(f"{self.target_name}: {reason}", field="drafter", value="mtp")
-        return not reason and self.options.drafter not in DRAFTLESS
-
-    def _why_no_mtp(self) -> str:
-        on_nodes = self._remote is not None and self._remote.placement
-        return why_no_mtp(self.target_header) or (NO_HEAD if on_nodes else "")
-
-    def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> None:
-        """Connect to the nodes, and leave out a head that cannot read what is between layers there."""
-        self._remote = open_nodes(self.options, self._headers, kernels, on_message)
-        refuse_heads(self._remote, self.draft_name, is_published=self.is_published)
-        if self.uses_mtp and not self._has_mtp():
-            self.uses_mtp, self.draft_name = False, None
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether the draft, once loaded, is a head, which reads the target's hidden states."""
-        return self._bound is not None and self._bound.reads_states
-
-    @property
-    def target_header(self) -> GGUFHeader:
-        """The header of the target's file, known before the model is loaded."""
-        return self._headers[0]
+    def _headers(self) -> list[GGUFHeader]:
+        """Return the headers of all files."""
+        draft = self.draft.header
+        return [self.target_header, draft] if draft else [self.target_header]
 
     def load(self, on_message: Callable[[str], None]) -> None:
         """Load the models; `on_message` takes lines that the user should know."""
@@ -167,38 +120,32 @@ class Pair(Closing):
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:
             on_message(f"stock kernels: {loaded.reason}")
-        self._open_nodes(loaded, on_message)
-        if self.uses_mtp:
-            with_head = MtpTarget(self.target_header, kernels=own_kernels)
-            self._models, self.draft = [with_head], MtpHead(with_head)
-            self._bound = BoundDraft(with_head, self.draft, reads_states=True)
-        elif self.is_published:
-            target = LayersTarget(*self._headers, kernels=own_kernels)
-            self._models.append(target)
-            self._models.append(
-                open_head(self._headers[1], target, kernels=own_kernels, n_threads=self.n_threads)
-            )
-        else:
-            for header in self._headers:
-                where = self._remote.placement if self._remote and not self._models else None
-                self._models.append(Model(header.path, kernels=own_kernels, header=header, placement=where))
+        placement = self._open_nodes(loaded, on_message)
+        self.target = self.draft.load_target(self.target_header, kernels=own_kernels, placement=placement)
+        self._models.append(self.target)
+        draft = self.draft.load(self.target, kernels=own_kernels, n_threads=self.n_threads)
+        if draft:
+            self._models.append(draft)
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
-        self.target = self._models[0]
         if self.options.chat_template is not None:
             self.target.use_chat_template(self.options.chat_template)
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
-        if self._remote and self._remote.placement:
-            self.kernels += f", {self._remote.placement}"
+        if self._remote and placement:
+            self.kernels += f", {placement}"
             self._remote.warm_up(self.target, self._interrupt)
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
-        if len(self._models) > 1:
-            self.draft = self._models[1]
-            self._bind_draft(self.draft, on_message)
-        elif self.draft is None and self.target_header.n_mtp and self.options.drafter not in DRAFTLESS:
-            on_message(f"nothing but text seen before drafts: {self._why_no_mtp()}")
+        self.draft = self.draft.bind(on_message)
+
+    def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> Placement | None:
+        """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
+        self._remote = open_nodes(self.options, self._headers(), kernels, on_message)
+        placement = self._remote.placement if self._remote else None
+        if placement:
+            self.draft = self.draft.without_layers()
+        return placement
 
     @property
     def _interrupt(self) -> Interrupt | None:
@@ -221,31 +168,6 @@ class Pair(Closing):
         """Return the header to estimate the memory of `model` here with."""
         return self._remote.home if self._remote and model is self.target else model.header
 
-    def _bind_draft(self, draft: Model, on_message: Callable[[str], None]) -> None:
-        """Bind the draft to the target, or leave it out if one of them cannot take tokens back."""
-        stuck = [model.name for model in (self.target, draft) if not model.can_rewind]
-        if stuck:
-            what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
-            on_message(f"{stuck[0]} cannot take tokens back: {what}")
-            draft.close()
-            self._models.remove(draft)
-            self.draft_name = self.draft = self.head = None
-            self.draft_is_stuck = True
-            return
-        self._bound = bind(
-            self.target,
-            draft,
-            (self.target_name, self.draft_name),
-            head=self.head,
-            is_published=self.is_published,
-            on_message=on_message,
-        )
-
-    def check_cascade(self) -> Model:
-        """Return the draft model if it can write in a cascade, else raise UsageError."""
-        names, is_cut = (self.target_name, self.draft_name), self._cut is not None
-        return check_writer(self.target, self.draft, *names, is_head=self.reads_states, is_cut=is_cut)
-
     @property
     def parallel(self) -> int:
         """Most texts at once."""
@@ -254,13 +176,13 @@ class Pair(Closing):
     def choose_capacity(self, costs: Sequence[float]) -> None:
         """Decide, before the first text, how much is held at once; `costs`: T(0), T(1) .. of the target."""
         options = self.options
-        demand = Demand(
+        demand = CapacityRequest(
             options.parallel if self.target.can_rewind else 1,
             options.n_ctx,
             self._remote.n_cells if self._remote else options.n_cells,
             options.prefix_cache or 0,
         )
-        draft = self.draft.header if self.draft else None
+        draft = self.draft.model.header if self.draft.model else None
         target = self._footprint(self.target)
         self.capacity = choose_capacity(costs, target, draft, demand, available_bytes())
 
@@ -318,7 +240,7 @@ class Pair(Closing):
         larger = Timelines(
             self._cache(model, size),
             n_ctx=n_ctx,
-            reserved=parallel * n_ctx if model is self.draft else 0,
+            reserved=parallel * n_ctx if model is self.draft.model else 0,
             keeps=self.options.prefix_cache is not None,
         )
         if kept:
@@ -330,21 +252,21 @@ class Pair(Closing):
 
         Its context holds what the generation needs, or only the recent part of a long one.
         """
-        bound = self._bound
-        if bound is None:
+        draft = self.draft.model
+        if draft is None:
             return None
-        parallel, n_train = self.parallel, bound.draft.n_ctx_train
+        parallel, n_train = self.parallel, draft.n_ctx_train
         if parallel > 1:
             n_ctx = min(DRAFT_CELLS, n_train)
         else:
             n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, n_train), MAX_DRAFT_CTX)
-        n_own = bound.n_own(n_ctx)
+        n_own = self.draft.n_own(n_ctx)
         if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
             self._idle_drafts.clear()
-            cells = parallel * n_own + self._kept_cells(bound.draft, DRAFT_SHARE)
+            cells = parallel * n_own + self._kept_cells(draft, DRAFT_SHARE)
             smaller, self._draft_timelines = self._draft_timelines, None
-            self._draft_timelines = self._replaced(smaller, bound.draft, cells, n_own)
-        return self._idle_drafts.pop() if self._idle_drafts else bound.begin(self._draft_timelines)
+            self._draft_timelines = self._replaced(smaller, draft, cells, n_own)
+        return self._idle_drafts.pop() if self._idle_drafts else self.draft.open(self._draft_timelines)
 
     def end_draft(self, model: DraftModel) -> None:
         """Take back a draft model: the next generation may have it."""
@@ -356,7 +278,7 @@ class Pair(Closing):
 
         Its context holds all of a generation that it writes, and what it drafts for a span.
         """
-        draft = self.check_cascade()
+        draft = self.draft.writer()
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
         if self._small is None or self._small.n_ctx < n_ctx:
             self._small = None
@@ -365,18 +287,15 @@ class Pair(Closing):
             self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
         return self._small
 
-    @property
-    def _cut(self) -> CutVocabulary | None:
-        return self._bound.cut if self._bound else None
-
     def _cache(self, model: Model, size: CacheSize) -> Cache:
         check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
+        is_draft = model is self.draft.model
         return Cache(
             model,
             size,
             n_threads=self.n_threads,
-            embeddings=Embeddings(self._cut) if self._cut and model is self.draft else None,
-            takes_inputs=self.reads_states and model is self.draft,
+            embeddings=self.draft.embeddings if is_draft else None,
+            takes_inputs=self.draft.reads_states and is_draft,
             interrupt=self._interrupt,
         )
 

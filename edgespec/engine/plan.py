@@ -76,7 +76,7 @@ def make_plan(pair: Pair, options: Options) -> Plan:
 
 def _resolved(pair: Pair, cascade: Waking) -> Waking:
     """Return `cascade` with a threshold: its own, or the one calibrated for this pair."""
-    draft = pair.check_cascade()
+    draft = pair.draft.writer()
     return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)
 
 
@@ -85,23 +85,15 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
     name = options.drafter or pair.options.drafter
     if name == "none" or options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
         return None
-    if name == "mtp" and not pair.uses_mtp:
+    if name == "mtp" and not pair.draft.is_mtp:
         problem = "no head in the target's own file was loaded: its file has none, or another draft was given"
         raise UsageError(problem, field="drafter", value=name)
-    policy = _POLICIES[name]
-    if policy.model and pair.draft is None:
-        if pair.draft_is_stuck and not policy.suffix:
-            return None
-        if not policy.suffix:
-            raise UsageError("no draft model was loaded", field="drafter", value=name)
-        policy = replace(policy, model=False, staged=False)
+    policy = pair.draft.restrict(_POLICIES[name], name)
+    if policy is None:
+        return None
     if pair.target.keeps_state:
         rereads = pair.rollback.n_snapshots == 0
         policy = replace(policy, branches=False, siblings=False, rereads=rereads, splits=True)
-    if policy.model and pair.draft and pair.draft.keeps_state:
-        policy = replace(policy, staged=False)  # a wrong guess would take all of its pass with it
-    if pair.reads_states:
-        policy = replace(policy, staged=False, after_store=False)
     if options.cascade and options.cascade.span != "rest":
         # No suffix store: it would have to read the text again for each span.
         policy = replace(policy, suffix=False, model=True, staged=False)

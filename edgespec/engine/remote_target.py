@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from edgespec._core import Interrupt
 from edgespec.engine.pair_options import PairOptions
-from edgespec.errors import EdgespecError, NodeLost, UsageError
+from edgespec.errors import EdgespecError, NodeLost
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.placement import Placement, RemoteLayers, wait_s
@@ -28,9 +28,6 @@ TRY_AGAIN_S = 3.0
 
 USUAL_CELLS = 4096
 """Tokens of cache that nodes must have room for, if the user says nothing."""
-
-NO_HEAD = "its layers lie on nodes, where the head cannot read them"
-"""Why the head in the target's own file does not draft."""
 
 PACKED_BYTES_PER_S = 50e6
 """Bytes of weights that a node packs in a second at least, in its first pass."""
@@ -176,10 +173,3 @@ def home_part(header: GGUFHeader, placement: Placement) -> GGUFHeader:
         n_head_kv=heads[:n_home] if len(heads) == n_layer else heads,
         state_bytes=header.state_bytes * n_home // n_layer,
     )
-
-
-def refuse_heads(remote: RemoteTarget | None, draft_name: str | None, *, is_published: bool) -> None:
-    """Raise UsageError for a draft that reads what is between layers, where these lie on nodes."""
-    if remote and remote.placement and is_published:
-        problem = "reads what is between the target's layers, which lie on nodes: choose another draft"
-        raise UsageError(problem, field="draft", value=draft_name or "")

@@ -9,15 +9,14 @@ from functools import partial
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Event
-from edgespec.drafting.block_head import BlockModel
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.earlier_texts import EarlierTexts
-from edgespec.drafting.head import HeadModel, states_worth
-from edgespec.drafting.knowledge import Knowledge
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.head_model import states_worth
+from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import Batcher, Passed, Text
 from edgespec.engine.lossy.cascade import Cascade
 from edgespec.engine.pair import Pair
@@ -58,7 +57,7 @@ class Running:
 class Texts:
     """The streams under way."""
 
-    def __init__(self, pair: Pair, knowledge: Knowledge, earlier_texts: EarlierTexts) -> None:
+    def __init__(self, pair: Pair, knowledge: LearnedState, earlier_texts: EarlierTexts) -> None:
         """Write with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them."""
         self._pair = pair
         self._knowledge = knowledge
@@ -182,8 +181,8 @@ class Texts:
             if plan.uses_model:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
-            if isinstance(running.draft, HeadModel | BlockModel) and running.scheduler:
-                features = running.draft.features
+            features = running.draft.features if running.draft else None
+            if features and running.scheduler:
                 features.n_prompt = states_worth(
                     running.scheduler, target.model, len(tokens) - n_known, n_predict
                 )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.drafting.foreign.vocabulary import compare_vocabularies
-from edgespec.engine.choosing import is_here
+from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
+from edgespec.engine.model_choice import is_here
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.families import TrainingJob, TrainingSummary, check_trainable, require_jax, train_family

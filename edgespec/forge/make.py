@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.energy import EnergyMeter
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge import runs
 from edgespec.forge.builder import DraftBuilder, DraftFile, TrainingRequest

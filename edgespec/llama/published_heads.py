@@ -225,10 +225,3 @@ class EagleHead(PublishedHead):
                 )
             rows[start : start + len(part)] = self._encoded.features([len(part)])[0]
         return rows
-
-
-def open_head(header: GGUFHeader, target: LayersTarget, *, kernels: bool, n_threads: int) -> PublishedHead:
-    """Return the head of a file that `check_published_head` has checked."""
-    if header.architecture == DFLASH:
-        return BlockHead(header, target, kernels=kernels)
-    return EagleHead(header, target, kernels=kernels, n_threads=n_threads)

@@ -18,7 +18,7 @@ from command_line import COMMAND, failed, run_cli
 from edgespec.cli import app
 from edgespec.cli.line_editor import LineEditor
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.conversation import Answer, Conversation, Exchange
+from edgespec.engine.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.engine.engine import Engine
 from edgespec.platform.signals import SignalPipe
 from terminals import Terminal
@@ -359,7 +359,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(type_in, long_path, tm
 
 def test_ctrl_c_while_the_prompt_is_read(environment, long_path, tmp_path):
     file = tmp_path / "chat.json"
-    Conversation(exchanges=[Exchange("a" * 28_000, Answer("b"))]).save(file)  # takes long to read
+    Conversation(exchanges=[Exchange("a" * 28_000, ChatAnswer("b"))]).save(file)  # takes long to read
     process = subprocess.Popen(
         [*COMMAND, "chat", *map(str, ("-t", long_path, "--drafter", "none", "--load", file, *ENDLESS))],
         stdin=subprocess.PIPE,

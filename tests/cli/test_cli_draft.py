@@ -91,8 +91,8 @@ def test_all_families_are_trained_and_judged(edgespec, trained, tmp_path):
     labels = ["head-q8_0", "shallow-q8_0", "whole-q8_0", "cut-q8_0"]
     assert [one["label"] for one in made["candidates"]] == labels
     assert made["best"] in labels
-    *learnt, cut = made["candidates"]
-    for one in learnt:
+    *learned, cut = made["candidates"]
+    for one in learned:
         assert one["trained"]["n_tokens"] >= 4000
         assert len(one["trained"]["acceptance"]) == 5
         assert one["trained"]["curve"]

@@ -17,14 +17,14 @@ from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.decoding.records import Step
-from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.costs import N_MAX, CostCurve, OnlineCurve, guessed_curve
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import Power
 from edgespec.errors import EdgespecError, UsageError
@@ -64,7 +64,7 @@ def chain_of(
 ):
     """A drafter over `session`'s model with `gamma` tokens a step."""
     target, draft = (OnlineCurve(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
-    chosen = scheduler(Learnt(target, draft, Predictor()), replace(policy, gamma=gamma))
+    chosen = scheduler(LearnedCosts(target, draft, Predictor()), replace(policy, gamma=gamma))
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
     suffix = SuffixDrafts(4096)
     return TreeDrafter(
@@ -454,10 +454,12 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
         row[len(prefix) % 7] = 5.0
         return row
 
-    curves = tuple(OnlineCurve(Curve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005))
+    curves = tuple(
+        OnlineCurve(CostCurve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005)
+    )
     target = ToySession(logits, 8, clock=clock, cost=lambda n: 0.02)
     draft = ToySession(logits, 8, clock=clock, cost=lambda n: 0.005)
-    scheduler = Scheduler(Learnt(*curves, Predictor()), MODEL)
+    scheduler = Scheduler(LearnedCosts(*curves, Predictor()), MODEL)
     constraint = Constraint(lambda: Spending(clock), 8, is_eog=lambda _: False)
     model = DraftModel(draft, n_vocab=8)
     drafter = TreeDrafter(

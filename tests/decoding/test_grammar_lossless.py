@@ -20,13 +20,13 @@ from edgespec.decoding.forward import run_to_end
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
 from toy_schedulers import POLICIES, RandomScheduler, curves, scheduler_of
@@ -136,7 +136,7 @@ class Runs:
         self.clock = clock
         self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
         self.clocks = curves()
-        self.scheduler = scheduler(Learnt(*self.clocks, Predictor()), policy or Policy())
+        self.scheduler = scheduler(LearnedCosts(*self.clocks, Predictor()), policy or Policy())
         self.policy = policy
         self.suffix = SuffixDrafts(1024)
         self.totals = Counter()
@@ -286,7 +286,7 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     """All of a text but its end is forced."""
     steps = []
     clocks = curves()
-    scheduler = Scheduler(Learnt(*clocks, Predictor()), Policy(suffix=False, staged=False))
+    scheduler = Scheduler(LearnedCosts(*clocks, Predictor()), Policy(suffix=False, staged=False))
     model = ToySession(toy_logits(102), V)
     constraint = constrain(PARAMS["warm"])
     constraint.advance([2, 0])

@@ -15,13 +15,11 @@ from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.forward import Forward, run_to_end
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options, Waking
-from edgespec.drafting.head import HeadModel, states_worth
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.lengths import AnswerLengths
-from edgespec.drafting.measure import measure
+from edgespec.drafting.answer_lengths import AnswerLengths
+from edgespec.drafting.head_model import HeadModel, states_worth
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import quantize
 from edgespec.llama.cache import Cache, CacheSize
@@ -29,6 +27,7 @@ from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from measured_costs import measured
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
 from toy_schedulers import FixedPolicy, curves, scheduler_of
@@ -341,7 +340,7 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         lengths.learn("write much", 400)
 
     def worth(prompt, n_unread, policy=Policy(staged=False, after_store=False), n_predict=None):  # noqa: B008
-        scheduler = scheduler_of(Learnt(*curves(), Predictor()), policy, lengths.of(prompt))
+        scheduler = scheduler_of(LearnedCosts(*curves(), Predictor()), policy, lengths.of(prompt))
         return states_worth(scheduler, target, n_unread, n_predict)
 
     for n_unread in (64, 100, 1000):
@@ -446,7 +445,7 @@ def test_a_profile_of_it_holds_what_goes_in(target_path, head_path, monkeypatch)
         return fused(self, tokens, states)
 
     monkeypatch.setattr(Fusion, "__call__", counted)
-    with Model(target_path) as target, Model(head_path) as head:
-        costs = measure(target, head, n_threads=1, budget_s=0.5, meter=EnergyMeter(None, reason="not here"))
+    with Engine(target_path, head_path, n_threads=1, profile=False) as engine:
+        costs = measured(engine, budget_s=0.5)
     assert costs.draft is not None
     assert n_fused > costs.sweeps * len(costs.sizes)

@@ -12,12 +12,12 @@ import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.policy import Policy, RunModel
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import FixedPolicy, RandomScheduler, curves, scheduler_of
@@ -39,16 +39,16 @@ class WithoutGuesses(RandomScheduler):
 
     def next(self, *args, **options):
         choice = super().next(*args, **options)
-        return RunModel(0) if isinstance(choice, RunModel) else choice
+        return ModelAction(0) if isinstance(choice, ModelAction) else choice
 
 
 class Wakes(Scheduler):
     """Reads at the first step, then and again only a part."""
 
-    def worth_reading(self, unread):
+    def n_to_prefill(self, unread):
         return 7
 
-    def may_test(self, unread):
+    def n_to_probe(self, unread):
         return 3 if unread > 3 else 0
 
 
@@ -85,7 +85,7 @@ def counts_of(
     """
     target = ToyModel(1)
     clocks = curves()
-    chosen = scheduler(Learnt(*clocks, Predictor()), policy)
+    chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
     options = {"clock": clock, "cost": lambda n: 0.001, "n_ctx": n_ctx}
@@ -170,7 +170,7 @@ def test_what_was_accepted_is_read_with_the_targets_states(clock, name):
     """Before each draft the head has read the emitted tokens, each after the target's state before it."""
     clocks = curves()
     scheduler = WithoutGuesses if name == "random" else scheduler_of
-    chosen = scheduler(Learnt(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
+    chosen = scheduler(LearnedCosts(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
     head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
     head.features.n_prompt = 4
     session = ToyTargetSession(cache(ToyModel(1).logits), V, clock=clock, cost=lambda n: 0.05)

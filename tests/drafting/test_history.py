@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from edgespec.drafting.history import (
     MAX_TOKENS,
     History,
-    Stored,
+    HistoryUpdate,
     find_histories,
     history_root,
 )
@@ -135,8 +135,8 @@ def test_an_id_the_model_does_not_have_ends_a_document(history):
 
 
 def test_duplicates_are_not_stored_again(history):
-    assert history.extend([[1, 2], [3], [1, 2]]) == Stored(2, 3, 1)
-    assert history.extend([[3], [4]]) == Stored(1, 1, 1)
+    assert history.extend([[1, 2], [3], [1, 2]]) == HistoryUpdate(2, 3, 1)
+    assert history.extend([[3], [4]]) == HistoryUpdate(1, 1, 1)
     assert history.load().tolist() == [1, 2, -1, 3, -1, 4, -1]
     before = history.path.stat()
     assert history.append([1, 2])
@@ -180,7 +180,7 @@ def test_a_long_document_keeps_its_end(history):
 
 def test_one_extend_larger_than_the_bound(history):
     history.max_tokens = 10
-    assert history.extend([[i, i] for i in range(20)]) == Stored(20, 40, 0)
+    assert history.extend([[i, i] for i in range(20)]) == HistoryUpdate(20, 40, 0)
     assert documents(history.load()) == [[17, 17], [18, 18], [19, 19]]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.history import find_histories
-from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import N_BUCKETS, N_DEPTHS, Predictor
 from edgespec.errors import UsageError
@@ -60,7 +60,7 @@ def drafted(engine, *, n_predict=40, params=GREEDY, drafter="model", gamma=3, pr
 
 
 def tables(engine, *, greedy=True):
-    return engine._knowledge.scheduler(Policy(), "", greedy=greedy).learnt.predictor
+    return engine._knowledge.scheduler(Policy(), "", greedy=greedy).learned.predictor
 
 
 def lengths(engine, prompt="", *, greedy=True):
@@ -74,14 +74,14 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
     with engine() as one:
         drafted(one)
         assert profiles(cache) == []
-        learnt = one._knowledge.clocks.target.curve(), one._knowledge.clocks.draft.curve()
+        learned = one._knowledge.clocks.target.curve(), one._knowledge.clocks.draft.curve()
         accepted = {
             "greedy": tables(one).as_dict(),
             "sampled": tables(one, greedy=False).as_dict(),
             "starts": {},
         }
     document = stored(cache)
-    for name, curve in zip(("target", "draft"), learnt, strict=True):
+    for name, curve in zip(("target", "draft"), learned, strict=True):
         np.testing.assert_allclose(document[name]["passes"], curve.passes, rtol=1e-5)
         assert document[name]["read"] == pytest.approx(curve.read, rel=1e-5)
     assert document["acceptance"] == accepted
@@ -321,9 +321,9 @@ def test_forget_empties_the_suffix_store(engine, cache):
     steps = []
     with engine(history=True) as one:
         want = drafted(one, drafter="suffix", gamma=4)
-        learnt = tables(one).as_dict()
+        learned = tables(one).as_dict()
         one.forget()
-        assert tables(one).as_dict() == learnt
+        assert tables(one).as_dict() == learned
         got = drafted(one, drafter="suffix", gamma=4, on_step=steps.append)
     assert got.token_ids == want.token_ids
     assert steps[0].proposed == ()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from edgespec.drafting.lengths import AnswerLengths
+from edgespec.drafting.answer_lengths import AnswerLengths
 
 
 def test_prompts_that_begin_alike():

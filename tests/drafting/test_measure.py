@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgespec.drafting import measure as measuring
 from edgespec.drafting import timings
-from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.drafting.measure import MeasureProgress, measure
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import UnreadableError
@@ -137,7 +137,7 @@ def no_energy():
     return EnergyMeter(None)
 
 
-def assert_curve(curve: Curve | None, cost: Cost, scale: float = 1.0, rel: float = 1e-6) -> None:
+def assert_curve(curve: CostCurve | None, cost: Cost, scale: float = 1.0, rel: float = 1e-6) -> None:
     assert curve is not None
     for context, side in zip(CONTEXTS, curve.passes, strict=True):
         assert side == pytest.approx([scale * cost(n, context) for n in range(1, N_MAX + 1)], rel=rel)

@@ -10,16 +10,15 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Forward, run_to_end
 from edgespec.decoding.options import Waking
-from edgespec.drafting.head import HeadModel
-from edgespec.drafting.measure import measure
-from edgespec.drafting.profile import Key
-from edgespec.energy import EnergyMeter
+from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import mtp
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.session import Session
+from measured_costs import measured
 from tiny_models import ARCHITECTURES
 from tiny_states import tiny
 
@@ -210,14 +209,12 @@ def test_states_of_a_text_longer_than_a_pass(name):
 
 
 def test_its_costs_are_measured_and_kept_apart(name):
-    with MtpTarget(check_model_file(tiny(name)), kernels=False) as target:
-        head = MtpHead(target)
-        meter = EnergyMeter(None, reason="not wanted")
-        costs = measure(target, head, n_threads=1, budget_s=0.3, meter=meter)
+    with Engine(tiny(name), n_threads=1, kernels="off", profile=False) as engine:
+        costs, target, head = measured(engine), engine.target, engine.draft
         assert costs.draft is not None
         assert all(seconds > 0.0 for seconds in costs.draft.at(128)[1:])
         drafts = (None, head.header, target.header)  # the last: the model is its own draft
-        keys = {Key.of(target.header, one, kernels="stock", threads=1) for one in drafts}
+        keys = {ProfileKey.of(target.header, one, kernels="stock", threads=1) for one in drafts}
         assert len(keys) == 3
         assert 0 < head.header.file_bytes < target.header.file_bytes
 

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, Curve
-from edgespec.drafting.profile import Key, Profile, as_json, as_text, from_json
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
+from edgespec.drafting.profile import Profile, ProfileKey, as_json, as_text, from_json
 from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt, update
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.platform.cpu import read_cpu
 
-KEY = Key("A CPU", "b1", "avx2", 4, "a" * 64, "b" * 64, "big-q4", "small-q8")
+KEY = ProfileKey("A CPU", "b1", "avx2", 4, "a" * 64, "b" * 64, "big-q4", "small-q8")
 ALONE = dataclasses.replace(KEY, draft=None, draft_name=None)
 
 
-def curve(scale: float = 1e-3) -> Curve:
+def curve(scale: float = 1e-3) -> CostCurve:
     near = tuple(scale * n for n in range(1, N_MAX + 1))
-    return Curve((near, tuple(1.5 * seconds for seconds in near)), scale / 2)
+    return CostCurve((near, tuple(1.5 * seconds for seconds in near)), scale / 2)
 
 
 FULL = Profile(
@@ -64,7 +64,7 @@ def assert_like(found: Profile | None, wanted: Profile) -> None:
     """Equal, to the six digits a file holds."""
     assert found is not None
     plain = {"target": None, "draft": None, "target_joules": None, "draft_joules": None, "answer_tokens": 0}
-    target = Curve(((1.0,), (1.0,)), 1.0)
+    target = CostCurve(((1.0,), (1.0,)), 1.0)
     assert dataclasses.replace(found, **plain | {"target": target}) == dataclasses.replace(
         wanted, **plain | {"target": target}
     )
@@ -98,7 +98,7 @@ def test_what_is_saved_comes_back(profile, directory, lines):
 
 _positive = st.floats(1e-9, 1e6)
 _curves = st.builds(
-    lambda near, far, read: Curve((tuple(near), tuple(far)), read),
+    lambda near, far, read: CostCurve((tuple(near), tuple(far)), read),
     *[st.lists(_positive, min_size=N_MAX, max_size=N_MAX)] * 2,
     _positive,
 )
@@ -142,12 +142,12 @@ def test_file_names():
 
 def test_key_of_files(tiny_path, tiny_draft_path):
     target, draft = check_model_file(tiny_path), check_model_file(tiny_draft_path)
-    key = Key.of(target, draft, kernels="stock", threads=2)
+    key = ProfileKey.of(target, draft, kernels="stock", threads=2)
     assert (key.cpu, key.kernels, key.threads) == (read_cpu().model, "stock", 2)
     assert (key.target_name, key.draft_name) == ("target", "draft")
     assert key.target != key.draft
     assert key.llama_cpp
-    alone = Key.of(target, None, kernels="stock", threads=2)
+    alone = ProfileKey.of(target, None, kernels="stock", threads=2)
     assert (alone.draft, alone.draft_name) == (None, None)
 
 
@@ -273,8 +273,8 @@ def test_updating_sets_aside_too(directory, lines):
     "changes",
     [
         {"spread": math.nan},
-        {"target": Curve(((1.0,), (1.0,)), 1.0)},
-        {"draft": Curve(((1.0,), (1.0,)), 1.0)},
+        {"target": CostCurve(((1.0,), (1.0,)), 1.0)},
+        {"draft": CostCurve(((1.0,), (1.0,)), 1.0)},
         {"acceptance": {"a": math.inf}},
         {"runs": -1},
         {"answer_tokens": 0.0},
@@ -339,15 +339,15 @@ def test_interrupted_while_writing(directory, monkeypatch):
 
 
 def test_the_first_run_is_taken_as_it_is():
-    learnt = {"next": [1, 2]}
+    learned = {"next": [1, 2]}
     merge_learnt(
         KEY,
         target=TimedCurve(curve(0.02), 3),
         draft=TimedCurve(curve(0.004), 8),
-        acceptance=learnt,
+        acceptance=learned,
         answers=[228],
     )
-    wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learnt, answer_tokens=138.0, runs=1)
+    wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learned, answer_tokens=138.0, runs=1)
     assert_like(load(KEY), wanted)
 
 
@@ -396,11 +396,11 @@ def test_measured_anew():
 MERGE = """
 import sys
 from pathlib import Path
-from edgespec.drafting.costs import Curve, N_MAX
-from edgespec.drafting.profile import Key
+from edgespec.drafting.costs import CostCurve, N_MAX
+from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import TimedCurve, merge_learnt
-key = Key("A CPU", "b1", "avx2", 4, "a" * 64, None, "big-q4", None)
-flat = Curve(((1.0,) * N_MAX,) * 2, 1.0)
+key = ProfileKey("A CPU", "b1", "avx2", 4, "a" * 64, None, "big-q4", None)
+flat = CostCurve(((1.0,) * N_MAX,) * 2, 1.0)
 for i in range(40):
     assert merge_learnt(key, target=TimedCurve(flat, 1), acceptance={"by": sys.argv[1]}, on_message=print)
 """

@@ -12,18 +12,17 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Forward, run_to_end
-from edgespec.drafting.block_head import BlockModel
-from edgespec.drafting.costs import of_blocks
-from edgespec.drafting.head import HeadModel
-from edgespec.drafting.measure import measure
-from edgespec.drafting.profile import Key
-from edgespec.energy import EnergyMeter
+from edgespec.drafting.block_model import BlockModel
+from edgespec.drafting.costs import block_curve
+from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.profile import ProfileKey
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.published_heads import LayersTarget, check_published_head, open_head
+from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from head_files import write_dflash, write_eagle
+from measured_costs import measured
 from reference import filtered_probs
 from tiny_models import make_tiny
 from tiny_states import tiny
@@ -190,7 +189,9 @@ def loaded(name, path):
     header = check_model_file(tiny(name))
     head_header = check_published_head(read_header(path), header)
     target = LayersTarget(header, head_header, kernels=False)
-    return target, open_head(head_header, target, kernels=False, n_threads=1)
+    if head_header.architecture == DFLASH:
+        return target, BlockHead(head_header, target, kernels=False)
+    return target, EagleHead(head_header, target, kernels=False, n_threads=1)
 
 
 def test_the_states_are_what_goes_into_the_layers(head_of):
@@ -298,23 +299,24 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
 
 
 def test_a_block_costs_one_pass(head_of):
-    target, head = loaded("llama", head_of("llama", "blocks"))
-    with target, head:
-        meter = EnergyMeter(None, reason="not wanted")
-        draft = measure(target, head, n_threads=1, budget_s=0.3, meter=meter).draft
-        curve = of_blocks(draft, head.n_block)
-        assert curve == of_blocks(curve, head.n_block)
+    head_file = head_of("llama", "blocks")
+    with Engine(tiny("llama"), head_file, n_threads=1, kernels="off", profile=False) as engine:
+        draft, head = measured(engine).draft, engine.draft
+        curve = block_curve(draft, head.n_block)
+        assert curve == block_curve(curve, head.n_block)
         costs = curve.at(128)
         assert costs[2] == costs[5] == draft.at(128)[head.n_block]
         assert 0 < costs[1] < costs[2] / 100
 
 
 def test_its_costs_are_measured_and_kept_apart(head_of):
-    target, head = loaded("llama", head_of("llama"))
-    with target, head:
-        costs = measure(target, head, n_threads=1, budget_s=0.3, meter=EnergyMeter(None, reason="not wanted"))
+    with Engine(tiny("llama"), head_of("llama"), n_threads=1, kernels="off", profile=False) as engine:
+        costs, target, head = measured(engine), engine.target, engine.draft
         assert costs.draft is not None
         assert all(seconds > 0.0 for seconds in costs.draft.at(128)[1:])
         other = read_header(head_of("llama", "narrower"))
-        keys = {Key.of(target.header, one, kernels="stock", threads=1) for one in (None, head.header, other)}
+        keys = {
+            ProfileKey.of(target.header, one, kernels="stock", threads=1)
+            for one in (None, head.header, other)
+        }
         assert len(keys) == 3

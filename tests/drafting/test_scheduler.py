@@ -17,15 +17,15 @@ import pytest
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.costs import N_MAX, Curve, OnlineCurve, guessed_curve, interpolated
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.lengths import AnswerLengths
-from edgespec.drafting.model import DraftModel
-from edgespec.drafting.policy import Others, Policy, RunModel, TakeSuffix
+from edgespec.drafting.answer_lengths import AnswerLengths
+from edgespec.drafting.costs import N_MAX, CostCurve, OnlineCurve, guessed_curve, interpolated
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.policy import ModelAction, OtherRequests, Policy, SuffixAction
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_schedulers import FixedPolicy, scheduler_of, with_gamma
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
@@ -39,7 +39,7 @@ COSTS = {"ours": OURS, "stock": STOCK, "flat": FLAT}
 
 
 def curve_of(costs, read=0.0005):
-    return Curve((tuple(costs[1:]), tuple(costs[1:])), read)
+    return CostCurve((tuple(costs[1:]), tuple(costs[1:])), read)
 
 
 class World:
@@ -71,14 +71,14 @@ class World:
         self.target_clock = OnlineCurve(curve_of(costs, reads[0]))
         draft_costs = draft_costs or [0.0, *[draft_s] * N_MAX]
         self.draft_clock = OnlineCurve(curve_of([believed * seconds for seconds in draft_costs], reads[1]))
-        learnt = Learnt(self.target_clock, self.draft_clock, Predictor())
+        learned = LearnedCosts(self.target_clock, self.draft_clock, Predictor())
         self.session = session(self.target_logits, V, clock=clock, cost=costs.__getitem__)
         self.draft_session = ToySession(
             self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)]
         )
         self.model = DraftModel(self.draft_session, n_vocab=V)
         self.drafter = TreeDrafter(
-            scheduler_of(learnt, policy, lengths),
+            scheduler_of(learned, policy, lengths),
             suffix=SuffixDrafts(1024),
             model=self.model,
             is_eog=lambda token: False,
@@ -179,14 +179,14 @@ def test_what_a_rejection_lets_be_read_again_is_in_the_price():
             return total
 
         curve = OnlineCurve(curve_of(list(costs)))
-        scheduler = Scheduler(Learnt(curve, None, Predictor()), Policy(rereads=True, branches=False))
+        scheduler = Scheduler(LearnedCosts(curve, None, Predictor()), Policy(rereads=True, branches=False))
         scheduler.begin(128, None)
         scheduler.start_step(128, [], n_pending=n_pending)
         rate = scheduler.rate
         choice = scheduler.next(1.0, 0, 0, list(chances), 0)
         n = choice.n if choice else 0
         assert gain(n) == pytest.approx(max(map(gain, range(7))), abs=1e-9)
-        free = Scheduler(Learnt(curve, None, Predictor()), Policy(branches=False))
+        free = Scheduler(LearnedCosts(curve, None, Predictor()), Policy(branches=False))
         free.begin(128, None)
         free.start_step(128, [], n_pending=n_pending)
         beside = free.next(1.0, 0, 0, list(chances), 0)
@@ -311,7 +311,7 @@ class LongPrompt(World):
         self.seconds(200)
         n = 1
         for _, step in self.steps:
-            if step.n_woken:
+            if step.n_prefilled:
                 return n
             n += step.n_emitted
         return math.inf
@@ -351,26 +351,26 @@ def decode(scheduler, n_tokens):
 
 def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
     target, draft = OnlineCurve(curve_of(OURS)), OnlineCurve(curve_of([0.0, *[0.008] * N_MAX], read=0.001))
-    learnt = Learnt(target, draft, Predictor())
-    scheduler = Scheduler(learnt, Policy())
+    learned = LearnedCosts(target, draft, Predictor())
+    scheduler = Scheduler(learned, Policy())
     scheduler.begin(2000, 20)
     scheduler.start_step(2000)
-    assert scheduler.worth_reading(2000) == 0  # 20 tokens do not pay for reading
-    scheduler = Scheduler(learnt, Policy(), usually(2000))
+    assert scheduler.n_to_prefill(2000) == 0  # 20 tokens do not pay for reading
+    scheduler = Scheduler(learned, Policy(), usually(2000))
     scheduler.begin(2000, 2000)
     decode(scheduler, 300)
     scheduler.start_step(2000)
-    assert 1000 < scheduler.worth_reading(2000) <= 2000
-    scheduler = Scheduler(learnt, Policy(), usually(400))
+    assert 1000 < scheduler.n_to_prefill(2000) <= 2000
+    scheduler = Scheduler(learned, Policy(), usually(400))
     scheduler.begin(2000, 400)
     decode(scheduler, 100)
     scheduler.start_step(2000)
-    assert 128 <= scheduler.worth_reading(2000) < 2000  # a recent window
+    assert 128 <= scheduler.n_to_prefill(2000) < 2000  # a recent window
 
 
 def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen
     draft = OnlineCurve(curve_of([0.0, *[0.008] * N_MAX]))
-    return started(scheduler_of(Learnt(OnlineCurve(curve_of(costs)), draft, Predictor()), policy))
+    return started(scheduler_of(LearnedCosts(OnlineCurve(curve_of(costs)), draft, Predictor()), policy))
 
 
 def started(scheduler):
@@ -382,7 +382,7 @@ def started(scheduler):
 def test_free_tokens_are_taken_while_the_rule_holds():
     scheduler = scheduler_with(Policy(model=False))
     taken = scheduler.next(1.0, 0, 99, [0.9] * 16, 0)
-    assert isinstance(taken, TakeSuffix)
+    assert isinstance(taken, SuffixAction)
     assert taken.n > 4
     # The first three cost next to nothing with our kernels; with stock ones even the first must be likely.
     assert scheduler.next(1.0, 0, 99, [0.2, 0.5, 0.5], 0) is not None
@@ -396,13 +396,13 @@ def test_a_plateau_of_the_cost_curve_is_looked_over():
     steps = [0.0, 0.02, *[0.035] * 7, *[0.2] * (N_MAX - 8)]
     scheduler = scheduler_with(Policy(model=False), steps)
     assert scheduler.next(1.0, 0, 99, [0.6], 0) is None
-    assert scheduler.next(1.0, 0, 99, [0.6] * 16, 0) == TakeSuffix(7)
+    assert scheduler.next(1.0, 0, 99, [0.6] * 16, 0) == SuffixAction(7)
 
 
 def test_copying_leaves_the_draft_model_alone():
     scheduler = scheduler_with()
-    assert isinstance(scheduler.next(1.0, 0, 1, [0.97] * 16, 7), TakeSuffix)
-    assert isinstance(scheduler.next(1.0, 0, 1, [], 7), RunModel)
+    assert isinstance(scheduler.next(1.0, 0, 1, [0.97] * 16, 7), SuffixAction)
+    assert isinstance(scheduler.next(1.0, 0, 1, [], 7), ModelAction)
     assert scheduler.next(1.0, 0, 1, [0.9] * 8, 7) is not None
 
 
@@ -411,10 +411,10 @@ def test_a_head_that_cannot_follow_the_store_is_run_before_it():
     taken = {}
     for after_store in (True, False):
         draft = OnlineCurve(curve_of([0.0, *[0.0005] * N_MAX]))
-        learnt = Learnt(OnlineCurve(curve_of(OURS)), draft, Predictor())
-        scheduler = started(Scheduler(learnt, Policy(staged=False, after_store=after_store)))
+        learned = LearnedCosts(OnlineCurve(curve_of(OURS)), draft, Predictor())
+        scheduler = started(Scheduler(learned, Policy(staged=False, after_store=after_store)))
         choices = [scheduler.next(1.0, 0, 1, [chance / 100] * 3, 7) for chance in range(100)]
-        taken[after_store] = [isinstance(choice, TakeSuffix) for choice in choices]
+        taken[after_store] = [isinstance(choice, SuffixAction) for choice in choices]
     assert sum(taken[False]) < sum(taken[True])
     assert not any(head and not model for head, model in zip(taken[False], taken[True], strict=True))
     assert taken[False][99], "a store that is sure is taken in any case"
@@ -439,8 +439,8 @@ def test_energy_decides_by_joules():
         OnlineCurve(curve_of([x * 10 for x in OURS])),
         OnlineCurve(curve_of([0.0, *[0.5] * N_MAX])),
     )
-    joules = started(Scheduler(Learnt(*curves, Predictor(), in_joules=True), policy))
-    assert isinstance(seconds.next(1.0, 0, 1, [], 7), RunModel)
+    joules = started(Scheduler(LearnedCosts(*curves, Predictor(), in_joules=True), policy))
+    assert isinstance(seconds.next(1.0, 0, 1, [], 7), ModelAction)
     assert joules.next(1.0, 0, 1, [], 7) is None
 
 
@@ -448,14 +448,14 @@ def test_plain_decoding_is_foretold_only_where_it_was_measured():
     """No guess from another machine, no joules, and nothing of passes that others share."""
     measured = scheduler_with()
     assert measured.plain_rate() == pytest.approx(1.0 / OURS[1])
-    measured.share(Others(n_texts=1, n_target=1, rate=10.0))
+    measured.share(OtherRequests(n_texts=1, n_target=1, rate=10.0))
     assert measured.plain_rate() is None
-    joules = Learnt(OnlineCurve(curve_of(OURS)), None, Predictor(), in_joules=True)
+    joules = LearnedCosts(OnlineCurve(curve_of(OURS)), None, Predictor(), in_joules=True)
     assert started(Scheduler(joules, Policy())).plain_rate() is None
-    assert Scheduler(measured.learnt, Policy()).plain_rate() is None, "before the first step"
+    assert Scheduler(measured.learned, Policy()).plain_rate() is None, "before the first step"
 
     curve = OnlineCurve(guessed_curve(2_000_000_000, own_kernels=True), guessed=True)
-    guessed = Scheduler(Learnt(curve, None, Predictor()), Policy())
+    guessed = Scheduler(LearnedCosts(curve, None, Predictor()), Policy())
     for _ in range(40):
         curve.observe(5, 10, 0.03)
     assert started(guessed).plain_rate() is None, "drafts of four tokens say little of plain steps"
@@ -468,29 +468,29 @@ def test_questions_change_nothing():
     """Whatever is asked, and however often: all that was learnt and decided from stays as it was."""
     scheduler = scheduler_with()
     decode(scheduler, 800)
-    learnt = scheduler.learnt
+    learned = scheduler.learned
     before = [
         scheduler.next(1.0, 0, 1, [0.6] * 8, 7),
-        scheduler.worth_reading(500),
-        scheduler.may_test(500),
+        scheduler.n_to_prefill(500),
+        scheduler.n_to_probe(500),
     ]
-    state = [learnt.predictor.as_dict(), learnt.follow_up, learnt.test_budget, scheduler.rate]
+    state = [learned.predictor.as_dict(), learned.follow_up, learned.probe_budget, scheduler.rate]
     for _ in range(20):
         scheduler.next(0.5, 3, 1, [0.9] * 8, 2)
         scheduler.keeps(0.5, 3, 2)
         scheduler.branches(0.3, 2)
         scheduler.n_worthwhile(0.9, 1, [0.9] * 4)
-        scheduler.explain({}, asleep=True)
-        assert scheduler.may_test(500) == before[2] > 0
+        scheduler.explain({}, idle=True)
+        assert scheduler.n_to_probe(500) == before[2] > 0
     again = [
         scheduler.next(1.0, 0, 1, [0.6] * 8, 7),
-        scheduler.worth_reading(500),
-        scheduler.may_test(500),
+        scheduler.n_to_prefill(500),
+        scheduler.n_to_probe(500),
     ]
     assert again == before
-    assert [learnt.predictor.as_dict(), learnt.follow_up, learnt.test_budget, scheduler.rate] == state
-    scheduler.pay_for_test(before[2])
-    assert learnt.test_budget < state[2]
+    assert [learned.predictor.as_dict(), learned.follow_up, learned.probe_budget, scheduler.rate] == state
+    scheduler.pay_for_probe(before[2])
+    assert learned.probe_budget < state[2]
 
 
 # ---- the predictor ----
@@ -613,7 +613,7 @@ def test_one_slow_pass_does_not_spoil_a_curve():
 
 
 def test_costs_grow_with_the_context():
-    curve = Curve((tuple(OURS[1:]), tuple(2 * x for x in OURS[1:])), 0.001)
+    curve = CostCurve((tuple(OURS[1:]), tuple(2 * x for x in OURS[1:])), 0.001)
     assert curve.at(128)[4] == pytest.approx(OURS[4])
     assert curve.at(2048)[4] == pytest.approx(2 * OURS[4])
     assert curve.at(1088)[4] == pytest.approx(1.5 * OURS[4])

@@ -15,14 +15,14 @@ import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.fixed_length import FixedLength
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.model import DraftModel
-from edgespec.drafting.policy import Policy, RunModel
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, scheduler_of
 from toy_sessions import ToySession, ToyStateSession
@@ -36,10 +36,10 @@ WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 class Wakes(Scheduler):
     """Reads at the first step, then and again only a part."""
 
-    def worth_reading(self, unread):
+    def n_to_prefill(self, unread):
         return 7
 
-    def may_test(self, unread):
+    def n_to_probe(self, unread):
         return 3 if unread > 3 else 0
 
 
@@ -83,7 +83,7 @@ class Branches(Scheduler):
     """A fixed shape: two tokens at the first position, of the model alone."""
 
     def next(self, path, depth, unread, offered, bucket, prefix=None):
-        return RunModel(0) if depth < 3 else None
+        return ModelAction(0) if depth < 3 else None
 
     def keeps(self, path, depth, bucket, *, chance=1.0):
         return True
@@ -112,7 +112,7 @@ def counts_of(
     `keep_states`: both models are such as take tokens back by reading others again.
     """
     clocks = curves()
-    chosen = scheduler(Learnt(*clocks, Predictor()), policy)
+    chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     kinds = (ToyStateSession, partial(ToyStateSession, n_marks=3)) if keep_states else (ToySession,) * 2
     target_session = kinds[0](cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
@@ -222,7 +222,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     def text(seed, policy, scheduler=scheduler_of):
         drafter = None
         if policy:
-            chosen = scheduler(Learnt(*clocks, Predictor()), policy)
+            chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
             model = DraftModel(ToySession(cache(draft.logits), V), n_vocab=V)
             drafter = TreeDrafter(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
         session = ToySession(cache(target.logits), V, is_eog=lambda t: t == 2)
@@ -247,7 +247,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
         return row
 
     clocks = curves()
-    chosen = FixedLength(7, Learnt(*clocks, Predictor()), Policy(suffix=False, staged=True))
+    chosen = FixedLength(7, LearnedCosts(*clocks, Predictor()), Policy(suffix=False, staged=True))
     session = ToySession(logits, 8)
     drafter = TreeDrafter(
         chosen,
@@ -271,7 +271,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
     suffix.document((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
-        chosen = scheduler_of(Learnt(*clocks, Predictor()), policy)
+        chosen = scheduler_of(LearnedCosts(*clocks, Predictor()), policy)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,
@@ -304,7 +304,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
 
     for policy in POLICIES.values():
         clocks = curves()
-        chosen = scheduler_of(Learnt(*clocks, Predictor()), policy)
+        chosen = scheduler_of(LearnedCosts(*clocks, Predictor()), policy)
         suffix = SuffixDrafts(256)
         suffix.document(sequence * 4)
         drafter = TreeDrafter(

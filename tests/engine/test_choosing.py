@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.made_drafts import Gains, MadeDraft, write_record
 from edgespec.models.registry import add_local, remove_local, user_models_file

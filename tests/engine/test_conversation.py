@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.conversation import Answer, Conversation, Exchange, Figures, answer_of
+from edgespec.engine.conversation import ChatAnswer, ChatTotals, Conversation, Exchange, answer_of
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
@@ -20,7 +20,7 @@ from tiny_gguf import IM_END, N_WORDS, write_tiny_gguf
 PLAIN = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
-ANSWERS = st.builds(Answer, TEXTS, st.booleans())
+ANSWERS = st.builds(ChatAnswer, TEXTS, st.booleans())
 EXCHANGES = st.builds(Exchange, TEXTS, ANSWERS)
 CONVERSATIONS = st.builds(Conversation, st.none() | TEXTS, st.lists(EXCHANGES, max_size=5))
 
@@ -39,7 +39,7 @@ def rendered(model, conversation, question, n_left_out=0):
 
 def said(model, token_ids, question="abc"):
     """An exchange whose answer was written in these tokens."""
-    return Exchange(question, Answer(text_of(model, token_ids), token_ids=tuple(token_ids)))
+    return Exchange(question, ChatAnswer(text_of(model, token_ids), token_ids=tuple(token_ids)))
 
 
 def prompt(conversation, model, question="and?", *, n_ctx=1 << 20, n_predict=None):
@@ -87,7 +87,7 @@ def test_tokenised_anew_an_answer_may_be_other_tokens(tiny_target):
     assert len(word) == 1
     assert len(letters) == 4
     kept = prompt(Conversation(exchanges=[said(tiny_target, letters)]), tiny_target)
-    anew = prompt(Conversation(exchanges=[Exchange("abc", Answer(" the"))]), tiny_target)
+    anew = prompt(Conversation(exchanges=[Exchange("abc", ChatAnswer(" the"))]), tiny_target)
     assert text_of(tiny_target, kept) == text_of(tiny_target, anew)
     assert len(kept) == len(anew) + 3
 
@@ -182,7 +182,9 @@ def test_what_was_saved_is_loaded(tmp_path, conversation):
 
 def test_the_file_is_the_messages(tmp_path):
     file = tmp_path / "chat.json"
-    Conversation("brief", [Exchange("a", Answer("b")), Exchange("c", Answer("d", cut=True))]).save(file)
+    Conversation("brief", [Exchange("a", ChatAnswer("b")), Exchange("c", ChatAnswer("d", cut=True))]).save(
+        file
+    )
     assert json.loads(file.read_text()) == {
         "edgespec_conversation": 1,
         "messages": [
@@ -199,7 +201,7 @@ def test_messages_of_another_program(tmp_path):
     file = tmp_path / "chat.json"
     messages = [{"role": "user", "content": "a", "name": "x"}, {"role": "assistant", "content": "b"}]
     file.write_text(json.dumps({"model": "other", "messages": messages}))
-    assert Conversation.load(file).exchanges == [Exchange("a", Answer("b"))]
+    assert Conversation.load(file).exchanges == [Exchange("a", ChatAnswer("b"))]
 
 
 def refused(file, *words):
@@ -245,7 +247,7 @@ def test_files_that_are_no_conversation(tmp_path, content, word):
 
 def test_a_file_that_was_cut_off_anywhere(tmp_path):
     file = tmp_path / "chat.json"
-    Conversation("brief", [Exchange("a€", Answer("b", cut=True))]).save(file)
+    Conversation("brief", [Exchange("a€", ChatAnswer("b", cut=True))]).save(file)
     content = file.read_bytes()
     for n in range(len(content)):
         file.write_bytes(content[:n])
@@ -304,7 +306,9 @@ SIZES = st.lists(st.integers(1, 60), max_size=8)
 
 
 def long_one(sizes, system=None):
-    return Conversation(system, [Exchange(f"q{i} " + "x" * n, Answer("y" * n)) for i, n in enumerate(sizes)])
+    return Conversation(
+        system, [Exchange(f"q{i} " + "x" * n, ChatAnswer("y" * n)) for i, n in enumerate(sizes)]
+    )
 
 
 @PLAIN
@@ -346,7 +350,7 @@ def test_what_was_left_out_stays_out(tiny_target):
     for i in range(30):
         prompt(conversation, tiny_target, f"question {i}", n_ctx=400)
         n_left_out.append(conversation.n_left_out)
-        conversation.add(Exchange(f"question {i}", Answer("answer")))
+        conversation.add(Exchange(f"question {i}", ChatAnswer("answer")))
     changes = sum(a != b for a, b in pairwise(n_left_out))
     assert n_left_out == sorted(n_left_out)
     assert 2 < changes < n_left_out[-1], "each time more than one leaves"
@@ -373,7 +377,7 @@ def test_a_failing_template_is_one_line_and_changes_nothing(model_with):
 
 
 def test_figures_are_sums_and_the_saving_an_estimate_by_the_longest_read(tiny_path, tiny_draft_path):
-    figures = Figures()
+    figures = ChatTotals()
     assert (figures.tokens_per_s, figures.saved_s(10)) == (None, None)
     with Engine(tiny_path, tiny_draft_path, prefix_cache=0, drafter="model") as engine:
         results = [engine.generate(text, gamma=2, n_predict=9, seed=1) for text in ("a" * 99, "a" * 98)]

@@ -12,14 +12,14 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.costs import N_MAX, OnlineCurve, guessed_curve
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.fixed_length import FixedLength
-from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.measure import measure
-from edgespec.drafting.model import DraftModel
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.llama.cache import Cache
 from edgespec.llama.session import Session
@@ -103,7 +103,7 @@ def test_sampled_tokens_follow_the_targets_distribution(name: str) -> None:
             expected += chance * filtered_probs(target.eval(text)[0].copy(), params)
         policy = Policy(suffix=False, staged=False, rereads=not size.n_snapshots)
         drafter = TreeDrafter(
-            FixedLength(2, Learnt(*curves, Predictor()), policy),
+            FixedLength(2, LearnedCosts(*curves, Predictor()), policy),
             suffix=SuffixDrafts(1024),
             model=DraftModel(session, n_vocab=small.n_vocab),
             is_eog=lambda token: False,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.drafting.foreign.vocabulary import compare_vocabularies
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
 from edgespec.llama.backend import quantize

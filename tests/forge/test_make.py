@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.engine.choosing import choose_models
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge import builder, families
 from edgespec.forge.builder import TrainingRequest

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding.forward import Forward
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import EdgespecError
 from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.decode import CacheFull

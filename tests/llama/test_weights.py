@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.drafting.foreign.vocabulary import compare_vocabularies
+from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import QUANT_TYPES, llama, quantize

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafting import draft_heads
 from edgespec.engine import remote_target
 from edgespec.engine.engine import Engine
 from edgespec.engine.remote_target import home_part
@@ -205,9 +206,9 @@ def test_a_head_in_the_targets_file_drafts_unless_layers_go_to_a_node(tmp_path):
             assert found.generate([3, 7, 9] * 5, n_predict=16, params=GREEDY, gamma=2).stats.n_drafted > 0
         with engine(path, nodes=f"{nodes}=1", kernels="off", on_message=said.append) as found:
             assert (found.draft_name, found.draft) == (None, None)
-            assert said[-1] == f"nothing but text seen before drafts: {remote_target.NO_HEAD}"
+            assert said[-1] == f"nothing but text seen before drafts: {draft_heads.LAYERS_ON_NODES}"
             assert found.generate([3, 7, 9] * 5, n_predict=4, params=GREEDY).token_ids
-        with pytest.raises(UsageError, match=remote_target.NO_HEAD):
+        with pytest.raises(UsageError, match=draft_heads.LAYERS_ON_NODES):
             engine(path, nodes=f"{nodes}=1", kernels="off", drafter="mtp")
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoding.features import TargetFeatures
-from edgespec.drafting.head import HeadModel
+from edgespec.drafting.head_model import HeadModel
 from toy_sessions import ToySession
 
 _STATES = 1 << 12  # different hidden states

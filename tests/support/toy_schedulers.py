@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from edgespec.drafting.costs import OnlineCurve, guessed_curve
 from edgespec.drafting.fixed_length import FixedLength
-from edgespec.drafting.policy import Policy, RunModel, TakeSuffix
+from edgespec.drafting.policy import ModelAction, Policy, SuffixAction
 from edgespec.drafting.scheduler import Scheduler
 
 
@@ -23,11 +23,11 @@ def with_gamma(policy, gamma):
     return FixedPolicy(**asdict(policy), gamma=gamma)
 
 
-def scheduler_of(learnt, policy, lengths=None):
+def scheduler_of(learned, policy, lengths=None):
     """The scheduler that an engine would make."""
     if isinstance(policy, FixedPolicy):
-        return FixedLength(policy.gamma, learnt, policy, lengths)
-    return Scheduler(learnt, policy, lengths)
+        return FixedLength(policy.gamma, learned, policy, lengths)
+    return Scheduler(learned, policy, lengths)
 
 
 POLICIES = {
@@ -51,9 +51,9 @@ class RandomScheduler(Scheduler):
     def next(self, path, depth, unread, offered, bucket, prefix=None):
         kind = self.random.choice(["suffix", "model", "model", "stop"])
         if kind == "suffix" and offered:
-            return TakeSuffix(self.random.randint(1, len(offered)))
+            return SuffixAction(self.random.randint(1, len(offered)))
         if kind == "model":
-            return RunModel(self.random.randint(0, len(offered)))
+            return ModelAction(self.random.randint(0, len(offered)))
         return None
 
     def keeps(self, path, depth, bucket, *, chance=1.0):
@@ -66,7 +66,7 @@ class RandomScheduler(Scheduler):
     def least_price(self):
         return self.random.random() * 0.2
 
-    def worth_reading(self, unread):
+    def n_to_prefill(self, unread):
         return unread
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from edgespec.drafting.foreign.translated import Level, TranslatedDraft
-from edgespec.drafting.foreign.vocabulary import compare_vocabularies
+from edgespec.drafting.foreign.translated_model import Level, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import TextTokenizer, VocabularyMap, map_vocabularies
+from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.suites import DEFAULT, load_suite
@@ -150,7 +150,7 @@ def measure_agreement(
         Session(target, n_ctx=n_ctx, n_threads=n_threads, n_logits_max=1) as writer,
         Session(draft, n_ctx=2 * n_ctx, n_threads=n_threads, n_logits_max=2) as reader,
     ):
-        model = TranslatedDraft(reader, target, mapping, level=level)
+        model = TranslatedModel(reader, target, mapping, level=level)
         for prompt in prompts:
             writer.clear()
             model.begin()

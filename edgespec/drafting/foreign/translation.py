@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, Vocabulary, VocabularyMap
+from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
 
 _LONGEST = 16  # tokens of a word: text without spaces must not be tokenized again as a whole each time
 _CACHED = 8192  # tokens whose text is remembered
@@ -20,7 +20,7 @@ _CACHED = 8192  # tokens whose text is remembered
 class Translation:
     """The draft's tokens for a stretch of the target's timeline; grows, and shortens at both ends."""
 
-    def __init__(self, target: Vocabulary, draft: Vocabulary, mapping: VocabularyMap) -> None:
+    def __init__(self, target: TokenVocabulary, draft: TokenVocabulary, mapping: VocabularyMap) -> None:
         """Translate from `target`'s tokens to `draft`'s."""
         self.tokens: list[int] = []
         """The draft's tokens."""

@@ -19,7 +19,7 @@ NONE = -1
 """In a map: no token of the other vocabulary."""
 
 
-class Vocabulary(Protocol):
+class TokenVocabulary(Protocol):
     """What `Model` offers of its tokenizer."""
 
     @property
@@ -73,7 +73,7 @@ class VocabularyMap:
         return len(self.shared[0])
 
 
-def map_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyMap:
+def map_vocabularies(target: TokenVocabulary, draft: TokenVocabulary) -> VocabularyMap:
     """Return the map between two vocabularies; a microsecond or two for each token.
 
     Of several tokens with the same bytes the one that the tokenizer itself writes is taken, else that of
@@ -114,7 +114,7 @@ def map_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyMap:
 class _Texts:
     """The tokens of a vocabulary by their bytes."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
         pieces = [vocabulary.piece(token) for token in range(vocabulary.n_vocab)]
         self.tokens: dict[bytes, int] = {}
         again: dict[bytes, list[int]] = {}
@@ -146,7 +146,7 @@ class TextTokenizer:
     (the first half of a character) become the tokens of single bytes, as far as there are such.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
         """Tokenize as `vocabulary` does."""
         self._vocabulary = vocabulary
         self._bytes: list[int | None] | None = None  # found when first needed

@@ -31,12 +31,12 @@ FORMAT = 1
 
 _LONGEST_STEM = 60  # characters of a model's name in a file's
 
-Measure = Literal["tokens", "pass@1"]
+LossMeasure = Literal["tokens", "pass@1"]
 """What is lost: tokens that the target would have written otherwise, or problems of HumanEval solved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ThresholdPoint:
     """What one threshold costs and saves."""
 
     threshold: float
@@ -52,16 +52,16 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ThresholdChoice:
     """The threshold of one signal and span, and what it was chosen from."""
 
     signal: Signal
     span: Span
-    measure: Measure
+    measure: LossMeasure
     asked: float
     """The loss that was allowed."""
-    point: Point
-    curve: tuple[Point, ...]
+    point: ThresholdPoint
+    curve: tuple[ThresholdPoint, ...]
     """From the small model alone to the target alone."""
     suite: str
     n_prompts: int
@@ -81,11 +81,11 @@ class Calibration:
     target: str
     """`file_fingerprint` of its file."""
     draft: str
-    choices: dict[str, Choice] = field(default_factory=dict)
+    choices: dict[str, ThresholdChoice] = field(default_factory=dict)
     """By signal and span, as "margin 16"."""
     format: int = FORMAT
 
-    def with_choices(self, choices: Sequence[Choice]) -> Calibration:
+    def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:
         """Return it with these in place of older ones of the same signal and span."""
         return replace(self, choices={**self.choices, **{_name(c.signal, c.span): c for c in choices}})
 
@@ -122,7 +122,7 @@ def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
         _file(target, draft, silent).peek()
 
 
-def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[Choice]) -> Path:
+def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
     """Keep `choices`, beside those of other signals and spans, and return the file.
 
     Raises NewerError where it is a later edgespec's, OSError where it cannot be written.

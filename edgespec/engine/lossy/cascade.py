@@ -27,7 +27,7 @@ from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.options import Waking
 from edgespec.decoding.records import Logprobs, Origin, Step, StopReason, Tally
 from edgespec.decoding.timeline import Timeline
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.energy import Phase
 from edgespec.llama.session import Rows, Session
 
@@ -86,7 +86,7 @@ class SmallModel(DraftModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SoloStep:
     """The small model ran: it wrote a token that the target has not seen, or None, being unsure."""
 
     token: int | None
@@ -167,7 +167,7 @@ class Cascade:
         """Tokens that may still be emitted; None: no limit."""
         return self._timeline.n_left
 
-    def events(self) -> Generator[Prefill | DraftPrefill | Alone | Step]:
+    def events(self) -> Generator[Prefill | DraftPrefill | SoloStep | Step]:
         """Run: a DraftPrefill, then an Alone for each pass of the small model, and the spans' own events."""
         self._target.clear()
         self._small.start()
@@ -179,7 +179,7 @@ class Cascade:
             self._target.rewind(min(self._target.n_past, n_known))
             self._small.trim(n_known)
 
-    def _run(self) -> Generator[Prefill | DraftPrefill | Alone | Step]:
+    def _run(self) -> Generator[Prefill | DraftPrefill | SoloStep | Step]:
         self.mark("rest")
         started = time.perf_counter()
         if self._small_can_hold():
@@ -200,7 +200,7 @@ class Cascade:
     def _small_can_hold(self) -> bool:
         return len(self._timeline.tokens) + self._reserve <= self._small.n_ctx
 
-    def _alone(self) -> Alone:
+    def _alone(self) -> SoloStep:
         """Let the small model write a token, if it is sure of it."""
         self.mark("rest")
         started = time.perf_counter()
@@ -211,7 +211,7 @@ class Cascade:
             token = self._sampler.sample(row, self._timeline.recent(), coin, -1)
             self._timeline.tokens.append(token)
         self.mark("draft")
-        return Alone(token, time.perf_counter() - started)
+        return SoloStep(token, time.perf_counter() - started)
 
     def _wake(self) -> Generator[Prefill | DraftPrefill | Step]:
         """Let the target read what it has not, and write."""

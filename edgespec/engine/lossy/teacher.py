@@ -23,7 +23,7 @@ _AT_ONCE = 16  # tokens of a pass: two models' logits of them are 19 MB with 152
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class TeacherScores:
     """What target and small model say of an answer: an entry for each of its tokens."""
 
     margin: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Marks:
     """Kullback-Leibler divergence of the small model from the target, of the raw logits, in nats."""
 
 
-class Teacher(Closing):
+class TeacherForcing(Closing):
     """Both models with contexts of their own, beside the engine's; the logits are the engine's own kind."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Teacher(Closing):
         n_threads: int,
         signals: Cancellation | None = None,
     ) -> None:
-        """Open contexts of `n_ctx` tokens; without `small` only `Marks.best` is found.
+        """Open contexts of `n_ctx` tokens; without `small` only `TeacherScores.best` is found.
 
         Raises EdgespecError where they do not fit in memory.
         """
@@ -74,9 +74,9 @@ class Teacher(Closing):
             self.close()
             raise
 
-    def marks(self, prompt: Sequence[int], answer: Sequence[int]) -> Marks:
+    def marks(self, prompt: Sequence[int], answer: Sequence[int]) -> TeacherScores:
         """Return what the models say of `answer` after `prompt`."""
-        found = Marks()
+        found = TeacherScores()
         n_vocab = min(session.model.n_vocab for session in self._sessions)
         for session in self._sessions:
             session.clear()
@@ -97,7 +97,7 @@ class Teacher(Closing):
             session.close()
 
 
-def _add(marks: Marks, target: Rows, small: Rows) -> None:
+def _add(marks: TeacherScores, target: Rows, small: Rows) -> None:
     """Set the small model beside the target at one token of the answer."""
     divergence = _kl(target, small)
     if math.isnan(divergence):

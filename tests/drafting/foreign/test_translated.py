@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
-from edgespec.drafting.foreign.translated import TranslatedDraft
+from edgespec.drafting.foreign.translated_model import TranslatedModel
 from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
-from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.trees import TreeDrafter
+from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError
 from edgespec.models.resolve import resolve
 from reference import filtered_probs
@@ -66,7 +66,7 @@ def speaks(vocabulary, model, seed=0):
 
 
 def draft_of(logits, *, level="auto", target=TARGET, vocabulary=DRAFT, **session):
-    return TranslatedDraft(
+    return TranslatedModel(
         session_of(vocabulary, logits, **session), target, map_vocabularies(target, vocabulary), level=level
     )
 
@@ -78,7 +78,7 @@ def target_of(clock, logits):
 def drafter_of(model, policy):
     clocks = curves()
     make = scheduler_of if isinstance(policy, FixedPolicy) else RandomScheduler
-    scheduler = make(Learnt(*clocks, Predictor()), policy)
+    scheduler = make(LearnedCosts(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
 
@@ -332,7 +332,7 @@ def test_bookkeeping(data, level):
     n_ctx = data.draw(st.sampled_from([24, 40, 400]), label="n_ctx")
     logits = cache(random_logits(5, OWN.n_vocab))
     session = session_of(OWN, logits, n_ctx=n_ctx, n_logits_max=4)
-    model = TranslatedDraft(session, MANY, MAP, level=level)
+    model = TranslatedModel(session, MANY, MAP, level=level)
     tokens = [0, 1]
     model.begin()
     for _ in range(data.draw(st.integers(1, 12), label="steps")):
@@ -364,7 +364,7 @@ def test_bookkeeping(data, level):
             if n_ctx == 400:  # else some of the guesses may find no room
                 assert cached == whole if guesses else cached.startswith(whole)
             if not guesses:
-                again = TranslatedDraft(session_of(OWN, logits), MANY, MAP, level=level)
+                again = TranslatedModel(session_of(OWN, logits), MANY, MAP, level=level)
                 np.testing.assert_array_equal(rows, again.run(read))
             assert model.n_unread(len(tokens) + len(guesses)) == 0
             model.trim(len(tokens) + data.draw(st.integers(0, len(guesses)), label="right"))
@@ -379,7 +379,7 @@ def test_bookkeeping(data, level):
 def test_the_rows_of_guesses_are_those_of_the_tokens_one_after_the_other():
     logits = random_logits(6, OWN.n_vocab)
     guesses = [9, 12, 4, 5, 0]  # one without a token of its own: <y> is three of the draft's
-    rows = TranslatedDraft(session_of(OWN, logits, n_logits_max=3), MANY, MAP, level="token").run(
+    rows = TranslatedModel(session_of(OWN, logits, n_logits_max=3), MANY, MAP, level="token").run(
         [0, 1], guesses
     )
     own = [OWN.bos, *fresh([0, 1])]
@@ -395,7 +395,7 @@ def test_the_rows_of_guesses_are_those_of_the_tokens_one_after_the_other():
 def test_a_pass_that_was_broken_off_leaves_no_trace():
     logits = random_logits(7, OWN.n_vocab)
     session = session_of(OWN, logits)
-    model = TranslatedDraft(session, MANY, MAP)
+    model = TranslatedModel(session, MANY, MAP)
     model.run([0, 1, 3])
     evaluate, session.eval = session.eval, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -403,7 +403,7 @@ def test_a_pass_that_was_broken_off_leaves_no_trace():
     session.eval = evaluate
     model.trim(4)
     row = model.run([0, 1, 3, 0, 9])
-    again = TranslatedDraft(session_of(OWN, logits), MANY, MAP)
+    again = TranslatedModel(session_of(OWN, logits), MANY, MAP)
     np.testing.assert_array_equal(row, again.run([0, 1, 3, 0, 9]))
 
 

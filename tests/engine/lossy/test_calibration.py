@@ -25,8 +25,8 @@ from edgespec.benchmark.tradeoff import (
 )
 from edgespec.decoding.options import Waking
 from edgespec.engine.lossy.calibration import (
-    Choice,
-    Point,
+    ThresholdChoice,
+    ThresholdPoint,
     calibrated,
     calibration_path,
     check_storable,
@@ -34,7 +34,7 @@ from edgespec.engine.lossy.calibration import (
     store,
 )
 from edgespec.engine.lossy.cascade import signal_of
-from edgespec.engine.lossy.teacher import Marks, Teacher
+from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.session import Session
@@ -44,7 +44,7 @@ from tiny_gguf import write_tiny_gguf
 
 
 def marks(margins, wrong=(), kl=0.5):
-    return Marks(
+    return TeacherScores(
         margin=list(margins),
         entropy=[1.0 - value for value in margins],
         agrees=[i not in wrong for i in range(len(margins))],
@@ -145,10 +145,10 @@ def test_no_loss_is_nearly_the_target_alone_and_any_loss_the_small_model():
 
 def test_surely_is_with_the_standard_error():
     points = [
-        Point(0.0, 1, 0.10, 0.0, 0.0),
-        Point(0.4, 1, 0.015, 0.01, 0.2),
-        Point(0.5, 1, 0.012, 0.005, 0.3),
-        Point(1.0, 1, 0.0, 0.0, 1.0),
+        ThresholdPoint(0.0, 1, 0.10, 0.0, 0.0),
+        ThresholdPoint(0.4, 1, 0.015, 0.01, 0.2),
+        ThresholdPoint(0.5, 1, 0.012, 0.005, 0.3),
+        ThresholdPoint(1.0, 1, 0.0, 0.0, 1.0),
     ]
     assert choose(points, 0.02).threshold == 0.5
     assert choose(points, 0.02, surely=False).threshold == 0.4
@@ -189,8 +189,17 @@ def headers(tmp_path, monkeypatch):
     return tuple(check_model_file(file) for file in files)
 
 
-CHOICE = Choice(
-    "margin", 16, "tokens", 0.02, Point(0.4, 2, 0.01, 0.002, 0.3, 0.05), (), "default", 3, 90, "2026-11-22"
+CHOICE = ThresholdChoice(
+    "margin",
+    16,
+    "tokens",
+    0.02,
+    ThresholdPoint(0.4, 2, 0.01, 0.002, 0.3, 0.05),
+    (),
+    "default",
+    3,
+    90,
+    "2026-11-22",
 )
 
 
@@ -269,7 +278,7 @@ def test_a_later_edgespecs_file_stays(headers):
 
 def test_marks_are_what_the_models_say_token_by_token(tiny_target, tiny_draft):
     prompt, answer = list(range(40, 52)), list(range(60, 95))
-    with Teacher(tiny_target, tiny_draft, n_ctx=100, n_threads=1) as teacher:
+    with TeacherForcing(tiny_target, tiny_draft, n_ctx=100, n_threads=1) as teacher:
         found = teacher.marks(prompt, answer)
         assert teacher.marks(prompt, answer) == found, "it begins anew each time"
     rows = []
@@ -285,9 +294,9 @@ def test_marks_are_what_the_models_say_token_by_token(tiny_target, tiny_draft):
     for name in ("margin", "entropy"):
         assert getattr(found, name) == pytest.approx([signal_of(row, name) for row in rows[1]], abs=1e-4)
     assert all(value >= 0.0 for value in found.kl)
-    with Teacher(tiny_target, tiny_target, n_ctx=100, n_threads=1) as teacher:
+    with TeacherForcing(tiny_target, tiny_target, n_ctx=100, n_threads=1) as teacher:
         assert teacher.marks(prompt, answer).kl == [0.0] * len(answer)
-    with Teacher(tiny_target, None, n_ctx=100, n_threads=1) as teacher:
+    with TeacherForcing(tiny_target, None, n_ctx=100, n_threads=1) as teacher:
         assert teacher.marks(prompt, answer).best == found.best
 
 

@@ -15,7 +15,7 @@ from edgespec.decoding.loop import Prefill
 from edgespec.decoding.options import Waking
 from edgespec.decoding.records import Step
 from edgespec.decoding.sampling import Coins
-from edgespec.engine.lossy.cascade import Alone, Cascade, Confidence, SmallModel, signal_of
+from edgespec.engine.lossy.cascade import Cascade, Confidence, SmallModel, SoloStep, signal_of
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from tiny_gguf import write_tiny_gguf
@@ -127,7 +127,7 @@ def written(run):
     """The emitted tokens and who wrote them: s (small) or T."""
     tokens, who = [], ""
     for event in run.events():
-        if isinstance(event, Alone) and event.token is not None:
+        if isinstance(event, SoloStep) and event.token is not None:
             tokens.append(event.token)
             who += "s"
         elif isinstance(event, Prefill):

@@ -25,23 +25,17 @@ import numpy as np
 
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward
-from edgespec.drafting.costs import N_MAX
-from edgespec.drafting.gains import Gains
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.lengths import CAUTION
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.answer_lengths import CAUTION
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.expected_gain import ExpectedGain
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama.batch import EmbeddingsFn, Inputs
-from edgespec.llama.embeddings import Embeddings, read_cut
-from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
+from edgespec.llama.batch import Inputs
+from edgespec.llama.head_file import Fusion, HeadFile
 from edgespec.llama.outputs import Features, ForwardResult
-from edgespec.llama.published_heads import BlockHead, EagleHead
 from edgespec.llama.session import Session
 from edgespec.llama.timelines import n_common
 from edgespec.llama.weights import Model
-from edgespec.models.hashes import sha256_of
 
 _STATES = (32,)
 """Tokens of a prompt whose hidden states a head reads: with more, no more of its drafts are accepted."""
@@ -51,51 +45,6 @@ _STATES_SHARE = 0.25  # of what drafting saves, lost where the head knows nothin
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
 
 
-def check_head(head: HeadFile, target: GGUFHeader) -> None:
-    """Raise UsageError if `head` was made for another file than that of `target`.
-
-    The first time the whole file is read for its hash, which takes a second or two for each GB.
-    """
-    if (head.n_vocab, head.n_embd) == (target.n_vocab, target.n_embd):
-        try:
-            if sha256_of(target.path) == head.target_sha256:
-                return
-        except OSError as error:
-            raise EdgespecError(f"cannot read {target.path}: {describe_os_error(error)}") from error
-        what = "another quantization of this model, or another model of its size"
-    else:
-        what = "another model"
-    raise UsageError(
-        f"{head.path}: a draft head made for {what}, not for {target.path.name}; make one for it with "
-        "`edgespec draft make`"
-    )
-
-
-def draft_inputs(target: Model, draft: Model) -> EmbeddingsFn | None:
-    """Return what makes the rows that `draft` takes in place of tokens, as for a timed pass; None: nothing.
-
-    A head gets hidden states of zeros: what a pass costs does not depend on them. A pass over one token is
-    one along a draft, which an encoder has no part in.
-    """
-    if isinstance(draft, BlockHead):  # many tokens are states that are read, few are masks
-        return lambda tokens: (
-            np.zeros((len(tokens), target.n_state), np.float32) if len(tokens) > N_MAX else None
-        )
-    if draft.takes_states:
-        return lambda tokens: (
-            draft.encode(np.zeros((len(tokens), target.n_state), np.float32))
-            if isinstance(draft, EagleHead) and len(tokens) > 1
-            else np.zeros((len(tokens), draft.n_embd), np.float32)
-        )
-    if cut := read_cut(draft.header):
-        return Embeddings(cut)
-    head = read_head(draft.header)
-    if head is None:
-        return None
-    fusion, n_embd = Fusion(head, TargetEmbeddings(target.header)), head.n_embd
-    return lambda tokens: fusion(tokens, np.zeros((len(tokens), n_embd), np.float32))
-
-
 def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
     """Return of how many of a prompt's last tokens the target's hidden states are worth what they cost.
 
@@ -103,19 +52,19 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
     and it is spent before anything of the answer is there. So it is left out where a short answer is possible
     enough; the head then begins with the answer.
     """
-    learnt = scheduler.learnt
+    learned = scheduler.learned
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
     if scheduler.needs_model:
         return min(sizes[0], n_unread)
-    if learnt.draft is None:
+    if learned.draft is None:
         return 0
-    costs, most = learnt.target.at(n_unread), math.inf if n_predict is None else n_predict
-    best = Gains(learnt, costs, learnt.draft.at(0), 1.0 / costs[1]).best_model_rate()
+    costs, most = learned.target.at(n_unread), math.inf if n_predict is None else n_predict
+    best = ExpectedGain(learned, costs, learned.draft.at(0), 1.0 / costs[1]).best_model_rate()
     saved = _STATES_SHARE * max(0.0, costs[1] - 1.0 / best)
-    spent = learnt.target.read(n_unread, 0)
+    spent = learned.target.read(n_unread, 0)
     for n in sizes:
         n_wanted = min(n, n_unread)
-        price = _price_of_states(learnt, target, n_wanted, costs[1] if n_wanted < n_unread else 0.0)
+        price = _price_of_states(learned, target, n_wanted, costs[1] if n_wanted < n_unread else 0.0)
         gained = 0.0  # as a share of what the whole answer costs, as its reader feels it
         for length, chance in scheduler.lengths.after(1):
             n_tokens = min(length, most)
@@ -126,7 +75,7 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
     return 0
 
 
-def _price_of_states(learnt: Learnt, target: Model, n: int, one: float) -> float:
+def _price_of_states(learned: LearnedCosts, target: Model, n: int, one: float) -> float:
     """Return what the hidden states of `n` tokens of a prompt cost.
 
     Mostly they need a pass of their own (`one`: what one over a single token costs, or 0), and the library
@@ -134,11 +83,11 @@ def _price_of_states(learnt: Learnt, target: Model, n: int, one: float) -> float
     leave out. A head in the target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:
-        return learnt.draft.read(n, 0) if learnt.draft else 0.0
+        return learned.draft.read(n, 0) if learned.draft else 0.0
     price = _PASS_SHARE * one
     if not target.uses_kernels:
         n_output = target.n_vocab * target.n_embd
-        price += n * learnt.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
+        price += n * learned.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
     return price
 
 
@@ -149,7 +98,8 @@ class HeadModel(DraftModel):
     after a gap in them: that costs acceptance, never exactness.
     """
 
-    waits = False
+    starts_idle = False
+    features: TargetFeatures
 
     def __init__(
         self,

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.decoding.forward import Ask
-from edgespec.drafting.costs import N_MAX, beyond
-from edgespec.drafting.gains import ASLEEP, Prefix, best_prefixes
-from edgespec.drafting.policy import Choice, Others, RunModel
+from edgespec.drafting.costs import N_MAX, extrapolated
+from edgespec.drafting.expected_gain import MAX_UNREAD, Prefix, best_prefixes
+from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests
 from edgespec.drafting.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Bid(Ask):
+class DraftDecision(Ask):
     """What a text could draft next; the fields are the arguments of `Scheduler.next`. Answer: a Choice."""
 
     scheduler: Scheduler
@@ -31,22 +31,22 @@ class Bid(Ask):
     offered: Sequence[float]
     bucket: int
 
-    def answer(self) -> Choice:
+    def answer(self) -> DraftAction:
         """Decide for this text by itself."""
         return self.choice(None)
 
-    def choice(self, prefix: Prefix | None) -> Choice:
+    def choice(self, prefix: Prefix | None) -> DraftAction:
         """Decide, where at most `prefix` of what is offered may be taken (None: what pays)."""
         return self.scheduler.next(self.path, self.depth, self.unread, self.offered, self.bucket, prefix)
 
     @property
     def may_run_model(self) -> bool:
         """Whether the draft model can run for this text."""
-        return self.scheduler.policy.model and 0 < self.unread <= ASLEEP
+        return self.scheduler.policy.model and 0 < self.unread <= MAX_UNREAD
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PassLoad:
     """What is in the target's next pass so far."""
 
     n_texts: int
@@ -58,16 +58,16 @@ class Load:
     """Tokens a second (or a joule) of all texts."""
 
 
-def decide(bids: Sequence[Bid], load: Load) -> list[Choice]:
+def decide(bids: Sequence[DraftDecision], load: PassLoad) -> list[DraftAction]:
     """Return the choice for each of `bids`, for one pass of the target."""
     prefixes = _prefixes(bids, load)
-    choices: list[Choice] = [None] * len(bids)
+    choices: list[DraftAction] = [None] * len(bids)
     sharing = [i for i, bid in enumerate(bids) if bid.may_run_model]
     while True:
         for i, bid in enumerate(bids):
             others = [j for j in sharing if j != i]
             bid.scheduler.share(
-                Others(
+                OtherRequests(
                     n_texts=load.n_texts - 1,
                     n_target=max(0, load.n_tokens - bid.scheduler.n_pending - bid.depth) + len(others),
                     n_draft=sum(bids[j].unread for j in others),
@@ -76,26 +76,26 @@ def decide(bids: Sequence[Bid], load: Load) -> list[Choice]:
             )
             may_run = i in sharing or not bid.may_run_model
             choices[i] = (bid if may_run else _without_model(bid)).choice(prefixes[i])
-        left = [i for i in sharing if not isinstance(choices[i], RunModel)]
+        left = [i for i in sharing if not isinstance(choices[i], ModelAction)]
         if not left:
             return choices
         sharing = [i for i in sharing if i not in left]
 
 
-def _prefixes(bids: Sequence[Bid], load: Load) -> list[Prefix]:
+def _prefixes(bids: Sequence[DraftDecision], load: PassLoad) -> list[Prefix]:
     """Return how much of what is offered pays, for each of `bids`."""
     chains = [bid.scheduler.chain(bid.path, bid.depth, bid.offered) for bid in bids]
     n_more = sum(len(chain.chances) for chain in chains)
     first = bids[0].scheduler
-    curve = first.learnt.target.at(load.n_past)
+    curve = first.learned.target.at(load.n_past)
     if first.policy.splits and load.n_texts > 1:
-        verify = beyond(curve, max(n_more, N_MAX))[: n_more + 1]
+        verify = extrapolated(curve, max(n_more, N_MAX))[: n_more + 1]
     else:
         n_most = load.n_tokens + n_more
-        verify = beyond(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
+        verify = extrapolated(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
     return best_prefixes(verify, load.rate, chains)
 
 
-def _without_model(bid: Bid) -> Bid:
+def _without_model(bid: DraftDecision) -> DraftDecision:
     """Return `bid` where the draft model cannot run."""
-    return Bid(bid.scheduler, bid.path, bid.depth, 0, bid.offered, bid.bucket)
+    return DraftDecision(bid.scheduler, bid.path, bid.depth, 0, bid.offered, bid.bucket)

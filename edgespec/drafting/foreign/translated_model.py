@@ -25,9 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.decoding.forward import Ask
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.translation import Translation
-from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, Vocabulary, VocabularyMap
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
 from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.session import Rows, Session
 
@@ -42,7 +42,7 @@ _QUIET = 3  # looks without a change after which a token is taken as it is
 _REMEMBERED = 64  # last tokens among which one that was taken without a look is compared with what came
 
 
-class TranslatedDraft(DraftModel):
+class TranslatedModel(DraftModel):
     """`session`'s model behind the interface of DraftModel, all counted in the target's tokens.
 
     Its cache holds BOS where the model wants one, the translation of what it has read, and after that what
@@ -51,12 +51,12 @@ class TranslatedDraft(DraftModel):
     """
 
     def __init__(
-        self, session: Session, target: Vocabulary, mapping: VocabularyMap, *, level: Level = "auto"
+        self, session: Session, target: TokenVocabulary, mapping: VocabularyMap, *, level: Level = "auto"
     ) -> None:
         """Draft for `target` with `session`, whose model's vocabulary `mapping` relates to the target's."""
         super().__init__(session, n_vocab=target.n_vocab)
         self.n_vocab = target.n_vocab
-        draft: Vocabulary = session.model
+        draft: TokenVocabulary = session.model
         self.n_passes = 0
         """Passes of the model so far."""
         self._map = mapping

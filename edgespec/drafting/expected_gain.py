@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.costs import N_MAX
-from edgespec.drafting.learnt import Learnt
+from edgespec.drafting.learned_costs import LearnedCosts
 
-ASLEEP = 24
+MAX_UNREAD = 24
 """A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""
 
 _LOOK_AHEAD = 8  # tokens
@@ -29,7 +29,7 @@ class Chain(NamedTuple):
     chances: Sequence[float]
     """Of each, given that the one before is accepted."""
     again: Sequence[float] = ()
-    """What it costs if one is rejected (Gains.again), of the first one on; empty: nothing."""
+    """What it costs if one is rejected (`ExpectedGain.again`), of the first one on; empty: nothing."""
 
 
 class Prefix(NamedTuple):
@@ -69,10 +69,10 @@ def best_prefixes(verify: Sequence[float], rate: float, chains: Sequence[Chain])
 
 
 @dataclass(frozen=True, slots=True)
-class Gains:
+class ExpectedGain:
     """The prices of one step."""
 
-    learnt: Learnt
+    learned: LearnedCosts
     verify: Sequence[float]
     """T(n) of the target's pass: n - 1 drafted tokens and what has to be in it. Seconds, or joules."""
     passes: Sequence[float]
@@ -129,9 +129,9 @@ class Gains:
 
         `bucket` is that of the table `next`, `guesses` are the chances of the guesses that it checks.
         """
-        if unread > ASLEEP or depth + 1 > MAX_GAMMA:
+        if unread > MAX_UNREAD or depth + 1 > MAX_GAMMA:
             return 0.0
-        rate, passes, table = self.rate, self.passes, self.learnt.predictor.next
+        rate, passes, table = self.rate, self.passes, self.learned.predictor.next
         n = min(unread + len(guesses), N_MAX)
         usual = passes[min(n, 2 + len(guesses))]  # the last drafted token and the one after it
         gain = -rate * (usual + _OWN_SHARE * (passes[n] - usual))
@@ -145,7 +145,7 @@ class Gains:
             if i < len(guesses):
                 before, path = path, path * table.overall
                 chance *= guesses[i]
-        gain += chance * path * self.learnt.follow_up
+        gain += chance * path * self.learned.follow_up
         before, path = path, path * table.overall
         best, least = gain, rate * passes[1]
         while depth < MAX_GAMMA and path >= least:  # else not even if verification were free
@@ -159,7 +159,7 @@ class Gains:
         """Return the tokens a second of the best fixed length with the draft model alone."""
         best, tokens, path, lost = 0.0, 1.0, 1.0, 0.0
         for depth in range(_LOOK_AHEAD):
-            before, path = path, path * self.learnt.predictor.next.overall
+            before, path = path, path * self.learned.predictor.next.overall
             lost += self._lost(before, path, depth) / self.rate
             tokens += path
             best = max(best, tokens / ((depth + 1) * self.passes[1] + self.verify[depth + 2] + lost))

@@ -1,13 +1,13 @@
-"""How fast a text is written: tokens and time of the last steps."""
+"""Tokens over time, in which the last steps count most."""
 
 from __future__ import annotations
 
 STEPS = 32.0
-"""Over which a rate is an average."""
+"""Steps over which the rate is an average."""
 
 
-class Pace:
-    """Those of a kind of text."""
+class DecayingRate:
+    """Tokens and cost of the last steps; older ones fade away."""
 
     def __init__(self) -> None:
         self.tokens = self.cost = 1.0

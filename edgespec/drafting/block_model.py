@@ -23,7 +23,7 @@ import numpy as np
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward
 from edgespec.drafting.costs import N_MAX
-from edgespec.drafting.model import DraftModel
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.published_heads import BlockHead
 from edgespec.llama.session import Rows, Session
@@ -35,7 +35,8 @@ _FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a dra
 class BlockModel(DraftModel):
     """`session`'s head behind the interface of DraftModel."""
 
-    waits = False
+    starts_idle = False
+    features: TargetFeatures
 
     def __init__(self, session: Session, features: TargetFeatures, head: BlockHead, *, n_vocab: int) -> None:
         """Draft with `session`, of a cache that takes inputs, from what `features` will hold.

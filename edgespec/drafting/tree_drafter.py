@@ -27,15 +27,15 @@ from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
-from edgespec.drafting.bids import Bid
-from edgespec.drafting.costs import N_MAX, Clocks
+from edgespec.drafting.activation import Activation
+from edgespec.drafting.costs import N_MAX, PassCurves
+from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learning import learn_step
-from edgespec.drafting.model import DraftModel
 from edgespec.drafting.model_source import ModelSource
-from edgespec.drafting.policy import RunModel, TakeSuffix
-from edgespec.drafting.proposal import DraftStep, Offer, Proposal
+from edgespec.drafting.policy import ModelAction, SuffixAction
+from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.drafting.sleep import Sleep
+from edgespec.drafting.shared_decision import DraftDecision
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.drafting.suffix_source import SuffixSource
 
@@ -57,7 +57,7 @@ class TreeDrafter:
         suffix: SuffixDrafts | None,
         model: DraftModel | None,
         is_eog: Callable[[int], bool],
-        clocks: Clocks,
+        clocks: PassCurves,
         on_step: Callable[[DraftStep], None] | None = None,
         constraint: Constraint | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class TreeDrafter:
             if self._model
             else None
         )
-        self._sleep = Sleep(scheduler, self._model, draft_clock) if self._model else None
+        self._sleep = Activation(scheduler, self._model, draft_clock) if self._model else None
         self._on_step = on_step
         self._constraint = constraint
         self.n_max = scheduler.n_max
@@ -97,13 +97,13 @@ class TreeDrafter:
         if self._suffix:
             self._suffix_source = SuffixSource(
                 self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
-                self._scheduler.learnt.predictor,
+                self._scheduler.learned.predictor,
                 is_eog=self._is_eog,
                 constraint=self._constraint,
             )
         if self._sleep:
             self._sleep.begin(tokens)
-            self._sleep.wake(tokens)
+            self._sleep.activate(tokens)
 
     def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
         """Propose up to `room` tokens, none after an end-of-generation token."""
@@ -117,7 +117,7 @@ class TreeDrafter:
         if model and self._sleep:
             model.make_room(len(tokens) + max(room, 0))
             with model.blamed:
-                proposal.n_woken = self._sleep.wake(tokens, position.sampler)
+                proposal.n_prefilled = self._sleep.activate(tokens, position.sampler)
             proposal.n_unread = model.n_unread(len(tokens))
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
@@ -128,12 +128,12 @@ class TreeDrafter:
         proposal.draft_s = time.perf_counter() - started
         return proposal.tree
 
-    def _offer(self, proposal: Proposal) -> Offer:
+    def _offer(self, proposal: Proposal) -> SuffixOffer:
         """Ask the suffix store what may follow the trunk."""
-        return self._suffix_source.offer(proposal) if self._suffix_source else Offer(proposal.depth)
+        return self._suffix_source.offer(proposal) if self._suffix_source else SuffixOffer(proposal.depth)
 
     def _grow_trunk(
-        self, tokens: Sequence[int], offer: Offer, proposal: Proposal, position: Position
+        self, tokens: Sequence[int], offer: SuffixOffer, proposal: Proposal, position: Position
     ) -> Generator[Ask, Any]:
         """Add to the trunk what the scheduler chooses, until it chooses nothing; `offer` is the first one."""
         scheduler, model = self._scheduler, self._model
@@ -149,12 +149,14 @@ class TreeDrafter:
                 scheduler.learn_follow_up(proposal.path, depth, offer.chances)
             n_all = len(tokens) + depth
             n_unread = model.n_unread(n_all) if model and model.follows(n_all) else 0
-            choice = yield Bid(scheduler, proposal.path, depth, n_unread, offer.chances, proposal.bucket)
+            choice = yield DraftDecision(
+                scheduler, proposal.path, depth, n_unread, offer.chances, proposal.bucket
+            )
             ran = False
-            if isinstance(choice, TakeSuffix) and self._suffix_source:
+            if isinstance(choice, SuffixAction) and self._suffix_source:
                 self._suffix_source.take(offer, choice.n, proposal)
-                offer = Offer(proposal.depth)  # what more there is was offered and not taken
-            elif isinstance(choice, RunModel) and model and self._model_source and n_unread:
+                offer = SuffixOffer(proposal.depth)  # what more there is was offered and not taken
+            elif isinstance(choice, ModelAction) and model and self._model_source and n_unread:
                 guesses = offer.tokens[: min(choice.n_guesses, proposal.n_left - 1)]
                 with model.blamed:
                     yield from self._model_source.run(
@@ -216,7 +218,7 @@ class TreeDrafter:
             self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
             self._suffix_source.extend(emitted)
-        learn_step(self._scheduler.learnt.predictor, proposal, outcome)
+        learn_step(self._scheduler.learned.predictor, proposal, outcome)
         n_own = self._n_pending + len(proposal.tree)
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
             self._target_clock.observe(n_own, proposal.n_timeline, outcome.verify_s)
@@ -238,7 +240,7 @@ class TreeDrafter:
             unit=self._scheduler.unit,
             offered=proposal.offers[0].chances if proposal.offers else [],
             n_unread=proposal.n_unread,
-            n_woken=proposal.n_woken,
+            n_prefilled=proposal.n_prefilled,
             passes=proposal.passes,
             passes_of_tree=proposal.stages,
             proposed=proposal.tree,
@@ -262,4 +264,4 @@ class TreeDrafter:
 
     def note(self) -> str:
         """Say in one sentence why drafting was on or off."""
-        return self._scheduler.explain(self.sources(), asleep=self._model is not None and not self._n_passes)
+        return self._scheduler.explain(self.sources(), idle=self._model is not None and not self._n_passes)

@@ -8,30 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.decoding.choices import Objective
-from edgespec.drafting.costs import Clocks, Curve, OnlineCurve, guessed_curve, of_blocks
+from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
+from edgespec.drafting.costs import CostCurve, OnlineCurve, PassCurves, guessed_curve
+from edgespec.drafting.draft import Draft
 from edgespec.drafting.fixed_length import FixedLength
-from edgespec.drafting.learnt import Learnt
-from edgespec.drafting.lengths import ANSWER_TOKENS, AnswerLengths
+from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import Key, Profile
+from edgespec.drafting.profile import Profile, ProfileKey
 from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import UsageError
-from edgespec.llama.published_heads import BlockHead
 from edgespec.llama.weights import Model
 
 _NAMES = {True: "greedy", False: "sampled"}
 _STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
 
 
-class Knowledge:
+class LearnedState:
     """What is known of a pair: its curves and tables, these apart for greedy and for sampled generations."""
 
     def __init__(
         self,
         target: Model,
-        draft: Model | None,
+        draft: Draft,
         *,
         kernels: str,
         n_threads: int,
@@ -43,12 +43,9 @@ class Knowledge:
 
         Raises UsageError when energy is the objective and no joules were measured.
         """
-        self._models = target, draft
-        self._key = (
-            Key.of(target.header, draft.header if draft else None, kernels=kernels, threads=n_threads)
-            if kept
-            else None
-        )
+        self._target, self._draft = target, draft
+        header = draft.model.header if draft.model else None
+        self._key = ProfileKey.of(target.header, header, kernels=kernels, threads=n_threads) if kept else None
         self._profile = load(self._key, on_message=on_message) if self._key else None
         self._objective = objective
         self._begin()
@@ -58,33 +55,40 @@ class Knowledge:
         self._answers: list[int] = []
         self._lengths = AnswerLengths(profile.answer_tokens if profile else ANSWER_TOKENS)
         self._lengths.restore(profile.acceptance.get(_STARTS) if profile else None)
-        target, draft = self._models
         reliable = profile is not None and profile.reliable
-        self.clocks = Clocks(
-            _clock(target, profile.target if profile else None, reliable),
-            _clock(draft, profile.draft if profile else None, reliable) if draft else None,
+        self.clocks = PassCurves(
+            self._clock(self._target, profile.target if profile else None, reliable),
+            self._clock(self._draft.model, profile.draft if profile else None, reliable)
+            if self._draft.model
+            else None,
         )
         costs = self._costs(profile)
         self._running: list[tuple[Scheduler, bool]] = []
-        self._learnt: dict[bool, Learnt] = {}
+        self._learnt: dict[bool, LearnedCosts] = {}
         for greedy, name in _NAMES.items():
             predictor = Predictor()
             if profile and isinstance(stored := profile.acceptance.get(name), dict):
                 predictor.restore(stored)
-            self._learnt[greedy] = Learnt(
+            self._learnt[greedy] = LearnedCosts(
                 costs.target, costs.draft, predictor, in_joules=self._objective == "energy"
             )
 
-    def _costs(self, profile: Profile | None) -> Clocks:
+    def _clock(self, model: Model, stored: CostCurve | None, reliable: bool) -> OnlineCurve:
+        curve = stored or guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels)
+        if model is self._draft.model:
+            curve = self._draft.costs(curve)
+        return OnlineCurve(curve, guessed=stored is None, unsure=not reliable)
+
+    def _costs(self, profile: Profile | None) -> PassCurves:
         if self._objective == "latency":
             return self.clocks
-        if not profile or not profile.target_joules or (self._models[1] and not profile.draft_joules):
+        if not profile or not profile.target_joules or (self._draft.model and not profile.draft_joules):
             problem = (
                 "no joules are known of these models on this machine; run `edgespec profile` where an energy "
                 "counter can be read, or leave it at latency"
             )
             raise UsageError(problem, field="objective", value="energy")
-        return Clocks(
+        return PassCurves(
             OnlineCurve(profile.target_joules),
             OnlineCurve(profile.draft_joules) if profile.draft_joules else None,
         )
@@ -97,14 +101,14 @@ class Knowledge:
         `gamma`: tokens drafted in every step; None: as many as pay. Each of several schedulers at once learns
         in its own tables; the next text begins with those of the one that ended last.
         """
-        learnt = self._learnt[greedy]
+        learned = self._learnt[greedy]
         if self._running:
-            learnt = learnt.fork()
+            learned = learned.fork()
         lengths = self._lengths.of(prompt)
         scheduler = (
-            Scheduler(learnt, policy, lengths)
+            Scheduler(learned, policy, lengths)
             if gamma is None
-            else FixedLength(gamma, learnt, policy, lengths)
+            else FixedLength(gamma, learned, policy, lengths)
         )
         self._running.append((scheduler, greedy))
         return scheduler
@@ -114,7 +118,7 @@ class Knowledge:
         for i, (running, greedy) in enumerate(self._running):
             if running is scheduler:
                 del self._running[i]
-                self._learnt[greedy] = scheduler.learnt
+                self._learnt[greedy] = scheduler.learned
                 return
 
     def forget(self) -> None:
@@ -143,10 +147,3 @@ class Knowledge:
             answers=self._answers,
             on_message=on_message,
         )
-
-
-def _clock(model: Model, stored: Curve | None, reliable: bool) -> OnlineCurve:
-    curve = stored or guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels)
-    if isinstance(model, BlockHead):
-        curve = of_blocks(curve, model.n_block)
-    return OnlineCurve(curve, guessed=stored is None, unsure=not reliable)

@@ -1,4 +1,4 @@
-"""What is learnt of a pair of models: kept by the engine, read by the scheduler of each generation."""
+"""What is learned of a pair of models: the engine keeps it, the scheduler of each generation reads it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from edgespec.drafting.costs import OnlineCurve
 from edgespec.drafting.predictor import Predictor
 
 _FOLLOW_UP = 0.1  # weight of an outcome in the mean of what follows the draft model's tokens
-_TESTS_SHARE = 0.0075  # of the time may go into testing whether an idle draft model has become useful
-_TESTS_KEPT = 2.0  # tests that may be saved up for
+_PROBE_SHARE = 0.0075  # of the time may go into probing whether an idle draft model has become useful
+_PROBES_SAVED = 2.0  # probes that may be saved up for
 _FADE_EVERY, _IDLE_FADE_EVERY = 32, 8  # steps; steps in which the draft model did not run
 _KEEP = 0.9
 
 
-class Learnt:
-    """Cost curves, acceptance tables and two running means, of greedy or of sampled generations."""
+class LearnedCosts:
+    """Cost curves, acceptance tables and two running means, for greedy or for sampled generations."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Learnt:
         self.in_joules = in_joules
         self.follow_up = 0.0
         """Tokens gained, on average, by what the suffix store offers after a token of the draft model."""
-        self.test_budget = 0.0
-        """Seconds (or joules) saved up for tests of an idle draft model."""
+        self.probe_budget = 0.0
+        """Seconds (or joules) saved up for probes of an idle draft model."""
         self._n_steps = self._n_idle = 0
 
-    def fork(self) -> Learnt:
-        """Return a copy for a text beside another: each has its own tables, and both the same curves."""
+    def fork(self) -> LearnedCosts:
+        """Return a copy for a request that runs with others: its own tables, and the same curves."""
         forked = copy(self)
         forked.predictor = deepcopy(self.predictor)
         return forked
@@ -49,20 +49,20 @@ class Learnt:
         """Count what the suffix store's offer after a token of the draft model gains, in tokens."""
         self.follow_up += _FOLLOW_UP * (gain - self.follow_up)
 
-    def affords_test(self, cost: float) -> bool:
-        """Say whether a test of the draft model at `cost` can be paid now."""
-        return cost <= self.test_budget
+    def affords_probe(self, cost: float) -> bool:
+        """Say whether a probe of the draft model at `cost` can be paid now."""
+        return cost <= self.probe_budget
 
-    def pay_for_test(self, cost: float) -> None:
-        """Take the cost of a test from the budget, which keeps no more than some tests cost."""
-        self.test_budget = min(self.test_budget, _TESTS_KEPT * cost) - cost
+    def pay_for_probe(self, cost: float) -> None:
+        """Take the cost of a probe from the budget, which keeps no more than a few probes cost."""
+        self.probe_budget = min(self.probe_budget, _PROBES_SAVED * cost) - cost
 
     def count_step(self, cost: float, *, idle: bool) -> None:
-        """Count a step, of which a share goes into the budget for tests; `idle`: the draft model did not run.
+        """Count a step, a share of whose cost is saved for probes; `idle`: the draft model did not run.
 
-        What was given up is tried again from time to time, since texts change.
+        What is known of an idle draft model fades, so that it is tried again from time to time: texts change.
         """
-        self.test_budget += _TESTS_SHARE * cost
+        self.probe_budget += _PROBE_SHARE * cost
         self._n_steps += 1
         self._n_idle = self._n_idle + 1 if idle else 0
         if idle and self._n_idle % _IDLE_FADE_EVERY == 0:

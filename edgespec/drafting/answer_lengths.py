@@ -5,7 +5,7 @@ whatever follows, "Write ..." at length. So there is a mean for a prompt's first
 first four: each is completed by the one before, and the first by the mean over all prompts.
 
 But a mean does not say how sure it is. Where nothing like this prompt was answered before, any length is
-possible, and an answer is the likelier to go on the longer it has become: so `Lengths` is a distribution.
+possible, and the longer an answer has become, the likelier it goes on. `LengthDistribution` says so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOOK_EVERY = 4.0  # tokens after which the question is asked again
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """The distribution of one answer's length, in tokens, as far as it is known."""
 
     shares: tuple[float, ...]
@@ -69,17 +69,17 @@ class Lengths:
         """Return how many tokens are expected after the first `n_tokens`."""
         return sum(length * chance for length, chance in self.after(n_tokens)) - n_tokens
 
-    def pays(self, price: float, saved: float, *, n: int, most: float, spent: float, pace: float) -> bool:
+    def pays(self, price: float, saved: float, *, n: int, n_max: float, spent: float, pace: float) -> bool:
         """Say whether to pay `price` now, after `n` tokens, for `saved` on each token from now on.
 
-        The answer has no more than `most` tokens; `spent` is what it has cost so far, `pace` what a token
+        The answer has no more than `n_max` tokens; `spent` is what it has cost so far, `pace` what a token
         costs, in the unit of `price`. The other choice is to wait: if the answer ends meanwhile the price is
         saved, else what drafting would have saved meanwhile is lost. Both count as shares of what the whole
         answer costs, as its reader feels them, and a loss weighs more: never slower comes before faster.
         """
         gained = expected = 0.0
         for length, chance in self.after(n):
-            ahead = min(length, most) - n
+            ahead = min(length, n_max) - n
             expected += chance * saved * ahead
             gained += chance * saved * min(ahead, _LOOK_EVERY) / (spent + pace * ahead)
         left = self.longer(n)
@@ -128,14 +128,14 @@ class AnswerLengths:
             expected = (n * mean + expected) / (n + 1.0)
         return expected
 
-    def of(self, prompt: str | Sequence[int]) -> Lengths:
+    def of(self, prompt: str | Sequence[int]) -> LengthDistribution:
         """Return the distribution of the length of the answer to `prompt` (text, or token ids)."""
         shares = _mixed(_ANY, _around(self.mean), _ANY_COUNTS, 1.0)
         for key in _keys(prompt):
             if key in self._means:
                 mean, n = self._means[key]
                 shares = _mixed(shares, _around(mean), 1.0, n)
-        return Lengths(shares)
+        return LengthDistribution(shares)
 
     def learn(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool = False) -> None:
         """Count an answer of `n_tokens`; `unfinished`: it would have gone on, who knows how long."""

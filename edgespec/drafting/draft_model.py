@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward, run_to_end
 from edgespec.errors import LogitsOf
 from edgespec.llama.embeddings import CutVocabulary
@@ -26,8 +27,10 @@ class DraftModel:
     acceptance, never exactness.
     """
 
-    waits = True
+    starts_idle = True
     """Whether reading a prompt costs enough to wait until the first steps show that it pays."""
+    features: TargetFeatures | None = None
+    """The target's hidden states, where it is a head that reads them."""
     timelines: Timelines | None = None
     """Where its session is from: what was read before need not be read again in a timeline that begins like
     it."""

@@ -1,0 +1,256 @@
+"""Heads as drafts: blocks that go on from the target's hidden states. And `find_draft`, which chooses a kind.
+
+HeadDraft     a head in a file that edgespec made
+EagleDraft    a head that was published in a file of its own (EAGLE-3)
+BlockDraft    one that drafts a block of tokens in a pass (DFlash)
+MtpDraft      the head in the target's own file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgespec.decoding.choices import DRAFTLESS, DrafterName
+from edgespec.decoding.features import TargetFeatures
+from edgespec.drafting.block_model import BlockModel
+from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
+from edgespec.drafting.draft import Draft, NoDraft, PlainDraft
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
+from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.policy import Policy
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.batch import EmbeddingsFn, Inputs
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
+from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
+from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
+from edgespec.llama.placement import Placement
+from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
+from edgespec.llama.timelines import Timelines
+from edgespec.llama.weights import Model
+from edgespec.models.hashes import sha256_of
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import resolve
+from edgespec.platform.messages import MessageFn
+
+LAYERS_ON_NODES = "its layers lie on nodes, where the head cannot read them"
+"""Why the head in the target's own file does not draft."""
+
+
+class _Head(Draft):
+    """A draft that reads the target's hidden states."""
+
+    reads_states = True
+
+    def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
+        """Return `policy` without guesses of the suffix store, whose hidden states nothing knows."""
+        return replace(policy, staged=False, after_store=False)
+
+    def writer(self) -> Model:
+        """Raise UsageError: a head writes nothing without its target."""
+        small = load_registry().complete(self.target_name, None, writes=True)[1]
+        such_as = f", such as {small}" if small and small != self.name else ""
+        raise UsageError(
+            f"{self.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
+            f"{such_as}"
+        )
+
+    def _features(self) -> TargetFeatures:
+        return TargetFeatures(self.target.n_state)
+
+    def _zeros(self, tokens: Sequence[int], width: int) -> Inputs:
+        """Return hidden states for passes that are only timed."""
+        return np.zeros((len(tokens), width), np.float32)
+
+
+class HeadDraft(_Head):
+    """A head in a file that edgespec made."""
+
+    model: Model
+
+    def __init__(self, target_name: str, name: str, header: GGUFHeader, head: HeadFile) -> None:
+        """Draft with the `head` in the file of `header`, which is named `name`."""
+        super().__init__(target_name)
+        self.name, self.header, self._head = name, header, head
+
+    def _match(self, model: Model, on_message: MessageFn) -> Draft:
+        self._fusion = Fusion(self._head, TargetEmbeddings(self.target.header))
+        return self
+
+    def open(self, timelines: Timelines) -> DraftModel:
+        """Return it as a HeadModel, with the matrix that joins tokens and states."""
+        return HeadModel(
+            timelines.begin([0]),
+            self._features(),
+            n_vocab=self.target.n_vocab,
+            head=self._head,
+            fusion=self._fusion,
+        )
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """Rows of tokens, joined with states of zeros."""
+        return lambda tokens: self._fusion(tokens, self._zeros(tokens, self._head.n_embd))
+
+
+class _PublishedDraft(_Head):
+    """A head that was published in a file of its own; it reads the states of several layers."""
+
+    header: GGUFHeader
+
+    def __init__(self, target_name: str, name: str, header: GGUFHeader) -> None:
+        """Draft with the file of `header`, which `check_published_head` has checked."""
+        super().__init__(target_name)
+        self.name, self.header = name, header
+
+    def without_layers(self) -> Draft:
+        """Raise UsageError: it needs the layers' states."""
+        problem = "reads what is between the target's layers, which lie on nodes: choose another draft"
+        raise UsageError(problem, field="draft", value=self.name)
+
+    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+        """Load a target that gives the states of the layers that the head reads."""
+        return LayersTarget(header, self.header, kernels=kernels)
+
+    def _match(self, model: Model, on_message: MessageFn) -> Draft:
+        match = compare_vocabularies(self.target, model)
+        if match.equal:
+            return self
+        raise UsageError(f"{model.path}: a head of another model than {self.target_name}: {match.reason}")
+
+
+class EagleDraft(_PublishedDraft):
+    """An EAGLE-3 head."""
+
+    model: EagleHead
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        return EagleHead(self.header, self.target, kernels=kernels, n_threads=n_threads)
+
+    def open(self, timelines: Timelines) -> DraftModel:
+        """Return it as a HeadModel, with its encoder of states."""
+        return HeadModel(
+            timelines.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
+        )
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """Encoded states of zeros; a pass over one token is one along a draft, without the encoder."""
+
+        def inputs(tokens: Sequence[int]) -> Inputs:
+            if len(tokens) == 1:
+                return self._zeros(tokens, self.model.n_embd)
+            return self.model.encode(self._zeros(tokens, self.target.n_state))
+
+        return inputs
+
+
+class BlockDraft(_PublishedDraft):
+    """A DFlash head, which drafts a block of tokens in one pass."""
+
+    model: BlockHead
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        return BlockHead(self.header, self.target, kernels=kernels)
+
+    def open(self, timelines: Timelines) -> DraftModel:
+        """Return it as a BlockModel."""
+        return BlockModel(timelines.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """States of zeros where many are read; few tokens are a block of masks."""
+        return lambda tokens: self._zeros(tokens, self.target.n_state) if len(tokens) > N_MAX else None
+
+    def costs(self, curve: CostCurve) -> CostCurve:
+        """Return the curve of passes over a block."""
+        return block_curve(curve, self.model.n_block)
+
+
+class MtpDraft(_Head):
+    """The head in the target's own file."""
+
+    name = "mtp"
+    is_mtp = True
+    model: MtpHead
+
+    def __init__(self, target_name: str, drafter: DrafterName) -> None:
+        """Draft with the target's own head; the user chose `drafter`."""
+        super().__init__(target_name)
+        self._drafter = drafter
+
+    def without_layers(self) -> Draft:
+        """Return NoDraft. Raises UsageError if the user chose the head."""
+        if self._drafter == "mtp":
+            raise UsageError(f"{self.target_name}: {LAYERS_ON_NODES}", field="drafter", value="mtp")
+        return NoDraft(self.target_name, LAYERS_ON_NODES)
+
+    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+        """Load the target with its head."""
+        return MtpTarget(header, kernels=kernels)
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        assert isinstance(self.target, MtpTarget)  # noqa: S101 - for the type checker
+        return MtpHead(self.target)
+
+    def bind(self, on_message: MessageFn) -> Draft:
+        """Return itself: it is made for its target, whatever kind of model that is."""
+        return self
+
+    def open(self, timelines: Timelines) -> DraftModel:
+        """Return it as a HeadModel, which takes states beside tokens."""
+        return HeadModel(timelines.begin([0]), self._features(), n_vocab=self.target.n_vocab)
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """States of zeros."""
+        return lambda tokens: self._zeros(tokens, self.model.n_embd)
+
+
+def find_draft(target_name: str, target: GGUFHeader, name: str | None, drafter: DrafterName) -> Draft:
+    """Return the draft that `name` and the files' headers say; missing files are pulled.
+
+    `target`: the header of the target's file. `drafter`: what the user chose. Raises UsageError or
+    EdgespecError if the draft cannot be had, or is made for another target.
+    """
+    if name is None:
+        if drafter in DRAFTLESS:
+            return NoDraft(target_name)
+        reason = why_no_mtp(target)
+        if not reason:
+            return MtpDraft(target_name, drafter)
+        if drafter == "mtp":
+            raise UsageError(f"{target_name}: {reason}", field="drafter", value=drafter)
+        return NoDraft(target_name, reason if target.n_mtp else "")
+    path = resolve(name)
+    if published := check_published_head(read_header(path), target):
+        kind = BlockDraft if published.architecture == DFLASH else EagleDraft
+        return kind(target_name, name, published)
+    header = check_model_file(path)
+    if head := read_head(header):
+        _check_made_for(head, target)
+        return HeadDraft(target_name, name, header, head)
+    return PlainDraft(target_name, name, header)
+
+
+def _check_made_for(head: HeadFile, target: GGUFHeader) -> None:
+    """Raise UsageError if `head` was made for another file than that of `target`.
+
+    The first time the whole file is read for its hash, which takes a second or two for each GB.
+    """
+    if (head.n_vocab, head.n_embd) == (target.n_vocab, target.n_embd):
+        try:
+            if sha256_of(target.path) == head.target_sha256:
+                return
+        except OSError as error:
+            raise EdgespecError(f"cannot read {target.path}: {describe_os_error(error)}") from error
+        what = "another quantization of this model, or another model of its size"
+    else:
+        what = "another model"
+    raise UsageError(
+        f"{head.path}: a draft head made for {what}, not for {target.path.name}; make one for it with "
+        "`edgespec draft make`"
+    )

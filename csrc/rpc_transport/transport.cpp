@@ -5,6 +5,7 @@
 // llama.cpp has begun ends by itself, and its destructors can free what lay on the node. Whoever called llama.cpp asks
 // es_rpc_lost() afterwards whether its results mean anything. A server's connections wait for ever, as ggml's do, but notice a
 // client whose machine or network is gone.
+#include "answers.h"
 #include "kept.h"
 #include "lost.h"
 #include "messages.h"
@@ -26,11 +27,13 @@
 #include <mutex>
 #include <string>
 
+using edgespec::CAPS_BYTES;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t CAPS_BYTES = 24, MOST_AT_ONCE = 1 << 30;
+constexpr size_t MOST_AT_ONCE = 1 << 30;
 constexpr int LOOK_MS = 50; // how often a wait looks whether other patience was set meanwhile
 
 // How long a client waits. Of all connections, because ggml makes them itself and hands nothing down.
@@ -78,86 +81,6 @@ std::string in_words(int error) {
 // and a tensor takes on it what ggml's rules say.
 constexpr char EDGESPEC[CAPS_BYTES] = "edgespec 2";
 
-// ---- answers ----
-
-// The commands of ggml-rpc.cpp that are answered.
-enum Command : uint8_t {
-    ALLOC_BUFFER = 0,
-    GET_ALIGNMENT = 1,
-    GET_MAX_SIZE = 2,
-    BUFFER_GET_BASE = 3,
-    SET_TENSOR_HASH = 7,
-    GET_TENSOR = 8,
-    COPY_TENSOR = 9,
-    GET_DEVICE_MEMORY = 11,
-    GET_ALLOC_SIZE = 13,
-    HELLO = 14,
-    DEVICE_COUNT = 15,
-};
-
-constexpr uint64_t MOST_ALIGNMENT = 1 << 20;
-constexpr uint64_t MOST_MEMORY = (uint64_t)1 << 46; // bytes of one tensor: sums of these do not overflow
-constexpr uint8_t MAJOR_VERSION = 7, MINOR_VERSION = 0; // of the protocol
-
-// Bytes of the answer to a request whose last eight bytes are `tail`.
-uint64_t answer_size(uint8_t command, uint64_t tail) {
-    switch (command) {
-    case ALLOC_BUFFER:
-    case GET_DEVICE_MEMORY:
-        return 16;
-    case GET_ALIGNMENT:
-    case GET_MAX_SIZE:
-    case BUFFER_GET_BASE:
-    case GET_ALLOC_SIZE:
-        return 8;
-    case HELLO:
-        return 4 + CAPS_BYTES;
-    case DEVICE_COUNT:
-        return 4;
-    case GET_TENSOR:
-        return tail;
-    default:
-        return 1;
-    }
-}
-
-// What is answered here, without the node. Zeros but for numbers with which ggml would end the process.
-void answer_here(uint8_t command, void *answer, size_t size) {
-    memset(answer, 0, size);
-    const uint64_t number = command == GET_ALIGNMENT     ? 128
-                            : command == GET_MAX_SIZE    ? SIZE_MAX
-                            : command == BUFFER_GET_BASE ? MOST_ALIGNMENT
-                            : command == SET_TENSOR_HASH ? 1 // it has these bytes: they are not sent
-                                                         : 0;
-    memcpy(answer, &number, std::min(size, sizeof number));
-    if (command == HELLO && size > 0) {
-        *(uint8_t *)answer = MAJOR_VERSION;
-    }
-}
-
-// Whether ggml can work with an answer: it ends the process over some that it cannot.
-bool is_possible(uint8_t command, uint64_t tail, const void *answer) {
-    uint64_t numbers[2] = {};
-    memcpy(numbers, answer, std::min<uint64_t>(sizeof numbers, answer_size(command, tail)));
-    switch (command) {
-    case ALLOC_BUFFER:
-        return numbers[0] == 0 || numbers[1] >= tail; // memory of the size that was asked for
-    case GET_ALIGNMENT:
-        return numbers[0] && numbers[0] <= MOST_ALIGNMENT && !(numbers[0] & (numbers[0] - 1));
-    case GET_MAX_SIZE:
-    case BUFFER_GET_BASE:
-        return numbers[0] != 0;
-    case GET_ALLOC_SIZE:
-        return numbers[0] <= MOST_MEMORY;
-    case HELLO:
-        return ((const uint8_t *)answer)[0] == MAJOR_VERSION && ((const uint8_t *)answer)[1] <= MINOR_VERSION;
-    case DEVICE_COUNT:
-        return numbers[0] == 1; // as edgespec's nodes say, and the same on each connection
-    default:
-        return true;
-    }
-}
-
 } // namespace
 
 // ---- a connection ----
@@ -195,7 +118,7 @@ struct socket_t {
     bool is_client() const { return !endpoint.empty(); }
     // ggml asks how much a tensor takes for each new number of tokens, several times, and takes what its rules say if that is
     // more than the answer.
-    bool is_answered_here() { return is_lost() || (to_edgespec && command == GET_ALLOC_SIZE); }
+    bool is_answered_here() { return is_lost() || (to_edgespec && command == edgespec::GET_ALLOC_SIZE); }
     template <typename Step> bool transfer(short event, char *data, size_t size, Step step);
     bool wait(short event, Clock::time_point since);
     bool write(const void *data, size_t size);
@@ -311,7 +234,7 @@ bool socket_t::recv_data(void *data, size_t size) {
         return messages.read_request(data, size);
     }
     const bool received = !is_answered_here() && read(data, size);
-    const uint64_t expected = answer_size(command, tail);
+    const uint64_t expected = edgespec::answer_size(command, tail);
     if (received_parts++ == 0) {
         uint64_t said = 0;
         memcpy(&said, data, sizeof said);
@@ -321,11 +244,11 @@ bool socket_t::recv_data(void *data, size_t size) {
         memcpy(data, &expected, sizeof expected);
         return true;
     }
-    if (received && !is_possible(command, tail, data)) {
+    if (received && !edgespec::is_possible(command, tail, data)) {
         lose("its answer has impossible numbers");
     }
     if (is_answered_here()) {
-        answer_here(command, data, size);
+        edgespec::answer_here(command, data, size);
     }
     return true;
 }

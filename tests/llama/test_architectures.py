@@ -8,9 +8,9 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.operations import operations_of
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from operations import operations_of
 from tiny_gguf import EOS, vocabulary
 from tiny_models import ARCHITECTURES, make_tiny
 

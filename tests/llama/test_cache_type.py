@@ -10,9 +10,9 @@ from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.llama.context import with_cache_type
 from edgespec.llama.gguf_header import read_header
-from edgespec.llama.operations import operations_of
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from operations import operations_of
 
 TOKENS = np.random.default_rng(5).integers(0, 256, 90).tolist()
 GREEDY = SamplingParams(temperature=0.0)

@@ -30,13 +30,13 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.mtp import why_no_mtp
-from edgespec.llama.operations import operations_of
 from edgespec.llama.outputs import Rows
 from edgespec.llama.session import Session
 from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
 from edgespec.platform.child import Conversation, Ended, answer, say
 from edgespec.platform.signals import Cancellation
+from operations import operations_of
 from tiny_models import ARCHITECTURES, make_tiny
 
 TIMEOUT_S = 300

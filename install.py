@@ -31,7 +31,7 @@ from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.pull import Puller, PullProgress
 from edgespec.models.wheels import pip_reason
 from edgespec.platform.files import cache_root
-from edgespec.platform.together import Stopped, run_together
+from edgespec.platform.threads import StopRequest, run_together
 
 ROOT = Path(__file__).resolve().parent
 RECIPE = ROOT / "llama_cpp.cmake"
@@ -167,7 +167,7 @@ class Pull:
 
         def on_progress(progress: PullProgress) -> None:
             if self._stopped.is_set():
-                raise Stopped
+                raise StopRequest
             display.on_progress(progress)
 
         puller = replace(self._puller, on_progress=on_progress, on_message=display.on_message)

@@ -15,7 +15,7 @@ from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.llama.architectures import read_results
 from edgespec.llama.session import Session
-from edgespec.platform.child import Conversation
+from edgespec.platform.child import ReportingChild
 from models_supported import COLUMNS, MARK, markdown, problems, supports
 from tiny_models import ARCHITECTURES, make_tiny
 from toy_models import chi_square_p_value
@@ -74,9 +74,9 @@ def comparable(tables):
 
 def test_a_crash_is_the_result_of_one_architecture(monkeypatch):
     def child(_module, function, request):
-        return Conversation("dying_check", function, request)
+        return ReportingChild("dying_check", function, request)
 
-    monkeypatch.setattr(architecture_check, "Conversation", child)
+    monkeypatch.setattr(architecture_check, "ReportingChild", child)
     llama, qwen2, qwen3 = check_architectures(["llama", "qwen2", "qwen3"])
     assert (llama.claimed, llama.error, qwen3.claimed, qwen3.error) == (1, "", 1, "")
     assert qwen2.error == "crashed (signal 6)"

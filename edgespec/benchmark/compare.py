@@ -27,9 +27,9 @@ from edgespec.benchmark.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
-from edgespec.models.quantizations import ModelFacts
+from edgespec.models.quantizations import FileFacts
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, Conversation
+from edgespec.platform.child import REFUSED, ReportingChild
 from edgespec.platform.files import write_atomically
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
@@ -83,7 +83,7 @@ class Combination:
 class ComparisonPlan:
     """Everything that the runs of a comparison depend on, except the profiles of the pairs."""
 
-    models: dict[str, ModelFacts]
+    models: dict[str, FileFacts]
     combinations: tuple[Combination, ...]
     prompts: tuple[Prompt, ...]
     settings: BenchSettings
@@ -232,7 +232,7 @@ class ComparisonRun:
         passes: list[PassTime] = []
         warnings: list[str] = []
         watch = MachineWatch(n_threads=plan.n_threads)
-        conversation = Conversation("edgespec.benchmark.cells", "_in_child", request)
+        conversation = ReportingChild("edgespec.benchmark.cells", "_in_child", request)
         for kind, value in conversation:
             match kind:
                 case "kernels":

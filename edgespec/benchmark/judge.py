@@ -29,8 +29,8 @@ from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
-from edgespec.models.quantizations import ModelFacts, ModelFile
-from edgespec.platform.child import Conversation, answer, say
+from edgespec.models.quantizations import FileFacts, ModelFile
+from edgespec.platform.child import ReportingChild, answer, say
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import write_atomically
 
@@ -47,7 +47,7 @@ class AccuracyJudge:
     folder: Path
     files: Sequence[ModelFile]
     """The targets."""
-    facts: Mapping[str, ModelFacts]
+    facts: Mapping[str, FileFacts]
     kernels: KernelsChoice
     n_threads: int | None
     on_progress: ProgressFn
@@ -187,7 +187,7 @@ class AccuracyJudge:
         return found
 
     def _ask(self, function: str, request: object, what: str) -> Iterator[tuple[str, Any]]:
-        conversation = Conversation("edgespec.benchmark.judge", function, request)
+        conversation = ReportingChild("edgespec.benchmark.judge", function, request)
         yield from conversation
         ended = conversation.ended
         if ended.code != 0:
@@ -197,7 +197,7 @@ class AccuracyJudge:
 
 def groups(
     files: Sequence[ModelFile],
-    facts: Mapping[str, ModelFacts],
+    facts: Mapping[str, FileFacts],
     on_message: Callable[[str], None] = lambda _line: None,
 ) -> list[list[ModelFile]]:
     """Return the files grouped by the model that they are quantizations of, the best of each group first.

@@ -17,7 +17,7 @@ import msgspec
 
 from edgespec.energy import Measurement
 from edgespec.errors import EdgespecError
-from edgespec.models.quantizations import ModelFacts
+from edgespec.models.quantizations import FileFacts
 
 PLAIN = "plain"
 """The variant that every other is compared with: the target alone, with the cell's kernels."""
@@ -186,7 +186,7 @@ class BenchmarkOutcome:
     """Settings asked for: temperature, tokens, rounds, seed, ..."""
     suite: Mapping[str, Any]
     """Name, file hash, prompts by category."""
-    models: Mapping[str, ModelFacts]
+    models: Mapping[str, FileFacts]
     """The models' facts, by name."""
     cells: tuple[Cell, ...]
     accuracy: tuple[AccuracyScore, ...] = ()

@@ -27,7 +27,7 @@ from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
-from edgespec.models.quantizations import ModelFacts, model_file
+from edgespec.models.quantizations import FileFacts, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.suites import Suite
@@ -174,7 +174,7 @@ class RunningBench:
         )
 
 
-def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[ModelFacts]:
+def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:
     """Return the facts of the target, its draft, and what else drafts for peers.
 
     Under different names even if the files' are equal.

@@ -19,7 +19,7 @@ from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
-from edgespec.models.quantizations import ModelFacts, ModelFile, model_file, variants
+from edgespec.models.quantizations import FileFacts, ModelFile, model_file, variants
 from edgespec.models.suites import Suite
 
 IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
@@ -156,7 +156,7 @@ class ComparisonModels:
     files: dict[str, ModelFile]
     """All model files by name."""
 
-    def facts(self) -> dict[str, ModelFacts]:
+    def facts(self) -> dict[str, FileFacts]:
         """Return the facts of the files, by name."""
         with err.status("hashing the models"):
             return {name: file.facts() for name, file in self.files.items()}

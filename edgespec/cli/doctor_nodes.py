@@ -17,10 +17,10 @@ from edgespec.llama import kernels
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import USUAL_CTX, target_rollback
 from edgespec.nodes.addresses import NodeAddress, read_addresses
-from edgespec.nodes.connection import Node, connect
-from edgespec.nodes.description import Speed, measure_speed, memory_to_give
+from edgespec.nodes.connection import ConnectedNode, connect
+from edgespec.nodes.description import NodeSpeed, measure_speed, memory_to_give
 from edgespec.nodes.layer_sizes import TOKENS
-from edgespec.nodes.splitting import Machine, Split, place
+from edgespec.nodes.splitting import LayerSplit, LocalMachine, place
 from edgespec.platform.cpu import default_threads, read_cpu
 
 HERE = "here"
@@ -38,7 +38,7 @@ def report_nodes(text: str, models: Sequence[str] | None, *, unsafe: bool, json:
         loaded = kernels.load()
         here = measure_speed(loaded, default_threads())
     with ExitStack() as opened:
-        rows, nodes = [_here(here)], list[Node]()
+        rows, nodes = [_here(here)], list[ConnectedNode]()
         for address in addresses:
             row, found = _ask(address, opened)
             rows.append(row)
@@ -55,7 +55,7 @@ def report_nodes(text: str, models: Sequence[str] | None, *, unsafe: bool, json:
     return EdgespecError.exit_code if failed else 0
 
 
-def _ask(address: NodeAddress, opened: ExitStack) -> tuple[Report, Sequence[Node]]:
+def _ask(address: NodeAddress, opened: ExitStack) -> tuple[Report, Sequence[ConnectedNode]]:
     """Return the row of a node, and the node itself if it can be used."""
     try:
         with err.status(f"asking {address.name}"):
@@ -66,11 +66,11 @@ def _ask(address: NodeAddress, opened: ExitStack) -> tuple[Report, Sequence[Node
     return _row(node.name, node.processor, node.speed, node.memory_bytes) | way, (node,)
 
 
-def _here(speed: Speed) -> Report:
+def _here(speed: NodeSpeed) -> Report:
     return _row(HERE, read_cpu().model, speed, memory_to_give())
 
 
-def _row(name: str, processor: str, speed: Speed | None, memory: int | None) -> Report:
+def _row(name: str, processor: str, speed: NodeSpeed | None, memory: int | None) -> Report:
     return {
         "name": name,
         "processor": processor,
@@ -82,12 +82,12 @@ def _row(name: str, processor: str, speed: Speed | None, memory: int | None) -> 
     }
 
 
-def _model(name: str, path: Path, here: Speed, nodes: Sequence[Node]) -> Report:
+def _model(name: str, path: Path, here: NodeSpeed, nodes: Sequence[ConnectedNode]) -> Report:
     """Return how the layers of a model would be shared out, with a context of the usual length."""
     try:
         header = check_model_file(path)
         memory = memory_to_give()
-        home = Machine(1 << 46 if memory is None else memory, here, target_rollback(header).n_states(1))
+        home = LocalMachine(1 << 46 if memory is None else memory, here, target_rollback(header).n_states(1))
         n_cells = min(USUAL_CTX, header.n_ctx_train or USUAL_CTX)
         split = place(header, n_cells, home, nodes)
     except EdgespecError as error:
@@ -112,7 +112,7 @@ def _model(name: str, path: Path, here: Speed, nodes: Sequence[Node]) -> Report:
     }
 
 
-def limit_of(split: Split) -> str:
+def limit_of(split: LayerSplit) -> str:
     """Return what takes the most time of a pass of `TOKENS` tokens, and its share."""
     parts = {
         f"the products {_at(share.node.name if share.node else HERE)}": share.ms

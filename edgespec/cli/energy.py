@@ -10,7 +10,7 @@ from rich.table import Table
 
 from edgespec.cli.console import message, out, print_line, print_table
 from edgespec.cli.progress import WorkDisplay
-from edgespec.energy import EnergyMeter, Resolution, idle_path, keep_idle, measure_idle
+from edgespec.energy import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
 
 ROOT = Path("/")
 """Below which the sources are looked for; tests bring trees of their own."""
@@ -100,7 +100,7 @@ def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Pa
         return None, None, f"the idle power is unavailable: {found.reason}"
     if found.warning:
         return found.watts, None, found.warning
-    return found.watts, keep_idle(meter.source, found.watts, ROOT, message), ""
+    return found.watts, store_idle_power(meter.source, found.watts, ROOT, message), ""
 
 
 # ---- text ----

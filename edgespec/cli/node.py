@@ -14,7 +14,7 @@ from edgespec.cli.groups import grouped
 from edgespec.cli.options import Compute
 
 if TYPE_CHECKING:
-    from edgespec.nodes.description import NodeDescription, RunningNode, Speed
+    from edgespec.nodes.description import NodeDescription, NodeSpeed, RunningNode
 
 _UNSAFE = (
     "whoever reaches this port can run programs as you on this machine: the protocol has no password and was "
@@ -79,7 +79,7 @@ def node_command(
     Others come through ssh, which knows who they are: without --unsafe-no-ssh the port is open to this
     machine alone. A node has one client at a time.
     """
-    from edgespec.nodes import kept_weights
+    from edgespec.nodes import weight_store
     from edgespec.nodes.description import describe as describe_node
     from edgespec.nodes.serving import NodeOptions, chosen_kernels, run_node
     from edgespec.platform.cpu import default_threads
@@ -94,7 +94,7 @@ def node_command(
     options = NodeOptions(
         port=address.port,
         n_threads=n_threads,
-        folder=expand_user(holding.cache or kept_weights.default_folder()).absolute(),
+        folder=expand_user(holding.cache or weight_store.default_folder()).absolute(),
         kernels=compute.kernels,
         memory_bytes=holding.memory and holding.memory << 20,
         everywhere=address.unsafe_no_ssh,
@@ -120,7 +120,7 @@ def _announce(node: RunningNode, *, json: bool) -> None:
     out.file.flush()
 
 
-def _kernels(speed: Speed) -> str:
+def _kernels(speed: NodeSpeed) -> str:
     return f"{speed.kernels} kernels"
 
 

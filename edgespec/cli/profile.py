@@ -73,7 +73,7 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool) -> int:
     """Store the profile, print it, and return the exit code."""
     from edgespec.drafting.profile import as_text
     from edgespec.drafting.profile_store import profile_path, store
-    from edgespec.platform.kept_file import NewerError
+    from edgespec.platform.state_file import NewerFormatError
 
     profile = _profile(key, measured, None)
 
@@ -87,7 +87,7 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool) -> int:
         file = store(key, change, on_message=message)
     except OSError as error:
         reason = describe_os_error(error)
-    except NewerError as error:
+    except NewerFormatError as error:
         message(str(error))
         reason = "a later edgespec's file is there"
     if json:

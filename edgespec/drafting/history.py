@@ -31,8 +31,8 @@ from edgespec.drafting.history_file import (
 )
 from edgespec.errors import describe_os_error
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, write_all
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, write_all
 
 MAX_TOKENS = 524_288
 """Places that a history keeps by default: one for each token, and one for each document's end."""
@@ -104,7 +104,7 @@ class History:
         self.fingerprint = fingerprint
         self.max_tokens = max_tokens
         self.path = (history_root() if root is None else root) / f"{fingerprint}.tokens"
-        self._file = KeptFile(
+        self._file = StateFile(
             self.path,
             lambda data: parse(self.path, data, fingerprint),
             lock=f".{fingerprint}.lock",
@@ -156,7 +156,7 @@ class History:
         try:
             with self._locked():
                 return self._extend([document for document in encoded if document])
-        except NewerError as error:
+        except NewerFormatError as error:
             self._file.say(str(error))
         except OSError as error:
             self._file.say(f"the history cannot be written, nothing is added: {describe_os_error(error)}")
@@ -187,9 +187,9 @@ class History:
             contents = self._file.peek() or HistoryContents()
         except FileNotFoundError:
             pass
-        except DamagedError as error:
+        except DamagedFileError as error:
             problem = f"damaged: {error}; the next run sets it aside"
-        except NewerError as error:
+        except NewerFormatError as error:
             problem, newer = str(error), True
         except OSError as error:
             problem = describe_os_error(error)

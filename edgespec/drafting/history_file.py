@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.platform.kept_file import DamagedError, NewerError
+from edgespec.platform.state_file import DamagedFileError, NewerFormatError
 
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 
@@ -94,13 +94,13 @@ def parse(path: Path, data: bytes, fingerprint: str) -> HistoryContents:
     if expected.startswith(header):
         return HistoryContents()  # its first process was killed while it wrote the header
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise DamagedError("not a history")
+        raise DamagedFileError("not a history")
     _, version, key, crc = _HEADER.unpack(header)
     if crc != zlib.crc32(header[:-_CRC_BYTES]):
-        raise DamagedError("its header is wrong")
+        raise DamagedFileError("its header is wrong")
     if version > _VERSION:
-        raise NewerError(path, version)
-    raise DamagedError(f"of another tokenizer ({key.decode(errors='replace')}) or format ({version})")
+        raise NewerFormatError(path, version)
+    raise DamagedFileError(f"of another tokenizer ({key.decode(errors='replace')}) or format ({version})")
 
 
 def _parse_records(data: bytes) -> HistoryContents:
@@ -112,14 +112,14 @@ def _parse_records(data: bytes) -> HistoryContents:
         if crc32(view[at : start - _CRC_BYTES]) != check:
             if not any(view[at:]):
                 break  # after a power failure, a file may be longer than what was written to it
-            raise DamagedError(f"wrong at byte {at}")
+            raise DamagedFileError(f"wrong at byte {at}")
         end = start + 4 * n_tokens
         if end > len(data):
             break
         if crc32(view[start:end]) != crc:
             if end == len(data):
                 break
-            raise DamagedError(f"wrong in the {4 * n_tokens} bytes after byte {start}")
+            raise DamagedFileError(f"wrong in the {4 * n_tokens} bytes after byte {start}")
         records.append(HistoryRecord(start, n_tokens, crc))
         at = end
     return HistoryContents(data, tuple(records), at)

@@ -20,8 +20,8 @@ from edgespec.drafting.costs import CostCurve
 from edgespec.drafting.profile import FORMAT, VERSION, Profile, ProfileKey, as_text, from_json
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
@@ -59,7 +59,7 @@ def update(
     """
     try:
         return store(key, change, on_message=on_message)
-    except NewerError as error:
+    except NewerFormatError as error:
         on_message(str(error))
         return None
     except (OSError, UsageError):  # a cache that cannot be written only means to learn it again
@@ -136,7 +136,7 @@ def _moved(stored: CostCurve, timed: TimedCurve) -> CostCurve:
     return CostCurve((near, far), moved(stored.read, learned.read))
 
 
-def _file(key: ProfileKey, on_message: MessageFn) -> KeptFile[Profile]:
+def _file(key: ProfileKey, on_message: MessageFn) -> StateFile[Profile]:
     path = profile_path(key)
 
     def parse(data: bytes) -> Profile:
@@ -146,9 +146,9 @@ def _file(key: ProfileKey, on_message: MessageFn) -> KeptFile[Profile]:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
             printable = "".join(filter(str.isprintable, reason))[:200]  # it may quote the file
-            raise DamagedError(f"damaged: {printable}") from None
+            raise DamagedFileError(f"damaged: {printable}") from None
         if profile.key != key:
-            raise DamagedError("of another machine or other models")
+            raise DamagedFileError("of another machine or other models")
         return profile
 
-    return KeptFile(path, parse, on_message=on_message)
+    return StateFile(path, parse, on_message=on_message)

@@ -1,8 +1,7 @@
 """Energy: the sources of energy figures on this machine, and the joules spent between two moments."""
 
-from edgespec.energy.base import Finding, Source
-from edgespec.energy.idle import Idle, measure_idle
-from edgespec.energy.kept_idle import idle_path, keep_idle
+from edgespec.energy.idle import measure_idle
+from edgespec.energy.idle_store import idle_path, store_idle_power
 from edgespec.energy.measurement import Measurement, Phase
 from edgespec.energy.meter import EnergyMeter, Window
 from edgespec.energy.resolution import Resolution
@@ -10,15 +9,12 @@ from edgespec.energy.sources import survey
 
 __all__ = [
     "EnergyMeter",
-    "Finding",
-    "Idle",
     "Measurement",
     "Phase",
     "Resolution",
-    "Source",
     "Window",
     "idle_path",
-    "keep_idle",
     "measure_idle",
+    "store_idle_power",
     "survey",
 ]

@@ -24,11 +24,11 @@ class UnreadableError(Exception):
     def __init__(self, reason: str, *fix: str) -> None:
         super().__init__(reason)
         self.fix = fix
-        """What to do about it, a line each."""
+        """Steps that cure it, a line each."""
 
 
-class Reading(NamedTuple):
-    """What a source showed at a moment."""
+class EnergyReading(NamedTuple):
+    """Figures that a source showed at a moment."""
 
     at: float
     """Seconds of the meter's clock."""
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     """One for each of the source's domains: a counter's microjoules, or watts."""
 
 
-class Source(Protocol):
+class EnergySource(Protocol):
     """Something in this machine that shows energy or power."""
 
     @property
@@ -66,33 +66,33 @@ class Source(Protocol):
     def read(self) -> tuple[float, ...]:
         """Return the present figure of each domain. Raises UnreadableError."""
 
-    def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
+    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
         """Return the joules of each domain between two readings. Raises UnreadableError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found of one kind of source on this machine."""
+class SourceFinding:
+    """Whether this machine has one kind of source, and the source."""
 
     kind: str
     """The kind in words, such as RAPL."""
-    source: Source | None
+    source: EnergySource | None
     """None if unavailable."""
     reason: str = ""
     """Why it is unavailable, in one line."""
     fix: tuple[str, ...] = ()
-    """What to do about it, a line each; () if nothing can be done."""
+    """Steps that make it available, a line each; () if nothing can be done."""
     present: bool = False
     """Whether the machine has it, available or not."""
 
 
-class Power:
-    """What all sources of watts share: the joules between two samples."""
+class PowerSource:
+    """Base of the sources that show watts: computes the joules between two samples."""
 
     counts = False
     estimated = False
 
-    def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
+    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
         """Return the joules of each domain between two samples, by the trapezoidal rule."""
         half = (after.at - before.at) / 2
         return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))

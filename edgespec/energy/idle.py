@@ -13,7 +13,7 @@ _STEP_S = 0.1  # between two calls of on_progress
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdlePower:
     """The measured power of the idle machine."""
 
     watts: float | None
@@ -30,13 +30,13 @@ def measure_idle(
     on_progress: Callable[[float], None] = lambda _done_s: None,
     load: OtherLoad | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Idle:
+) -> IdlePower:
     """Return the mean power over `seconds` in which this process sleeps.
 
     `on_progress` takes the seconds that have passed. `load` tells how busy other programs are.
     """
     if meter.estimated:
-        return Idle(None, "an assumption says nothing of the idle machine")
+        return IdlePower(None, "an assumption says nothing of the idle machine")
     load = load or OtherLoad()
     window = meter.begin()
     n_steps = max(1, round(seconds / _STEP_S))
@@ -48,13 +48,13 @@ def measure_idle(
         measured = meter.end(window)
     on_progress(seconds)
     if measured.joules is None:
-        return Idle(None, measured.reason)
+        return IdlePower(None, measured.reason)
     if not measured.joules or not measured.seconds:
-        return Idle(None, f"{meter.source} stood still for {measured.seconds:.1f} s: measure for longer")
+        return IdlePower(None, f"{meter.source} stood still for {measured.seconds:.1f} s: measure for longer")
     busy, warning = load.processors(), ""
     if busy is not None and busy > MOST_OTHER_LOAD:
         warning = (
             f"the machine was busy: other programs kept {busy:.1f} processors busy; this idle power is too "
             "high and was not kept: stop other programs and run edgespec energy again"
         )
-    return Idle(measured.joules / measured.seconds, warning=warning)
+    return IdlePower(measured.joules / measured.seconds, warning=warning)

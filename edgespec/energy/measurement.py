@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
-"""What a generation is doing: the target reads the prompt, a drafter drafts (or reads the prompt), the target
-verifies, or something else."""
+"""Part of a generation: the target prefills, a drafter drafts (or prefills), the target verifies, or anything
+else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from pathlib import Path
 from threading import Event, RLock, Thread
 from typing import Self
 
-from edgespec.energy.base import Finding, Reading, Source, UnreadableError
-from edgespec.energy.kept_idle import kept_idle
+from edgespec.energy.base import EnergyReading, EnergySource, SourceFinding, UnreadableError
+from edgespec.energy.idle_store import load_idle_power
 from edgespec.energy.measurement import Measurement, Phase
 from edgespec.energy.resolution import Resolution, find_resolution
 from edgespec.energy.sources import survey, why_none
-from edgespec.energy.trail import Point, Trail
+from edgespec.energy.trail import EnergyTrail, TrailPoint
 from edgespec.errors import describe_os_error
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn, silent
@@ -56,11 +56,11 @@ class Window:
     def __init__(self, meter: EnergyMeter, began: float) -> None:
         self._meter = meter
         self.began = began
-        self.start: Point | None = None
+        self.start: TrailPoint | None = None
         """None if the source could not be read."""
         self.fault = ""
         """Why the window will have no joules; "" so far as is known."""
-        self.marks: list[tuple[float, Phase, Point | None]] = []
+        self.marks: list[tuple[float, Phase, TrailPoint | None]] = []
         """When each phase ended and, if the source is a counter, the energy spent until then."""
         self.measured: Measurement | None = None
 
@@ -78,7 +78,7 @@ class EnergyMeter(Closing):
 
     def __init__(
         self,
-        source: Source | None,
+        source: EnergySource | None,
         *,
         reason: str = "",
         idle_w: float | None = None,
@@ -94,16 +94,16 @@ class EnergyMeter(Closing):
         """Why the source cannot be read now, else "". It may become readable again."""
         self.idle_w = idle_w
         """Watts of the idle machine by this source; None if unknown."""
-        self.found: tuple[Finding, ...] = ()
+        self.found: tuple[SourceFinding, ...] = ()
         """The sources that `choose` looked for."""
         self._clock = clock
         self._latest = clock()
         self._threaded = threaded
         self._lock = RLock()
         self._windows: list[Window] = []
-        self._unsettled: list[tuple[Reading, Window, int]] = []
+        self._unsettled: list[tuple[EnergyReading, Window, int]] = []
         self._stop = Event()
-        self._trail = Trail(source) if source else None
+        self._trail = EnergyTrail(source) if source else None
         self._n_read, self._read_s = 0, 0.0
 
     @classmethod
@@ -122,7 +122,7 @@ class EnergyMeter(Closing):
         """
         found = survey(root, assume_watts=assume_watts, vcgencmd=vcgencmd)
         source = next((finding.source for finding in found if finding.source), None)
-        idle_w = kept_idle(source.name, root, on_message) if source and not source.estimated else None
+        idle_w = load_idle_power(source.name, root, on_message) if source and not source.estimated else None
         meter = cls(source, reason="" if source else why_none(found), idle_w=idle_w)
         meter.found = found
         return meter
@@ -200,7 +200,7 @@ class EnergyMeter(Closing):
                 return
             now = self._now()
             window.marks.append((now, phase, None))
-            self._unsettled.append((Reading(now, figures), window, len(window.marks) - 1))
+            self._unsettled.append((EnergyReading(now, figures), window, len(window.marks) - 1))
 
     def end(self, window: Window) -> Measurement:
         """Close a window and return what was measured; a second call returns the same."""
@@ -240,7 +240,7 @@ class EnergyMeter(Closing):
         self._latest = max(self._latest, self._clock())
         return self._latest
 
-    def _read(self) -> Reading | None:
+    def _read(self) -> EnergyReading | None:
         """Return a reading of the source; on failure None, and `reason` says why."""
         if self._source is None:
             return None
@@ -254,7 +254,7 @@ class EnergyMeter(Closing):
         self._n_read, self._read_s = self._n_read + 1, self._read_s + time.perf_counter() - began
         self.reason = ""
         now = self._now()
-        return Reading(now if self._source.counts else (before + now) / 2, figures)
+        return EnergyReading(now if self._source.counts else (before + now) / 2, figures)
 
     def _settle(self) -> None:
         """Add to the trail what was read at marks."""
@@ -264,7 +264,7 @@ class EnergyMeter(Closing):
             window.marks[at] = (moment, phase, self._trail.last if self._trail else None)
         self._unsettled.clear()
 
-    def _add(self, reading: Reading) -> None:
+    def _add(self, reading: EnergyReading) -> None:
         if self._trail:
             try:
                 self._trail.add(reading)
@@ -292,7 +292,7 @@ class EnergyMeter(Closing):
             reason = window.fault or self.reason
             return Measurement(seconds, None, self.idle_w, source=self.source, reason=reason)
 
-        def at(moment: float, point: Point | None) -> Point:
+        def at(moment: float, point: TrailPoint | None) -> TrailPoint:
             return point or trail.at(moment)
 
         start = window.start if source.counts else trail.at(window.began)
@@ -304,13 +304,13 @@ class EnergyMeter(Closing):
                 reason += f": {self.reason}"
             return Measurement(seconds, None, self.idle_w, source=source.name, reason=reason, gap_s=gap_s)
 
-        def counted(before: Point, after: Point) -> float:
+        def counted(before: TrailPoint, after: TrailPoint) -> float:
             spent = zip(source.counted, before.joules, after.joules, strict=True)
             return sum(end - start for is_counted, start, end in spent if is_counted)
 
         phases: dict[str, float] = {}
         before = start
-        rest: tuple[float, Phase, Point | None] = (ended, "rest", end)
+        rest: tuple[float, Phase, TrailPoint | None] = (ended, "rest", end)
         marked = window.began
         for moment, phase, point in [*window.marks, rest] if window.marks else []:
             marked = min(max(moment, marked), ended)  # the clock may have gone backwards

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.energy.base import Finding, Power, UnreadableError, read_number, read_text
+from edgespec.energy.base import PowerSource, SourceFinding, UnreadableError, read_number, read_text
 from edgespec.errors import describe_os_error
 from edgespec.platform.boards import device_model
 
@@ -31,7 +31,7 @@ _HANGS_AFTER_S = 2.0
 _VIDEO_GROUP = ("sudo usermod --append --groups video $USER", "then log out and in again")
 
 
-class PmicPower(Power):
+class PmicPower(PowerSource):
     """The rails of a Raspberry Pi 5's power chip, scaled to the whole board."""
 
     name = PMIC
@@ -71,24 +71,24 @@ class PmicPower(Power):
         return (sum(watts) * _PMIC_SCALE + _PMIC_OFFSET_W,)
 
 
-def find_pmic(root: Path, vcgencmd: Path | None = None) -> Finding:
+def find_pmic(root: Path, vcgencmd: Path | None = None) -> SourceFinding:
     """Look for a Raspberry Pi 5; `vcgencmd` is the path of its command, default: the usual places."""
     board = device_model(root)
     if "Raspberry Pi" in board and "Raspberry Pi 5" not in board:
-        return Finding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
+        return SourceFinding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
     if vcgencmd is None:
         vcgencmd = next((root / path for path in _VCGENCMD if (root / path).exists()), None)
     if vcgencmd is None:
         if "Raspberry Pi 5" in board:
             fix = ("sudo apt install raspi-utils   # brings vcgencmd",)
-            return Finding(PMIC, None, "vcgencmd is not installed", fix, present=True)
-        return Finding(PMIC, None, "this is no Raspberry Pi 5")
+            return SourceFinding(PMIC, None, "vcgencmd is not installed", fix, present=True)
+        return SourceFinding(PMIC, None, "this is no Raspberry Pi 5")
     source = PmicPower(vcgencmd)
     try:
         source.read()
     except UnreadableError as error:
-        return Finding(PMIC, None, str(error), error.fix, present=True)
-    return Finding(PMIC, source, present=True)
+        return SourceFinding(PMIC, None, str(error), error.fix, present=True)
+    return SourceFinding(PMIC, source, present=True)
 
 
 # ---- INA sensors ----
@@ -114,7 +114,7 @@ class _Rail:
         return volts * read_number(self.folder / f"curr{self.channel}_input") / 1e3
 
 
-class InaPower(Power):
+class InaPower(PowerSource):
     """The rails of a board that have INA sensors."""
 
     interval_s = 0.1
@@ -131,19 +131,19 @@ class InaPower(Power):
         return tuple(rail.watts() for rail in self._rails)
 
 
-def find_ina(root: Path) -> Finding:
+def find_ina(root: Path) -> SourceFinding:
     """Look for INA power sensors among the hwmon devices."""
     try:
         chips, rails = _rails(root / "sys/class/hwmon")
         if not rails:
-            return Finding(INA, None, f"no INA3221 or INA2xx sensor in {root / 'sys/class/hwmon'}")
+            return SourceFinding(INA, None, f"no INA3221 or INA2xx sensor in {root / 'sys/class/hwmon'}")
         source = InaPower(rails, chips[0])
         source.read()
     except OSError as error:
-        return Finding(INA, None, describe_os_error(error), present=True)
+        return SourceFinding(INA, None, describe_os_error(error), present=True)
     except UnreadableError as error:
-        return Finding(INA, None, str(error), error.fix, present=True)
-    return Finding(INA, source, present=True)
+        return SourceFinding(INA, None, str(error), error.fix, present=True)
+    return SourceFinding(INA, source, present=True)
 
 
 def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
@@ -182,7 +182,7 @@ def _label(folder: Path, channel: int) -> str:
 BATTERY = "battery"
 
 
-class BatteryPower(Power):
+class BatteryPower(PowerSource):
     """A laptop's batteries while they discharge: the power of the whole machine, display included."""
 
     interval_s = 1.0  # gauges update every second or more slowly
@@ -219,19 +219,19 @@ def _battery_watts(folder: Path) -> float:
     return abs(read_number(folder / "current_now")) * read_number(folder / "voltage_now") / 1e12
 
 
-def find_battery(root: Path) -> Finding:
+def find_battery(root: Path) -> SourceFinding:
     """Look for discharging batteries that power the machine."""
     try:
         folders = list(_batteries(root / "sys/class/power_supply"))
         if not folders:
-            return Finding(BATTERY, None, f"no battery in {root / 'sys/class/power_supply'}")
+            return SourceFinding(BATTERY, None, f"no battery in {root / 'sys/class/power_supply'}")
         source = BatteryPower(folders)
         source.read()
     except OSError as error:
-        return Finding(BATTERY, None, describe_os_error(error), present=True)
+        return SourceFinding(BATTERY, None, describe_os_error(error), present=True)
     except UnreadableError as error:
-        return Finding(BATTERY, None, str(error), error.fix, present=True)
-    return Finding(BATTERY, source, present=True)
+        return SourceFinding(BATTERY, None, str(error), error.fix, present=True)
+    return SourceFinding(BATTERY, source, present=True)
 
 
 def _batteries(supplies: Path) -> Iterator[Path]:
@@ -246,7 +246,7 @@ def _batteries(supplies: Path) -> Iterator[Path]:
 # ---- an assumption ----
 
 
-class AssumedPower(Power):
+class AssumedPower(PowerSource):
     """Constant watts that the user gave."""
 
     estimated = True

@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgespec.energy.base import Finding, UnreadableError, read_number, read_text
-from edgespec.energy.rapl_counters import KIND, Counters, Zone
+from edgespec.energy.base import SourceFinding, UnreadableError, read_number, read_text
+from edgespec.energy.rapl_counters import KIND, RaplCounters, RaplZone
 from edgespec.energy.through_pyrapl import PyRAPLCounters
 from edgespec.platform.cpu import read_cpu
 
@@ -38,24 +38,24 @@ _POWERCAP = "sys/class/powercap"
 _PACKAGE = re.compile(r"package-\d+(?:-die-\d+)?")
 
 
-def find_rapl(root: Path) -> Finding:
+def find_rapl(root: Path) -> SourceFinding:
     """Look for RAPL counters below `root`. Never raises: the finding says what is missing."""
-    zones: tuple[Zone, ...] = ()
+    zones: tuple[RaplZone, ...] = ()
     try:
         zones = tuple(_zones(root / _POWERCAP))
         if not zones:
-            return Finding(KIND, None, _why_none(root))
-        source = Counters(zones)
+            return SourceFinding(KIND, None, _why_none(root))
+        source = RaplCounters(zones)
         source.read()  # may find that they cannot be read
     except OSError as error:
-        return Finding(KIND, None, f"{root / _POWERCAP}: {error.strerror or error}")
+        return SourceFinding(KIND, None, f"{root / _POWERCAP}: {error.strerror or error}")
     except UnreadableError as error:
         fix = GROUP_FIX if "root only" in str(error) else error.fix
-        return Finding(KIND, None, str(error), fix, present=True)
-    return Finding(KIND, _through_pyrapl(root, source) or source, present=True)
+        return SourceFinding(KIND, None, str(error), fix, present=True)
+    return SourceFinding(KIND, _through_pyrapl(root, source) or source, present=True)
 
 
-def _zones(powercap: Path) -> Iterator[Zone]:
+def _zones(powercap: Path) -> Iterator[RaplZone]:
     """Yield each zone to count, once: some machines show a package through registers and through MMIO."""
     seen = set()
     for folder in sorted(powercap.glob("intel-rapl*:*"), key=lambda path: ("mmio" in path.name, path.name)):
@@ -64,7 +64,7 @@ def _zones(powercap: Path) -> Iterator[Zone]:
         domain = _domain(powercap, folder)
         if domain and domain not in seen:
             seen.add(domain)
-            yield Zone(domain, folder, _range_uj(folder))
+            yield RaplZone(domain, folder, _range_uj(folder))
 
 
 def _domain(powercap: Path, folder: Path) -> str:
@@ -95,7 +95,7 @@ def _why_none(root: Path) -> str:
     return reason
 
 
-def _through_pyrapl(root: Path, direct: Counters) -> Counters | None:
+def _through_pyrapl(root: Path, direct: RaplCounters) -> RaplCounters | None:
     """Return the same counters read by pyRAPL, or None if it cannot read them."""
     if root != Path("/") or not is_for_pyrapl(root, direct.zones):
         return None
@@ -105,7 +105,7 @@ def _through_pyrapl(root: Path, direct: Counters) -> Counters | None:
         return None
 
 
-def is_for_pyrapl(root: Path, zones: Sequence[Zone]) -> bool:
+def is_for_pyrapl(root: Path, zones: Sequence[RaplZone]) -> bool:
     """Whether these zones are all that pyRAPL understands: one Intel package and perhaps its memory.
 
     It expects one package per socket, all with or all without memory, and knows neither dies nor psys.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.energy.base import Reading, UnreadableError, read_number
+from edgespec.energy.base import EnergyReading, UnreadableError, read_number
 
 KIND = "RAPL"
 _MOST_W = 1000.0  # of a package or its memory: twice the short peaks of the largest sockets
@@ -18,7 +18,7 @@ _LATE_S = 1.0  # how old a counter's figure may be when it is read; a generous b
 
 
 @dataclass(frozen=True, slots=True)
-class Zone:
+class RaplZone:
     """One counter."""
 
     domain: str
@@ -38,13 +38,13 @@ class Zone:
         return (self.range_uj or _USUAL_RANGE_UJ) / 1e6 / self.most_w
 
 
-class Counters:
+class RaplCounters:
     """The counters of some zones, read from sysfs; pyRAPL's are a subclass."""
 
     counts = True
     estimated = False
 
-    def __init__(self, zones: Sequence[Zone], name: str = KIND) -> None:
+    def __init__(self, zones: Sequence[RaplZone], name: str = KIND) -> None:
         self.zones = tuple(zones)
         self._files = [str(zone.folder / "energy_uj") for zone in zones]
         self.name = name
@@ -67,14 +67,14 @@ class Counters:
             return tuple(map(read_number, self._files))  # raises with the reason
         return tuple(figures)
 
-    def joules(self, before: Reading, after: Reading) -> tuple[float, ...]:
+    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
         """Return the joules of each zone; its counter may have wrapped once."""
         seconds = after.at - before.at
         pairs = zip(self.zones, before.figures, after.figures, strict=True)
         return tuple(_joules(zone, start, end, seconds) for zone, start, end in pairs)
 
 
-def _joules(zone: Zone, start: float, end: float, seconds: float) -> float:
+def _joules(zone: RaplZone, start: float, end: float, seconds: float) -> float:
     if seconds >= zone.wraps_after_s:
         raise UnreadableError(
             f"RAPL was not read for {seconds:.3g} s (suspended, or starved of time): "

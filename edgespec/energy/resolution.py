@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from edgespec.energy.base import Reading, Source
+from edgespec.energy.base import EnergyReading, EnergySource
 
 _OBSERVED_S = 0.2
 _ENOUGH_STEPS = 50
@@ -26,7 +26,7 @@ class Resolution:
     """The time between two samples of a source of power; None for a counter or an assumption."""
 
 
-def find_resolution(source: Source, read: Callable[[], Reading | None]) -> Resolution:
+def find_resolution(source: EnergySource, read: Callable[[], EnergyReading | None]) -> Resolution:
     """Return the resolution of `source`; watches a counter for 0.2 s. `read` returns None on failure."""
     if not source.counts:
         if math.isinf(source.interval_s):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.energy.base import Finding
+from edgespec.energy.base import SourceFinding
 from edgespec.energy.power import AssumedPower, find_battery, find_ina, find_pmic
 from edgespec.energy.rapl import find_rapl
 from edgespec.errors import UsageError
@@ -16,7 +16,7 @@ ASSUMED = "assumption"
 
 def survey(
     root: Path = Path("/"), *, assume_watts: float | None = None, vcgencmd: Path | None = None
-) -> tuple[Finding, ...]:
+) -> tuple[SourceFinding, ...]:
     """Return a finding for each kind of source; the first available one is the best.
 
     All paths are looked up below `root`. `vcgencmd`: path of a Raspberry Pi's command, if it is not in a
@@ -27,11 +27,11 @@ def survey(
         if not (math.isfinite(assume_watts) and assume_watts > 0):
             problem = "not a number above 0; give the power of this machine in watts, such as 15"
             raise UsageError(problem, field="assume_watts", value=f"{assume_watts:g}")
-        found.insert(0, Finding(ASSUMED, AssumedPower(assume_watts), present=True))
+        found.insert(0, SourceFinding(ASSUMED, AssumedPower(assume_watts), present=True))
     return tuple(found)
 
 
-def why_none(found: Sequence[Finding]) -> str:
+def why_none(found: Sequence[SourceFinding]) -> str:
     """Return in one line why no source is available."""
     present = [finding for finding in found if finding.present]
     told = present or [finding for finding in found if "virtual machine" in finding.reason]

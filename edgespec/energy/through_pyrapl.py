@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.energy.base import UnreadableError
-from edgespec.energy.rapl_counters import Counters, Zone
+from edgespec.energy.rapl_counters import RaplCounters, RaplZone
 
 _PLACES = {"package-0": 0, "dram-0": 1}  # in what Sensor.energy returns
 
 
-class PyRAPLCounters(Counters):
+class PyRAPLCounters(RaplCounters):
     """The counters of one package, and its memory, of the running machine."""
 
-    def __init__(self, zones: Sequence[Zone]) -> None:
+    def __init__(self, zones: Sequence[RaplZone]) -> None:
         """Set pyRAPL up. Raises UnreadableError if it is missing or cannot read these counters."""
         super().__init__(zones, "RAPL through pyRAPL")
         try:

@@ -17,7 +17,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.footprint import CTX_STEP, PROCESS_BYTES, required_bytes, target_rollback
 from edgespec.nodes.connection import Nodes, connect
 from edgespec.nodes.description import measure_speed
-from edgespec.nodes.splitting import Machine, Split, place
+from edgespec.nodes.splitting import LayerSplit, LocalMachine, place
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
@@ -42,7 +42,7 @@ class RemoteTarget(Closing):
     """The nodes of a target. A context manager; it closes the connections, and not the model."""
 
     def __init__(
-        self, options: PairOptions, target: GGUFHeader, home: Machine, on_message: MessageFn
+        self, options: PairOptions, target: GGUFHeader, home: LocalMachine, on_message: MessageFn
     ) -> None:
         """Connect to the nodes of `options` and share the layers of `target` out.
 
@@ -140,7 +140,7 @@ def open_nodes(
     target = headers[0]
     available = available_bytes()
     beside = PROCESS_BYTES + sum(required_bytes(draft, _cells(options, draft)) for draft in headers[1:])
-    home = Machine(
+    home = LocalMachine(
         _UNLIMITED if available is None else max(0, available - beside),
         measure_speed(kernels or Kernels("", declined=True), options.n_threads or default_threads()),
         target_rollback(target, parallel=options.parallel or 2).n_states(1),
@@ -152,7 +152,7 @@ def _cells(options: PairOptions, header: GGUFHeader) -> int:
     return options.n_cells or options.n_ctx or min(header.n_ctx_train, USUAL_CELLS)
 
 
-def _placement(split: Split) -> Placement | None:
+def _placement(split: LayerSplit) -> Placement | None:
     nodes = [
         RemoteLayers(share.node.name, share.node.endpoint, share.n_layers)
         for share in split.nodes

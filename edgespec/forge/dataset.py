@@ -28,9 +28,9 @@ from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.forge.shards import Arrays, open_shard
 from edgespec.models.sources import check_disk, format_size
 from edgespec.platform.files import cache_root, replacing, write_atomically
-from edgespec.platform.kept_file import DamagedError, parse_json
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, parse_json
 
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
@@ -152,7 +152,7 @@ class Dataset:
             stored = parse_json(file, file.read_bytes(), form=_FORM, version=_VERSION)
         except FileNotFoundError:
             return
-        except DamagedError as error:
+        except DamagedFileError as error:
             raise EdgespecError(f"{file}: {error}; remove {self.folder} to begin anew") from None
         except OSError as error:
             raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
@@ -222,7 +222,7 @@ class Dataset:
             return None
         except OSError as error:
             raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
-        except DamagedError as error:
+        except DamagedFileError as error:
             aside = path.with_name(f"{path.name}.set-aside")
             path.replace(aside)
             self._on_message(f"{path}: damaged ({error}); set aside as {aside.name}, the rest is used")

@@ -36,7 +36,7 @@ from edgespec.forge.evaluation_process import (
 from edgespec.forge.progress import ProgressFn, StageContext, StageProgress, unseen
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import Gains, MadeDraft, drafts_for, read_record, write_record
+from edgespec.models.made_drafts import DraftSpeedups, MadeDraft, drafts_for, read_record, write_record
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
@@ -74,10 +74,10 @@ class CandidateResult:
     """Bytes of its file; None: without a draft model."""
 
     @property
-    def gains(self) -> Gains:
+    def gains(self) -> DraftSpeedups:
         """The median speed-ups; 1 where nothing was written, so that nothing could be compared."""
         medians = [one.speedup.median if one.speedup else 1.0 for one in (self.greedy, self.sampled)]
-        return Gains(*medians)
+        return DraftSpeedups(*medians)
 
 
 @dataclass(frozen=True, slots=True)

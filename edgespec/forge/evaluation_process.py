@@ -21,7 +21,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, Conversation, answer, say
+from edgespec.platform.child import REFUSED, ReportingChild, answer, say
 
 GREEDY, SAMPLED = 0.0, 0.8
 """The temperatures at which drafts are judged."""
@@ -82,7 +82,7 @@ class EvaluationTask:
 
     def runs(self) -> Iterator[Run]:
         """Yield the runs as they end. Raises EdgespecError in one line if the process cannot do its work."""
-        conversation = Conversation("edgespec.forge.evaluation_process", "_in_child", self)
+        conversation = ReportingChild("edgespec.forge.evaluation_process", "_in_child", self)
         for kind, value in conversation:
             if kind == "run":
                 yield msgspec.convert(value, Run)

@@ -20,8 +20,8 @@ from edgespec.energy import Measurement
 from edgespec.forge.vocabulary_ranking import Ids
 from edgespec.models.made_drafts import Family
 from edgespec.platform.files import replacing, write_atomically
-from edgespec.platform.kept_file import KeptFile, parse_struct
 from edgespec.platform.messages import MessageFn
+from edgespec.platform.state_file import StateFile, parse_struct
 
 _CUT, _NAME = "token_ids.npy", "name"  # of a run; of the draft that a training became
 _BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # of a training: loop.py, checkpoint.py
@@ -149,7 +149,7 @@ def resumed(folder: Path, key: str, on_message: MessageFn, *, force: bool = Fals
 
     `force`: a run that has ended without keeping a draft goes on too, so that it is kept.
     """
-    kept = KeptFile(
+    kept = StateFile(
         folder / "make.json",
         lambda data: parse_struct(data, RunState),
         lock=".make.lock",

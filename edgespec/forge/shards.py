@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.platform.kept_file import DamagedError
+from edgespec.platform.state_file import DamagedFileError
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -42,7 +42,7 @@ def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Array
             _check_sums(path)
         arrays = _mapped(path)
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
-        raise DamagedError(str(error)) from None
+        raise DamagedFileError(str(error)) from None
     _check_shape(arrays, n_embd, n_vocab)
     return arrays
 
@@ -51,7 +51,7 @@ def _check_sums(path: Path) -> None:
     """Raise DamagedError unless all bytes are those that were written."""
     with zipfile.ZipFile(path) as file:
         if wrong := file.testzip():
-            raise DamagedError(f"{wrong}: wrong checksum")
+            raise DamagedFileError(f"{wrong}: wrong checksum")
 
 
 def _mapped(path: Path) -> Arrays:
@@ -61,7 +61,7 @@ def _mapped(path: Path) -> Arrays:
     with zipfile.ZipFile(path) as file, path.open("rb") as raw:
         for info in file.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
-                raise DamagedError(f"{info.filename}: compressed")
+                raise DamagedFileError(f"{info.filename}: compressed")
             raw.seek(info.header_offset)
             start = raw.tell() + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size)))
             raw.seek(start)
@@ -75,7 +75,7 @@ def _mapped(path: Path) -> Arrays:
             n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             content = data[raw.tell() : start + info.file_size]
             if len(content) != n_bytes:
-                raise DamagedError(f"{info.filename}: {len(content)} bytes, {n_bytes} expected")
+                raise DamagedFileError(f"{info.filename}: {len(content)} bytes, {n_bytes} expected")
             arrays[info.filename.removesuffix(".npy")] = content.view(dtype).reshape(shape).view(np.ndarray)
     return arrays
 
@@ -83,18 +83,18 @@ def _mapped(path: Path) -> Arrays:
 def _check_shape(arrays: Arrays, n_embd: int, n_vocab: int) -> None:
     """Raise DamagedError unless the arrays are those of a shard of such a target."""
     if missing := sorted(_NAMES - arrays.keys()):
-        raise DamagedError(f"it has no {missing[0]}")
+        raise DamagedFileError(f"it has no {missing[0]}")
     length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)
     n_prompt, tokens, features = arrays["n_prompt"], arrays["tokens"], arrays["features"]
     columns = [arrays[name].shape for name in ("n_prompt", "first", "temperature", "source", "key")]
     if any(shape != length.shape for shape in columns) or tokens.shape != (length.sum(),):
-        raise DamagedError("its arrays do not belong together")
+        raise DamagedFileError("its arrays do not belong together")
     if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), n_embd):
-        raise DamagedError(f"hidden states of shape {features.shape} and type {features.dtype}")
+        raise DamagedFileError(f"hidden states of shape {features.shape} and type {features.dtype}")
     if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt.astype(np.int64) <= length)):
-        raise DamagedError("lengths that cannot be")
+        raise DamagedFileError("lengths that cannot be")
     if (
         tokens.size
         and not 0 <= int(tokens.astype(np.int64).min()) <= int(tokens.astype(np.int64).max()) < n_vocab
     ):
-        raise DamagedError("token ids that the target does not have")
+        raise DamagedFileError("token ids that the target does not have")

@@ -30,7 +30,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import wheel_for_another_board
-from edgespec.platform.child import Conversation, answer, say
+from edgespec.platform.child import ReportingChild, answer, say
 from edgespec.platform.limits import is_refusal, why_refused
 
 if _problem := wheel_for_another_board():
@@ -295,7 +295,7 @@ def _quantize_in_child(
     conversion: _Conversion, part: Path, on_progress: Callable[[int, int], None]
 ) -> str | None:
     """Run the conversion; None on success, else the reason in one line."""
-    child = Conversation("edgespec.llama.backend", "_quantize_here", conversion)
+    child = ReportingChild("edgespec.llama.backend", "_quantize_here", conversion)
     for _, (done, total) in child:
         on_progress(done, total)
     if child.ended.code == 0:

@@ -25,7 +25,7 @@ from edgespec.llama.prefetch import PrefetchChoice, measure, unmeasured
 from edgespec.platform.child import run_in_child
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept_file import KeptFile, parse_struct
+from edgespec.platform.state_file import StateFile, parse_struct
 
 TIMEOUT_S = 20.0
 """The test takes about a second, and longer on a busy machine."""
@@ -104,7 +104,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _kept(plugin: Path, isa: str) -> KeptFile[SelfTest] | None:
+def _kept(plugin: Path, isa: str) -> StateFile[SelfTest] | None:
     """Return the file that stores the result; None if its key or the cache directory cannot be found."""
     cpu = read_cpu()
     digest = hashlib.sha256(f"{isa}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
@@ -115,10 +115,10 @@ def _kept(plugin: Path, isa: str) -> KeptFile[SelfTest] | None:
         path = cache_root() / f"selftest-{digest.hexdigest()[:32]}.json"
     except (OSError, UsageError):  # a library replaced under a running process; no home directory
         return None
-    return KeptFile(path, lambda data: parse_struct(data, SelfTest))
+    return StateFile(path, lambda data: parse_struct(data, SelfTest))
 
 
-def _read(kept: KeptFile[SelfTest] | None) -> SelfTest | None:
+def _read(kept: StateFile[SelfTest] | None) -> SelfTest | None:
     """Return the stored result, or None."""
     try:
         return kept.read() if kept else None
@@ -126,7 +126,7 @@ def _read(kept: KeptFile[SelfTest] | None) -> SelfTest | None:
         return None
 
 
-def _keep(kept: KeptFile[SelfTest] | None, answer: SelfTest) -> bool:
+def _keep(kept: StateFile[SelfTest] | None, answer: SelfTest) -> bool:
     """Store `answer`; return whether that worked. If not, the next process tests again."""
     if kept is None:
         return False

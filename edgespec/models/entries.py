@@ -55,7 +55,7 @@ class Derivation:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The figures of a model's header that determine its memory beside the weights."""
 
     cache: int
@@ -84,8 +84,8 @@ class Entry:
     sha256: str | None = None
     """Lower-case hex; None if unverified: the first pull's hash is then trusted."""
     parts: tuple[str, ...] = ()
-    """Of a split model, the SHA-256 of the files after the first, in their order."""
-    shape: Shape | None = None
+    """SHA-256 of the files after the first, in their order; () unless the model is split."""
+    shape: ModelShape | None = None
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
     sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
@@ -136,7 +136,7 @@ class Registry:
                 "see `edgespec models list`, or give a path or hf:OWNER/REPO/FILE.gguf"
             ) from None
 
-    def shape(self, entry: Entry) -> Shape | None:
+    def shape(self, entry: Entry) -> ModelShape | None:
         """Return the entry's shape, or that of its base; None if models.toml has neither."""
         return entry.shape or (self.entries[entry.derived.base].shape if entry.derived else None)
 

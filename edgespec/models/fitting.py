@@ -22,7 +22,7 @@ ALIKE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PairFit:
     """A pair of models.toml, and whether this machine can hold it."""
 
     pair: str
@@ -34,7 +34,7 @@ class Fit:
     """Whether so much is available now; None if unknown."""
 
 
-def fitting_pairs(registry: Registry, store: Store, root: Path = Path("/")) -> list[Fit]:
+def fitting_pairs(registry: Registry, store: Store, root: Path = Path("/")) -> list[PairFit]:
     """Return all pairs, sorted by the memory they need, with unknown needs last.
 
     `root`: the folder with `proc`.
@@ -51,11 +51,11 @@ def fitting_pairs(registry: Registry, store: Store, root: Path = Path("/")) -> l
         target, draft = needs[pair.target], needs[pair.draft]
         needed = None if target is None or draft is None else PROCESS_BYTES + target + draft
         fits = None if needed is None or available is None else needed <= available
-        found.append(Fit(name, pair.target, pair.draft, needed, fits))
+        found.append(PairFit(name, pair.target, pair.draft, needed, fits))
     return sorted(found, key=lambda fit: (fit.needed is None, fit.needed or 0))
 
 
-def best_pair(pairs: Sequence[Fit], registry: Registry, root: Path = Path("/")) -> str | None:
+def best_pair(pairs: Sequence[PairFit], registry: Registry, root: Path = Path("/")) -> str | None:
     """Return the largest pair that fits and leaves room for other programs; None if there is none.
 
     Of equally large pairs (ALIKE) it is the last in models.toml; the user's own come after the shipped ones.

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.rollback import RollbackSize
-from edgespec.models.entries import Shape
+from edgespec.models.entries import ModelShape
 from edgespec.platform.memory import memory_left
 
 PROCESS_BYTES = 64 << 20
@@ -69,9 +69,9 @@ def session_bytes(header: GGUFHeader, n_ctx: int) -> int:
     return required_bytes(header, n_ctx) - header.file_bytes
 
 
-def shape_of(header: GGUFHeader) -> Shape:
+def shape_of(header: GGUFHeader) -> ModelShape:
     """Return the figures of the header that determine the model's memory beside its weights."""
-    return Shape(
+    return ModelShape(
         cache=cell_bytes(header),
         heads=header.n_head,
         width=header.n_ff + 2 * header.n_embd,
@@ -81,7 +81,7 @@ def shape_of(header: GGUFHeader) -> Shape:
 
 
 def loaded_bytes(
-    file_bytes: int, shape: Shape, n_ctx: int, n_batch: int = 512, n_logits_max: int = 64
+    file_bytes: int, shape: ModelShape, n_ctx: int, n_batch: int = 512, n_logits_max: int = 64
 ) -> int:
     """Return the estimated memory of a model of this size and shape with `n_ctx` tokens of context.
 

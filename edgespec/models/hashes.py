@@ -19,7 +19,7 @@ from edgespec.models.entries import Entry
 from edgespec.models.pull import hash_file
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept_file import KeptFile, parse_struct
+from edgespec.platform.state_file import StateFile, parse_struct
 
 SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 """64 lower-case hexadecimal digits, for records that msgspec checks."""
@@ -28,15 +28,15 @@ _MOST = 64  # files that are remembered: the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True)
-class _Hashed:
+class _FileHash:
     size: int
     mtime_ns: int
     sha256: SHA256
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    files: dict[str, _Hashed] = field(default_factory=dict)
+class _HashTable:
+    files: dict[str, _FileHash] = field(default_factory=dict)
     """In the order in which they were hashed."""
 
 
@@ -49,7 +49,7 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> s
     if known := known_sha256(path):
         return known
     stat = path.stat()
-    found = _Hashed(stat.st_size, stat.st_mtime_ns, hash_file(path, on_bytes))
+    found = _FileHash(stat.st_size, stat.st_mtime_ns, hash_file(path, on_bytes))
     _remember(_kept(), str(path), found)
     return found.sha256
 
@@ -71,22 +71,24 @@ def known_sha256(path: Path) -> str | None:
     return None
 
 
-def _kept() -> KeptFile[_Kept]:
-    return KeptFile(cache_root() / "hashes.json", lambda data: parse_struct(data, _Kept), lock=".hashes.lock")
+def _kept() -> StateFile[_HashTable]:
+    return StateFile(
+        cache_root() / "hashes.json", lambda data: parse_struct(data, _HashTable), lock=".hashes.lock"
+    )
 
 
-def _read(kept: KeptFile[_Kept]) -> _Kept:
+def _read(kept: StateFile[_HashTable]) -> _HashTable:
     try:
-        return kept.read() or _Kept()
+        return kept.read() or _HashTable()
     except OSError:
-        return _Kept()
+        return _HashTable()
 
 
-def _remember(kept: KeptFile[_Kept], path: str, found: _Hashed) -> None:
-    def added(old: _Kept | None) -> bytes:
-        files = {name: one for name, one in (old or _Kept()).files.items() if name != path}
+def _remember(kept: StateFile[_HashTable], path: str, found: _FileHash) -> None:
+    def added(old: _HashTable | None) -> bytes:
+        files = {name: one for name, one in (old or _HashTable()).files.items() if name != path}
         newest = [*files.items(), (path, found)][-_MOST:]
-        return msgspec.json.encode(_Kept(dict(newest)))
+        return msgspec.json.encode(_HashTable(dict(newest)))
 
     try:
         kept.update(added)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from edgespec.errors import EdgespecError
 from edgespec.models.entries import Entry, HubSource
-from edgespec.models.sources import PartFile, PartState, Report, SourceFailed, check_disk, one_line
+from edgespec.models.sources import PartFile, PartState, Report, SourceFailure, check_disk, one_line
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
@@ -56,9 +56,9 @@ def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -
         url, metadata = _hub_metadata(source)
         version = metadata.etag or ""
         if entry.size and metadata.size and metadata.size != entry.size:
-            raise SourceFailed(f"wrong size: {metadata.size} bytes, expected {entry.size}")
+            raise SourceFailure(f"wrong size: {metadata.size} bytes, expected {entry.size}")
         if entry.sha256 and re.fullmatch(r"[0-9a-f]{64}", version) and version != entry.sha256:
-            raise SourceFailed(f"wrong SHA-256: {version}, expected {entry.sha256}")
+            raise SourceFailure(f"wrong SHA-256: {version}, expected {entry.sha256}")
         state = PartState(source.label, version)
         if part.state() != state or part.size() > (metadata.size or 0):
             part.discard()
@@ -89,25 +89,25 @@ def _hub_failures() -> Iterator[None]:
 
     try:
         yield
-    except (SourceFailed, EdgespecError):
+    except (SourceFailure, EdgespecError):
         raise
     except errors.OfflineModeIsEnabled:
-        raise SourceFailed("offline mode is on (HF_HUB_OFFLINE)") from None
+        raise SourceFailure("offline mode is on (HF_HUB_OFFLINE)") from None
     except errors.GatedRepoError:
-        raise SourceFailed(
+        raise SourceFailure(
             "gated: accept its licence on the hub and log in there (`hf auth login`)"
         ) from None
     except errors.RepositoryNotFoundError:
-        raise SourceFailed("no such repository, or a private one") from None
+        raise SourceFailure("no such repository, or a private one") from None
     except errors.RevisionNotFoundError:
-        raise SourceFailed("no such revision") from None
+        raise SourceFailure("no such revision") from None
     except errors.EntryNotFoundError:
-        raise SourceFailed("no such file") from None
+        raise SourceFailure("no such file") from None
     except Exception as error:  # noqa: BLE001 - the errors of whichever HTTP library the hub library uses
         kind = type(error).__name__
         network = any(word in kind for word in ("Connect", "Timeout", "Proxy"))
         what = "the hub cannot be reached: " if network else ""
-        raise SourceFailed(one_line(what + (str(error) or kind))) from None
+        raise SourceFailure(one_line(what + (str(error) or kind))) from None
 
 
 class _Quiet:

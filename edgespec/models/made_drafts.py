@@ -38,8 +38,8 @@ _Factor = Annotated[float, msgspec.Meta(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Gains:
-    """Tokens a second over those of plain decoding, through the real loop on held-out prompts."""
+class DraftSpeedups:
+    """Tokens a second divided by those of plain decoding, measured on held-out prompts."""
 
     greedy: _Factor
     """At temperature 0."""
@@ -48,7 +48,7 @@ class Gains:
 
     @property
     def mean(self) -> float:
-        """The geometric mean of both: what drafts are compared by."""
+        """The geometric mean of both, by which drafts are compared."""
         return math.sqrt(self.greedy * self.sampled)
 
 
@@ -60,7 +60,7 @@ class MadeDraft:
     """Its name in models.toml."""
     family: Family
     target_name: str
-    """What its target was called; `target_sha256` decides."""
+    """Name of its target; `target_sha256` decides."""
     target_sha256: SHA256
     target_bytes: _Amount
     """Size of the target's file: one of another size need not be hashed."""
@@ -69,9 +69,9 @@ class MadeDraft:
     tokens_seen: _Amount = 0
     """Tokens of training, repetitions counted; 0: its weights are the source's."""
     hours: _Number = 0.0
-    """Of training."""
+    """Hours of training."""
     joules: _Number | None = None
-    """Of making it; None: not measured."""
+    """Energy spent making it; None: not measured."""
     joules_reason: str = ""
     """Why there are no joules, in one line."""
     acceptance: tuple[_Share, ...] = ()
@@ -79,12 +79,12 @@ class MadeDraft:
     that the first was, and so on."""
     cost_ratio: _Factor
     """c: seconds of its pass over one token, divided by the target's."""
-    gains: Gains
-    """When it was last judged."""
+    gains: DraftSpeedups
+    """Speed-ups when it was last evaluated."""
     processor: str = ""
-    """On which it was judged."""
+    """Processor of that evaluation."""
     made: str
-    """When, ISO 8601."""
+    """Date and time, ISO 8601."""
     parent: str | None = None
     """The draft or model whose weights it started from."""
     edgespec: str = ""

@@ -14,9 +14,9 @@ from edgespec.models.entries import (
     Derivation,
     Entry,
     HubSource,
+    ModelShape,
     PairNames,
     Registry,
-    Shape,
     WheelsSource,
     nearest,
 )
@@ -127,10 +127,10 @@ def _derivation(value: object, where: str) -> Derivation:
     return derivation
 
 
-def _shape(value: object, where: str) -> Shape:
+def _shape(value: object, where: str) -> ModelShape:
     table = _TomlTable(value, where)
-    names = [field.name for field in fields(Shape) if field.default is MISSING or table.has(field.name)]
-    shape = Shape(**{name: table.positive(name) for name in names})
+    names = [field.name for field in fields(ModelShape) if field.default is MISSING or table.has(field.name)]
+    shape = ModelShape(**{name: table.positive(name) for name in names})
     table.close()
     return shape
 

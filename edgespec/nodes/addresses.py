@@ -30,15 +30,15 @@ class NodeAddress:
     """Where one node is."""
 
     name: str
-    """As the user wrote it, without the layers."""
+    """The user's text, without the layers."""
     host: str
-    """What ssh, or a socket, is given."""
+    """Host for ssh, or for a socket."""
     port: int | None
-    """None: that of the one node which runs there."""
+    """None: the port of the only node that runs there."""
     direct: bool
     """Whether it is connected to without ssh."""
     n_layers: int | None = None
-    """How many layers the user wants there; None: what is best."""
+    """Layers that the user wants there; None: the best number."""
 
 
 def read_addresses(text: str, *, unsafe: bool) -> tuple[NodeAddress, ...]:

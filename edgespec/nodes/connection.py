@@ -22,40 +22,40 @@ from edgespec.nodes.addresses import NodeAddress
 from edgespec.nodes.description import (
     LEAST_MEMORY,
     NodeDescription,
+    NodeSpeed,
     RunningNode,
-    Speed,
     network,
     running_nodes,
 )
-from edgespec.nodes.requests import Requests, check_protocol
-from edgespec.nodes.tunnel import ASK_S, LOOPBACK, Question, Tunnel
+from edgespec.nodes.rpc_client import RPCClient, check_protocol
+from edgespec.nodes.tunnel import ASK_S, LOOPBACK, NodeQuery, Tunnel
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.messages import MessageFn, silent
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ConnectedNode:
     """A node that can be used."""
 
     name: str
     address: NodeAddress
     endpoint: str
-    """Where llama.cpp reaches it from here: "127.0.0.1:40123"."""
+    """Address at which llama.cpp reaches it from here: "127.0.0.1:40123"."""
     processor: str
-    """"": unknown, as the next one is of a node that is reached without ssh on another machine."""
-    speed: Speed | None
+    """Processor's name; "" (and no speed) for a node that is reached without ssh on another machine."""
+    speed: NodeSpeed | None
     memory_bytes: int
-    """What layers may take now."""
+    """Memory that layers may take now."""
     round_trip_s: float
-    """From here to the node and back, with the smallest request."""
+    """Time from here to the node and back, with the smallest request."""
     bytes_per_s: float | None = None
-    """How fast data gets there; None: not measured."""
+    """Bandwidth to the node; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """Where a node is, and what is known of its machine."""
+class _NodeRoute:
+    """Route to a node, and its machine's description."""
 
     address: NodeAddress
     port: int
@@ -66,7 +66,7 @@ class _Way:
 class Nodes(Closing):
     """Nodes that were connected to. Closing them ends the tunnels; the nodes go on."""
 
-    def __init__(self, nodes: Sequence[Node], tunnels: dict[str, Tunnel]) -> None:
+    def __init__(self, nodes: Sequence[ConnectedNode], tunnels: dict[str, Tunnel]) -> None:
         self.nodes = tuple(nodes)
         self._tunnels = tunnels
 
@@ -119,7 +119,7 @@ def _ask_machines(addresses: Sequence[NodeAddress], ask_s: float) -> dict[str, N
     """Ask all machines that ssh reaches, at once."""
     with ExitStack() as opened:
         hosts = dict.fromkeys(address.host for address in addresses if not address.direct)
-        questions = {host: opened.enter_context(Question(host)) for host in hosts}
+        questions = {host: opened.enter_context(NodeQuery(host)) for host in hosts}
         return {host: read_description(host, question.answer(ask_s)) for host, question in questions.items()}
 
 
@@ -160,27 +160,27 @@ def _check_sizes(name: str, node: RunningNode, total: int | None) -> None:
         raise EdgespecError(f"{name}: says of its speed what cannot be; restart the node")
 
 
-def _way(address: NodeAddress, machine: NodeDescription | None) -> _Way:
+def _way(address: NodeAddress, machine: NodeDescription | None) -> _NodeRoute:
     """Return which node the address means."""
     host = address.host
     if machine is None:
         here = running_nodes() if host == LOOPBACK else ()
         assert address.port is not None  # noqa: S101 - direct addresses have one
         running = next((node for node in here if node.port == address.port), None)
-        return _Way(address, address.port, None, running)
+        return _NodeRoute(address, address.port, None, running)
     ports = [node.port for node in machine.running]
     if address.port is not None:  # another user's node is not in the list
         running = next((node for node in machine.running if node.port == address.port), None)
-        return _Way(address, address.port, machine, running)
+        return _NodeRoute(address, address.port, machine, running)
     if not ports:
         raise EdgespecError(f"{host}: no node runs there; start it: ssh {host} edgespec node")
     if len(ports) > 1:
         listed = ", ".join(f"{host}:{port}" for port in ports)
         raise UsageError(f"several nodes run there; choose of {listed}", field="nodes", value=host)
-    return _Way(address, ports[0], machine, machine.running[0])
+    return _NodeRoute(address, ports[0], machine, machine.running[0])
 
 
-def _check_each_once(ways: Sequence[_Way]) -> None:
+def _check_each_once(ways: Sequence[_NodeRoute]) -> None:
     seen: dict[tuple[str, int], str] = {}
     for way in ways:
         # A machine may have several names, and this one may be reached through ssh too.
@@ -192,11 +192,11 @@ def _check_each_once(ways: Sequence[_Way]) -> None:
             raise UsageError(f"that is the same node as {other}", field="nodes", value=way.address.name)
 
 
-def _examine(way: _Way, tunnel: Tunnel | None, *, bandwidth: bool) -> Node:
+def _examine(way: _NodeRoute, tunnel: Tunnel | None, *, bandwidth: bool) -> ConnectedNode:
     """Ask the node itself. Raises EdgespecError if it cannot be used."""
     name, machine, running = way.address.name, way.machine, way.running
     host, port = (LOOPBACK, tunnel.local_port) if tunnel else (_ipv4(way.address), way.port)
-    with Requests(name, host, port) as requests:
+    with RPCClient(name, host, port) as requests:
         memory = requests.check_sizes().free
         round_trip_s = requests.round_trip_s()
         bytes_per_s = requests.bytes_per_s(round_trip_s) if bandwidth else None
@@ -209,7 +209,7 @@ def _examine(way: _Way, tunnel: Tunnel | None, *, bandwidth: bool) -> Node:
         )
     processor = machine.processor if machine else read_cpu().model if running else ""
     speed = running.speed if running else machine.speed if machine else None
-    return Node(
+    return ConnectedNode(
         name=name,
         address=way.address,
         endpoint=f"{host}:{port}",
@@ -230,7 +230,7 @@ def _ipv4(address: NodeAddress) -> str:
         raise EdgespecError(f"{address.name}: {reason}; check the name, or give the address") from None
 
 
-def _tell(node: Node, on_message: MessageFn) -> None:
+def _tell(node: ConnectedNode, on_message: MessageFn) -> None:
     if node.speed is None:
         on_message(f"{node.name}: its speed is not known; it counts as the slowest of the others")
     elif node.speed.kernels == STOCK:

@@ -1,4 +1,4 @@
-"""What a machine is as a node, for the client that shares a model's layers out.
+"""Description of a machine as a node, for the client that splits a model's layers.
 
     edgespec node --describe --json     a NodeDescription, through ssh: no port is opened for it
 
@@ -36,7 +36,7 @@ _ROUND_S = 0.1
 _MOST_BYTES = 1 << 30
 
 
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """How fast a machine is as a node."""
 
     kernels: str
@@ -56,8 +56,8 @@ class RunningNode(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     pid: int
     memory_bytes: int
-    """What clients may take of its memory."""
-    speed: Speed
+    """Memory that clients may take."""
+    speed: NodeSpeed
 
 
 class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,13 +68,13 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     llama_cpp_python: str
     ggml: str
     protocol: tuple[int, int, int]
-    """Of the RPC: major, minor, patch."""
+    """Version of the RPC protocol: major, minor, patch."""
     processor: str
     n_processors: int
     memory_bytes: int | None
-    """What a node that begins now could give its clients; None: unknown."""
+    """Memory that a node started now could give its clients; None: unknown."""
     total_bytes: int | None
-    speed: Speed
+    speed: NodeSpeed
     """That of the first running node, else measured now."""
     running: tuple[RunningNode, ...]
     network: str = ""
@@ -117,7 +117,7 @@ def memory_to_give(root: Path = Path("/")) -> int | None:
     return None if available is None else max(0, available - max(_LEAST_RESERVE, available // 16))
 
 
-def measure_speed(loaded: kernels.Kernels, n_threads: int) -> Speed:
+def measure_speed(loaded: kernels.Kernels, n_threads: int) -> NodeSpeed:
     """Time the products of a layer, with weights that come from memory; takes half a second."""
     layer_ms = None
     available = available_bytes() or 0
@@ -125,7 +125,7 @@ def measure_speed(loaded: kernels.Kernels, n_threads: int) -> Speed:
         prefetch = loaded.self_test.choice.prefetch if loaded.self_test else Prefetch()
         with WeightStream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
             layer_ms = {n: _layer_ms(stream, n, prefetch, n_threads) for n in SIZES}
-    return Speed(kernels=loaded.name, reason=loaded.reason, n_threads=n_threads, layer_ms=layer_ms)
+    return NodeSpeed(kernels=loaded.name, reason=loaded.reason, n_threads=n_threads, layer_ms=layer_ms)
 
 
 def _layer_ms(stream: WeightStream, n: int, prefetch: Prefetch, n_threads: int) -> float:

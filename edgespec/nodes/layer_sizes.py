@@ -1,4 +1,4 @@
-"""What each layer of a model takes of memory, and how much of it a pass reads."""
+"""Memory that each layer of a model takes, and how much of it a pass reads."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What the layers of a model take; all in bytes."""
+class LayerSizes:
+    """Sizes of a model's layers, in bytes."""
 
     weights: tuple[int, ...]
-    """Of each layer, as the next two."""
+    """Weights of each layer."""
     read: tuple[float, ...]
-    """Of the weights what a pass of `TOKENS` tokens reads: not all experts."""
+    """Weights that a pass of `TOKENS` tokens reads in each layer: not all experts."""
     cache: tuple[int, ...]
     """Keys and values of all tokens, and states."""
     beside: int
-    """Of the tensors that are of no layer."""
+    """Tensors that belong to no layer."""
     buffers: int
     """On each machine with layers."""
     logits: int
-    """Of the rows of logits, which are here."""
+    """Rows of logits, which are on this machine."""
 
     @cached_property
     def _held(self) -> list[int]:
@@ -67,7 +67,7 @@ class Sizes:
         return (self._reads[end] - self._reads[begin]) / LAYER_BYTES
 
 
-def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: int) -> Sizes:
+def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: int) -> LayerSizes:
     """Return the sizes of the model's layers, with a cache of `n_cells` tokens and `n_states` states.
 
     `own_kernels`: the passes are edgespec's, whose attention keeps no scores.
@@ -82,7 +82,7 @@ def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: i
             read[int(match[1])] += tensor.bytes * (share if tensor.n_matrices > 1 else 1.0)
         else:
             beside += tensor.bytes
-    return Sizes(
+    return LayerSizes(
         weights=tuple(weights),
         read=tuple(read),
         cache=_cache_bytes(header, n_layers, n_cells, n_states),

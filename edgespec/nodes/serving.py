@@ -22,17 +22,17 @@ import msgspec
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import kernels, rpc
 from edgespec.llama.choices import KernelsChoice
-from edgespec.nodes import kept_weights
+from edgespec.nodes import weight_store
 from edgespec.nodes.description import (
     LEAST_MEMORY,
+    NodeSpeed,
     RunningNode,
-    Speed,
     announced,
     measure_speed,
     memory_to_give,
 )
-from edgespec.nodes.requests import Requests
-from edgespec.platform.child import Conversation, Ended, answer, say
+from edgespec.nodes.rpc_client import RPCClient
+from edgespec.platform.child import ChildExit, ReportingChild, answer, say
 from edgespec.platform.messages import MessageFn, silent
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - only with --unsafe-no-ssh
@@ -53,7 +53,7 @@ class NodeOptions:
     """Where weights are kept."""
     kernels: KernelsChoice = "auto"
     memory_bytes: int | None = None
-    """What clients may take; None: what is free. Only edgespec's kernels keep to it."""
+    """Memory that clients may take; None: all that is free. Only edgespec's kernels keep to it."""
     everywhere: bool = False
     """Whether other machines reach the port, and with it this one's user."""
 
@@ -86,9 +86,9 @@ def run_node(
     memory = _memory(options)
     options = replace(options, port=free_port(options.host, options.port))
     ends: list[float] = []
-    with kept_weights.held(options.folder, on_message) as is_ours:
+    with weight_store.held(options.folder, on_message) as is_ours:
         while True:
-            keeps = is_ours and kept_weights.prepare(options.folder, on_message)
+            keeps = is_ours and weight_store.prepare(options.folder, on_message)
             folder = str(options.folder) if keeps else None
             service = _Service(options.host, options.port, options.n_threads, memory, folder, options.kernels)
             ended = _serve_once(service, on_ready)
@@ -127,9 +127,9 @@ def free_port(host: str, port: int) -> int:
         return found
 
 
-def _serve_once(service: _Service, on_ready: Callable[[RunningNode], None]) -> Ended:
+def _serve_once(service: _Service, on_ready: Callable[[RunningNode], None]) -> ChildExit:
     """Run the server until it ends. Raises EdgespecError if it ended before it was ready."""
-    conversation = Conversation("edgespec.nodes.serving", "serve_here", service)
+    conversation = ReportingChild("edgespec.nodes.serving", "serve_here", service)
     ready = False
     with closing(iter(conversation)) as said:
         for _, speed in said:
@@ -138,7 +138,7 @@ def _serve_once(service: _Service, on_ready: Callable[[RunningNode], None]) -> E
                 port=service.port,
                 pid=os.getpid(),
                 memory_bytes=service.memory_bytes,
-                speed=msgspec.convert(speed, Speed, str_keys=True),
+                speed=msgspec.convert(speed, NodeSpeed, str_keys=True),
             )
             with announced(node):
                 on_ready(node)
@@ -150,7 +150,7 @@ def _serve_once(service: _Service, on_ready: Callable[[RunningNode], None]) -> E
     return conversation.ended
 
 
-def _reason(ended: Ended) -> str:
+def _reason(ended: ChildExit) -> str:
     if ended.code == -9:
         return "it was killed: perhaps there was no memory left"
     complaint = ended.complaint.removeprefix("edgespec: error: ").partition(" - the model file")[0]
@@ -183,17 +183,17 @@ def _serve(service: _Service) -> None:
         device,
         n_threads=service.n_threads,
         kept=folder,
-        least_free=kept_weights.LEAST_FREE,
+        least_free=weight_store.LEAST_FREE,
     )
     raise EdgespecError(f"llama.cpp's server cannot listen on port {service.port}")
 
 
-def _tell_when_ready(port: int, speed: Speed) -> None:
+def _tell_when_ready(port: int, speed: NodeSpeed) -> None:
     """Send the one pair of the conversation when the server answers."""
     begun = time.monotonic()
     while time.monotonic() - begun < _READY_S:
         try:
-            Requests("this node", LOOPBACK, port, timeout_s=_READY_S).close()
+            RPCClient("this node", LOOPBACK, port, timeout_s=_READY_S).close()
         except EdgespecError:  # it does not listen yet
             time.sleep(0.02)
         else:

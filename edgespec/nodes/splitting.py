@@ -27,9 +27,9 @@ from math import inf
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
-from edgespec.nodes.connection import Node
-from edgespec.nodes.description import Speed
-from edgespec.nodes.layer_sizes import TOKENS, Sizes, sizes_of
+from edgespec.nodes.connection import ConnectedNode
+from edgespec.nodes.description import NodeSpeed
+from edgespec.nodes.layer_sizes import TOKENS, LayerSizes, sizes_of
 
 WORTH_IT = 1.1
 """How many times as fast as here a node must be to get layers that could be here: its weights come over the
@@ -40,46 +40,46 @@ _UNKNOWN_MS = 10.0  # of that layer, where no machine's speed is known
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LocalMachine:
     """This machine, for the model whose layers are shared out."""
 
     memory_bytes: int
-    """What the model may take here: weights, cache and buffers of its passes."""
-    speed: Speed | None
+    """Memory that the model may take here: weights, cache and buffers of its passes."""
+    speed: NodeSpeed | None
     """None: unknown."""
     n_states: int = 1
     """States that a cache of recurrent layers keeps, snapshots included (footprint.target_rollback)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one machine gets."""
+class LayerShare:
+    """Layers that one machine gets."""
 
-    node: Node | None
+    node: ConnectedNode | None
     """None: this machine."""
     n_layers: int
     n_bytes: int
-    """Memory: weights, cache, buffers; here with embedding and output matrix."""
+    """Memory for weights, cache and buffers; on this machine with embedding and output matrix."""
     ms: float
-    """Expected of the products of its layers, in a pass of `TOKENS` tokens."""
+    """Expected time of its layers' products, in a pass of `TOKENS` tokens."""
     network_ms: float
-    """Expected of the way there and back, in the same pass."""
+    """Expected time of the network there and back, in the same pass."""
 
 
 @dataclass(frozen=True)
-class Split:
+class LayerSplit:
     """Which machine gets how many layers."""
 
-    home: Share
-    nodes: tuple[Share, ...]
-    """Those that get any, in the order of the layers; () if none is worth it."""
-    unused: tuple[Node, ...]
+    home: LayerShare
+    nodes: tuple[LayerShare, ...]
+    """Nodes that get any, in the order of the layers; () if none is worth it."""
+    unused: tuple[ConnectedNode, ...]
     alone_ms: float | None
-    """Expected of the products of a pass of `TOKENS` tokens here alone; None: the model does not fit."""
+    """Expected time of the products of a pass of `TOKENS` tokens here alone; None: the model does not fit."""
 
     @property
     def ms(self) -> float:
-        """Expected of a pass of `TOKENS` tokens, without the output matrix."""
+        """Expected time of a pass of `TOKENS` tokens, without the output matrix."""
         return sum(share.ms + share.network_ms for share in (self.home, *self.nodes))
 
     @property
@@ -97,22 +97,22 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What a pass costs on each machine, this one first."""
+class SplitCosts:
+    """Costs of a pass on each machine, this one first."""
 
     layer_ms: Sequence[float]
-    """Of the products of a layer of `LAYER_BYTES`."""
+    """Time of the products of a layer of `LAYER_BYTES`."""
     network_ms: Sequence[float]
-    """Of the way there and back."""
+    """Time of the network there and back."""
 
-    def ms(self, sizes: Sizes, machine: int, begin: int, end: int) -> float:
+    def ms(self, sizes: LayerSizes, machine: int, begin: int, end: int) -> float:
         """Return the milliseconds of the layers `begin` .. `end` - 1 on a machine; 0 for none."""
         if begin == end:
             return 0.0
         return self.network_ms[machine] + self.layer_ms[machine] * sizes.layers_read(begin, end)
 
 
-def place(header: GGUFHeader, n_cells: int, home: Machine, nodes: Sequence[Node]) -> Split:
+def place(header: GGUFHeader, n_cells: int, home: LocalMachine, nodes: Sequence[ConnectedNode]) -> LayerSplit:
     """Return which machine gets which layers of the model, with a cache of `n_cells` tokens.
 
     Blocks of an MTP head count as this machine's. Raises EdgespecError if the model does not fit, UsageError,
@@ -122,7 +122,7 @@ def place(header: GGUFHeader, n_cells: int, home: Machine, nodes: Sequence[Node]
     sizes = sizes_of(header, n_cells, own_kernels=own_kernels, n_states=home.n_states)
     _check_wishes(sizes, nodes)
     speeds = _layer_ms([home.speed, *(node.speed for node in nodes)])
-    costs = Costs(speeds, [0.0, *(_network_ms(node, header.n_embd) for node in nodes)])
+    costs = SplitCosts(speeds, [0.0, *(_network_ms(node, header.n_embd) for node in nodes)])
     judged = replace(costs, layer_ms=[speeds[0], *(WORTH_IT * ms for ms in speeds[1:])])
     wished = [None, *(node.address.n_layers for node in nodes)]
     memory = [home.memory_bytes, *(node.memory_bytes for node in nodes)]
@@ -135,22 +135,26 @@ def place(header: GGUFHeader, n_cells: int, home: Machine, nodes: Sequence[Node]
 
 
 def _split(
-    sizes: Sizes, nodes: Sequence[Node], costs: Costs, ends: Sequence[int], alone: float | None
-) -> Split:
-    home = Share(None, ends[0], sizes.home(ends[0]), costs.ms(sizes, 0, 0, ends[0]), 0.0)
-    used, unused = list[Share](), list[Node]()
+    sizes: LayerSizes,
+    nodes: Sequence[ConnectedNode],
+    costs: SplitCosts,
+    ends: Sequence[int],
+    alone: float | None,
+) -> LayerSplit:
+    home = LayerShare(None, ends[0], sizes.home(ends[0]), costs.ms(sizes, 0, 0, ends[0]), 0.0)
+    used, unused = list[LayerShare](), list[ConnectedNode]()
     for i, (node, begin, end) in enumerate(zip(nodes, ends, ends[1:], strict=False), 1):
         if begin == end:
             unused.append(node)
             continue
         way = costs.network_ms[i]
         ms = costs.ms(sizes, i, begin, end) - way
-        used.append(Share(node, end - begin, sizes.node(begin, end), ms, way))
-    return Split(home, tuple(used), tuple(unused), alone)
+        used.append(LayerShare(node, end - begin, sizes.node(begin, end), ms, way))
+    return LayerSplit(home, tuple(used), tuple(unused), alone)
 
 
 def best_ends(
-    sizes: Sizes, memory: Sequence[int], costs: Costs, wished: Sequence[int | None]
+    sizes: LayerSizes, memory: Sequence[int], costs: SplitCosts, wished: Sequence[int | None]
 ) -> list[int] | None:
     """Return where each machine's layers end, so that a pass takes the least time; None if they do not fit.
 
@@ -181,14 +185,14 @@ def best_ends(
     return ends
 
 
-def _layer_ms(speeds: Sequence[Speed | None]) -> list[float]:
+def _layer_ms(speeds: Sequence[NodeSpeed | None]) -> list[float]:
     """Return the milliseconds of a layer of `LAYER_BYTES` on each machine; unknown: as on the slowest."""
     times = [speed.layer_ms and speed.layer_ms.get(TOKENS) if speed else None for speed in speeds]
     slowest = max((ms for ms in times if ms), default=_UNKNOWN_MS)
     return [ms or slowest for ms in times]
 
 
-def _network_ms(node: Node, n_embd: int) -> float:
+def _network_ms(node: ConnectedNode, n_embd: int) -> float:
     """Return the milliseconds that a pass is on the way: hidden states, there and back."""
     n_bytes = 2 * 4 * TOKENS * n_embd  # numbers of 4 bytes
     transfer_s = n_bytes / node.bytes_per_s if node.bytes_per_s else 0.0
@@ -198,7 +202,7 @@ def _network_ms(node: Node, n_embd: int) -> float:
 # ---- what does not fit ----
 
 
-def _check_wishes(sizes: Sizes, nodes: Sequence[Node]) -> None:
+def _check_wishes(sizes: LayerSizes, nodes: Sequence[ConnectedNode]) -> None:
     """Raise UsageError if a user wants more layers on a node than there are, or than fit."""
     wished = sum(node.address.n_layers or 0 for node in nodes)
     for node in nodes:
@@ -218,7 +222,9 @@ def _check_wishes(sizes: Sizes, nodes: Sequence[Node]) -> None:
             )
 
 
-def _too_large(header: GGUFHeader, sizes: Sizes, home: Machine, nodes: Sequence[Node]) -> str:
+def _too_large(
+    header: GGUFHeader, sizes: LayerSizes, home: LocalMachine, nodes: Sequence[ConnectedNode]
+) -> str:
     offered = ", ".join(f"{node.name} {_gigabytes(node.memory_bytes)}" for node in nodes)
     needed = sizes.home(sizes.n_layers) + len(nodes) * sizes.buffers
     return (

@@ -66,7 +66,7 @@ _OPEN_S = 30.0
 _END_S = 2.0
 
 
-class Question(Closing):
+class NodeQuery(Closing):
     """`edgespec node --describe --json` on the machine `host`, under way from the start."""
 
     def __init__(self, host: str) -> None:

@@ -33,7 +33,7 @@ class Board:
     """A kind of board, as far as its wheels depend on it."""
 
     name: str
-    """As in `make pi5` and `dist/pi5`. The llama.cpp wheel for it has the build tag "1" + name."""
+    """Name in `make pi5` and `dist/pi5`. The llama.cpp wheel for it has the build tag "1" + name."""
     title: str
     models: tuple[str, ...]
     """How /proc/device-tree/model begins on the boards that these wheels suit best."""

@@ -32,7 +32,7 @@ sys.exit({function}(*sys.argv[1:]))
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChildExit:
     """How a child ended."""
 
     code: int | None
@@ -43,7 +43,7 @@ class Ended:
     """The last line it wrote to stdout, or ""; always "" from a Conversation."""
 
 
-def run_in_child(module: str, function: str, *arguments: str, timeout_s: float | None = None) -> Ended:
+def run_in_child(module: str, function: str, *arguments: str, timeout_s: float | None = None) -> ChildExit:
     """Run `module.function(*arguments)` in a new Python; its return value is the exit code.
 
     The child is killed when this process ends, or when an exception such as Ctrl-C ends the wait.
@@ -60,14 +60,14 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
         try:
             child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return Ended(None, "")
+            return ChildExit(None, "")
         finally:
             child.kill()
             child.wait()
-        return Ended(child.returncode, _last_line(complaints), _last_line(said))
+        return ChildExit(child.returncode, _last_line(complaints), _last_line(said))
 
 
-class Conversation:
+class ReportingChild:
     """Work in a child process that reports results as it finds them. Iterate over it, once.
 
     `module.function()` runs in a new Python with `request` on its stdin (see `answer`); each pair it sends
@@ -77,7 +77,7 @@ class Conversation:
     def __init__(self, module: str, function: str, request: object) -> None:
         self._what = module, function
         self._request = msgspec.json.encode(request)
-        self.ended = Ended(None, "")
+        self.ended = ChildExit(None, "")
         """How the child ended, after the last pair."""
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
@@ -96,7 +96,7 @@ class Conversation:
                 child.kill()
                 with child:  # closes the pipe and waits
                     pass
-            self.ended = Ended(child.returncode, _last_line(complaints))
+            self.ended = ChildExit(child.returncode, _last_line(complaints))
 
 
 def answer(kind: type[_T], work: Callable[[_T], None]) -> int:

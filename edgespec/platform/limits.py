@@ -31,7 +31,7 @@ class Limit:
     """The most that this process may have of something, and how much is taken of it."""
 
     name: str
-    """What sets it, for a message."""
+    """Its origin, for a message."""
     most: float
     used: int = 0
 

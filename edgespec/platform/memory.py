@@ -24,7 +24,7 @@ class MemoryLeft:
 
     bytes: int
     limit: str
-    """What leaves no more, if the machine itself has more; else empty."""
+    """Name of the limit that leaves no more, if the machine itself has more; else empty."""
 
 
 def memory_left(root: Path = ROOT) -> MemoryLeft | None:

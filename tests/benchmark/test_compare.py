@@ -18,7 +18,7 @@ from edgespec.benchmark.variants import parse_variants
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import Conversation
+from edgespec.platform.child import ReportingChild
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from tiny_states import tiny
 
@@ -301,7 +301,7 @@ def crashing(tmp_path, monkeypatch):
         (tmp_path / "crashes.py").write_text(CRASHES.format(act=act, when=when))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
         monkeypatch.setattr(
-            room, "Conversation", lambda _module, what, request: Conversation("crashes", what, request)
+            room, "ReportingChild", lambda _module, what, request: ReportingChild("crashes", what, request)
         )
 
     return crashing

@@ -10,7 +10,7 @@ import pytest
 from edgespec.benchmark.runs import FORMAT, AccuracyScore, BenchmarkOutcome, Cell, Run, as_json, from_json
 from edgespec.energy import Measurement
 from edgespec.errors import EdgespecError
-from edgespec.models.quantizations import ModelFacts
+from edgespec.models.quantizations import FileFacts
 
 RUN = Run(
     prompt="code/1",
@@ -41,7 +41,7 @@ OUTCOME = BenchmarkOutcome(
     machine={"processor": "naïve", "usable processors": 2, "memory GiB": 23.5},
     settings={"temperature": 0.0, "rule": "match"},
     suite={"name": "default", "prompts": {"code": 1}},
-    models={"t": ModelFacts("t", "t.gguf", "ab" * 32, 10, "Q4_0", made_from="t-q8_0")},
+    models={"t": FileFacts("t", "t.gguf", "ab" * 32, 10, "Q4_0", made_from="t-q8_0")},
     cells=(
         Cell("t", None, "stock", (RUN, PEERS), peak_rss_bytes=1 << 40),
         Cell("t", "d", "auto", skipped="its vocabulary is another one"),

@@ -26,7 +26,7 @@ from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter
-from edgespec.energy.base import Power
+from edgespec.energy.base import PowerSource
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache import Cache
 from edgespec.llama.session import Session
@@ -674,7 +674,7 @@ class Counter:
         return tuple((b - a) / 1e6 for a, b in zip(before.figures, after.figures, strict=True))
 
 
-class FiveWatts(Power):
+class FiveWatts(PowerSource):
     """A source of power, which a thread reads while a window is open."""
 
     name = "a power"

@@ -19,7 +19,7 @@ from edgespec.drafting.measure import MeasureProgress, measure
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import UnreadableError
 from edgespec.energy.power import AssumedPower
-from edgespec.energy.rapl_counters import Counters, Zone
+from edgespec.energy.rapl_counters import RaplCounters, RaplZone
 from edgespec.errors import EdgespecError
 from edgespec.llama.cache import Cache
 from edgespec.llama.weights import Model
@@ -109,11 +109,11 @@ class FakeSession(Closing):
         self.world.open.remove(self)
 
 
-class WorldCounters(Counters):
+class WorldCounters(RaplCounters):
     """Count what the world spends; go away after `reads`."""
 
     def __init__(self, world: World, reads: int) -> None:
-        super().__init__([Zone("package-0", Path("nowhere"), 262_143_328_850)])
+        super().__init__([RaplZone("package-0", Path("nowhere"), 262_143_328_850)])
         self.world, self.reads = world, reads
 
     def read(self) -> tuple[float, ...]:

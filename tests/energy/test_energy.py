@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.energy import EnergyMeter, survey
-from edgespec.energy.base import Reading, UnreadableError
+from edgespec.energy.base import EnergyReading, UnreadableError
 from edgespec.energy.power import PmicPower, find_battery, find_ina, find_pmic
 from edgespec.energy.rapl import GROUP_FIX, find_rapl, is_for_pyrapl
-from edgespec.energy.rapl_counters import Counters
+from edgespec.energy.rapl_counters import RaplCounters
 from edgespec.energy.through_pyrapl import PyRAPLCounters, _pyrapl
 from edgespec.errors import UsageError
 from energy_trees import (
@@ -33,9 +33,9 @@ from energy_trees import (
 )
 
 
-def counters(root: Path) -> Counters:
+def counters(root: Path) -> RaplCounters:
     source = find_rapl(root).source
-    assert isinstance(source, Counters)
+    assert isinstance(source, RaplCounters)
     return source
 
 
@@ -104,8 +104,8 @@ def test_a_package_seen_by_memory_alone_counts(tmp_path):
 # ---- RAPL: what is between two readings ----
 
 
-def spent(source: Counters, before: int, after: int, seconds: float = 1.0) -> float:
-    (joules,) = source.joules(Reading(0.0, (before,)), Reading(seconds, (after,)))
+def spent(source: RaplCounters, before: int, after: int, seconds: float = 1.0) -> float:
+    (joules,) = source.joules(EnergyReading(0.0, (before,)), EnergyReading(seconds, (after,)))
     return joules
 
 
@@ -225,9 +225,9 @@ def test_through_pyrapl(pyrapl):
 def test_pyrapls_counters_wrap(pyrapl):
     pyrapl.set("intel-rapl:0", INTEL_RANGE - 10)
     source = PyRAPLCounters(counters(pyrapl.root).zones)
-    before = Reading(0, source.read())
+    before = EnergyReading(0, source.read())
     pyrapl.set("intel-rapl:0", 30)
-    assert source.joules(before, Reading(1, source.read())) == pytest.approx((40e-6, 0))
+    assert source.joules(before, EnergyReading(1, source.read())) == pytest.approx((40e-6, 0))
 
 
 def test_pyrapl_without_memory(pyrapl):

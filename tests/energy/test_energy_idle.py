@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.energy import know_idle
-from edgespec.energy import EnergyMeter, idle_path, keep_idle, measure_idle
-from edgespec.energy.kept_idle import kept_idle
+from edgespec.energy import EnergyMeter, idle_path, measure_idle, store_idle_power
+from edgespec.energy.idle_store import load_idle_power
 from edgespec.energy.power import AssumedPower
 from edgespec.energy.rapl import find_rapl
 from edgespec.platform.other_load import OtherLoad
@@ -97,18 +97,18 @@ def test_kept_for_its_source(tmp_path, cache):
     laptop(tmp_path)
     battery(tmp_path / "other", power_now=9_500_000)
     assert EnergyMeter.choose(tmp_path).idle_w is None
-    assert keep_idle("RAPL", 3.14159265, tmp_path) == idle_path() == cache / "energy.json"
-    assert keep_idle("battery BAT0", 7, tmp_path / "other") == idle_path()
+    assert store_idle_power("RAPL", 3.14159265, tmp_path) == idle_path() == cache / "energy.json"
+    assert store_idle_power("battery BAT0", 7, tmp_path / "other") == idle_path()
     assert EnergyMeter.choose(tmp_path).idle_w == 3.14159
     assert EnergyMeter.choose(tmp_path / "other").idle_w == 7
     assert EnergyMeter.choose(tmp_path, 15).idle_w is None
-    assert kept_idle("RAPL through pyRAPL", tmp_path) is None
+    assert load_idle_power("RAPL through pyRAPL", tmp_path) is None
     assert sorted(file.name for file in cache.iterdir()) == [".lock", "energy.json"]
 
 
 def test_another_processor(tmp_path):
     laptop(tmp_path)
-    keep_idle("RAPL", 3, tmp_path)
+    store_idle_power("RAPL", 3, tmp_path)
     Powercap(tmp_path / "amd", AMD).zone("intel-rapl:0", "package-0", limit=AMD_RANGE)
     assert EnergyMeter.choose(tmp_path / "amd").idle_w is None
 
@@ -145,7 +145,7 @@ def test_damaged(tmp_path, cache, text):
     assert "energy.json: " in line
     assert "; set aside as energy.json.set-aside" in line
     assert "\n" not in line
-    assert keep_idle("RAPL", 4, tmp_path)
+    assert store_idle_power("RAPL", 4, tmp_path)
     assert EnergyMeter.choose(tmp_path).idle_w == 4
 
 
@@ -154,7 +154,7 @@ def test_a_later_edgespecs_file_stays(tmp_path, cache):
     write(cache / "energy.json", json.dumps({**GOOD, "version": 2}))
     lines: list[str] = []
     assert EnergyMeter.choose(tmp_path, on_message=lines.append).idle_w is None
-    assert keep_idle("RAPL", 4, tmp_path, lines.append) is None
+    assert store_idle_power("RAPL", 4, tmp_path, lines.append) is None
     assert all("later edgespec (format 2)" in line for line in lines)
     assert len(lines) == 2
     assert json.loads((cache / "energy.json").read_text())["version"] == 2
@@ -173,7 +173,7 @@ def test_it_cannot_be_kept(tmp_path, monkeypatch):
     write(tmp_path / "file", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     lines: list[str] = []
-    assert keep_idle("RAPL", 3, tmp_path, lines.append) is None
+    assert store_idle_power("RAPL", 3, tmp_path, lines.append) is None
     assert len(lines) == 1
     assert "could not be kept" in lines[0]
     assert EnergyMeter.choose(tmp_path, on_message=lines.append).idle_w is None

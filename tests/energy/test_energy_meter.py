@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.energy import EnergyMeter, Measurement
-from edgespec.energy.base import Power
+from edgespec.energy.base import PowerSource
 from edgespec.energy.meter import boot_clock
 from edgespec.energy.power import AssumedPower, BatteryPower
 from edgespec.energy.rapl import find_rapl
-from edgespec.energy.rapl_counters import Counters, Zone
+from edgespec.energy.rapl_counters import RaplCounters, RaplZone
 from energy_trees import INTEL_RANGE, Powercap, answering, battery, laptop, raspberry_pi, write
 
 
@@ -212,11 +212,11 @@ def test_the_clock_goes_backwards(meter, tree, clock, back):
     assert_sums(measured)
 
 
-class Fed(Counters):
+class Fed(RaplCounters):
     """Counters in memory, fed with joules."""
 
     def __init__(self, start: int, limit: int) -> None:
-        super().__init__([Zone("package-0", Path("nowhere"), limit)])
+        super().__init__([RaplZone("package-0", Path("nowhere"), limit)])
         self.raw, self.limit = start % limit, limit
 
     def feed(self, microjoules: int) -> None:
@@ -384,7 +384,7 @@ def test_plugged_in_and_out_again(on_battery):
 def test_time_going_backwards_gives_no_negative_joules(seconds, watts, marks):
     clock = Clock()
 
-    class Changing(Power):
+    class Changing(PowerSource):
         name, domains, counted, interval_s, now = "changing", ("all",), (True,), 100.0, 1.0
 
         def read(self) -> tuple[float, ...]:
@@ -472,7 +472,7 @@ def test_the_thread_reads_counters(tmp_path):
 def test_a_mark_does_not_wait_for_a_sample():
     is_reading, go_on = threading.Event(), threading.Event()
 
-    class Slow(Power):
+    class Slow(PowerSource):
         name, domains, counted, interval_s = "slow", ("all",), (True,), 0.001
 
         def read(self) -> tuple[float, ...]:

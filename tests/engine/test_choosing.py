@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
-from edgespec.models.made_drafts import Gains, MadeDraft, write_record
+from edgespec.models.made_drafts import DraftSpeedups, MadeDraft, write_record
 from edgespec.models.registry import add_local, remove_local, user_models_file
 from tiny_states import tiny
 
@@ -42,7 +42,7 @@ def make_draft(folder, name, target, gain):
         target_sha256=hashlib.sha256(data).hexdigest(),
         target_bytes=len(data),
         cost_ratio=0.1,
-        gains=Gains(gain, gain),
+        gains=DraftSpeedups(gain, gain),
         made="2026-01-02T03:04:05+00:00",
     )
     write_record(file, record)

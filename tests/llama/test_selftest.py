@@ -19,12 +19,12 @@ from edgespec.llama.kernel_timing import Prefetch
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.prefetch import PrefetchChoice, unmeasured
 from edgespec.llama.selftest import FAILED, SelfTest, self_test
-from edgespec.platform.child import Ended, run_in_child
+from edgespec.platform.child import ChildExit, run_in_child
 from fake_plugin import fake_plugin
 
-CRASHED = Ended(-signal.SIGSEGV, "")
-WRONG = Ended(FAILED, "the logits differ from stock by 77%")
-PASSED = Ended(0, "")
+CRASHED = ChildExit(-signal.SIGSEGV, "")
+WRONG = ChildExit(FAILED, "the logits differ from stock by 77%")
+PASSED = ChildExit(0, "")
 MEASURED = PrefetchChoice(Prefetch(2, 16384), gain=1.1, reason="", when=1.0)
 
 
@@ -55,7 +55,7 @@ class Children:
         self.n_measured += 1
         return self.choice
 
-    def __call__(self, module: str, function: str, *arguments: str, timeout_s: float) -> Ended:
+    def __call__(self, module: str, function: str, *arguments: str, timeout_s: float) -> ChildExit:
         assert callable(getattr(sys.modules[module], function))
         self.n += 1
         return self.ended
@@ -74,10 +74,10 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Children:
 
 def test_a_child_s_end() -> None:
     assert run_in_child("gc", "get_threshold").code == 1  # a tuple is no exit code
-    assert run_in_child("gc", "enable") == Ended(0, "")
+    assert run_in_child("gc", "enable") == ChildExit(0, "")
     assert run_in_child("os", "abort").code == -signal.SIGABRT
-    assert run_in_child("sys", "exit", "why not") == Ended(1, "why not")
-    assert run_in_child("signal", "pause", timeout_s=0.3) == Ended(None, "")
+    assert run_in_child("sys", "exit", "why not") == ChildExit(1, "why not")
+    assert run_in_child("signal", "pause", timeout_s=0.3) == ChildExit(None, "")
     assert "no_such_module" in run_in_child("no_such_module", "f").complaint
 
 
@@ -181,7 +181,7 @@ def test_every_type_that_matters_is_in_the_model() -> None:
 
 
 @pytest.mark.parametrize("ended", [PASSED, WRONG])
-def test_a_certain_answer_is_kept(children: Children, plugin: Path, ended: Ended) -> None:
+def test_a_certain_answer_is_kept(children: Children, plugin: Path, ended: ChildExit) -> None:
     children.ended = ended
     first = self_test(plugin, "avx2")
     assert (first.passed, first.certain) == (ended is PASSED, True)
@@ -192,9 +192,9 @@ def test_a_certain_answer_is_kept(children: Children, plugin: Path, ended: Ended
     assert children.n == 2
 
 
-@pytest.mark.parametrize("ended", [CRASHED, Ended(None, ""), Ended(1, "no memory")])
+@pytest.mark.parametrize("ended", [CRASHED, ChildExit(None, ""), ChildExit(1, "no memory")])
 def test_an_uncertain_answer_is_tried_again_after_a_day(
-    children: Children, plugin: Path, cache: Path, ended: Ended
+    children: Children, plugin: Path, cache: Path, ended: ChildExit
 ) -> None:
     children.ended = ended
     self_test(plugin, "avx2")
@@ -287,7 +287,7 @@ def test_a_choice_is_kept_with_the_answer(children: Children, plugin: Path) -> N
 
 
 @pytest.mark.parametrize("ended", [WRONG, CRASHED])
-def test_kernels_that_stay_out_are_not_measured(children: Children, plugin: Path, ended: Ended) -> None:
+def test_kernels_that_stay_out_are_not_measured(children: Children, plugin: Path, ended: ChildExit) -> None:
     children.ended = ended
     self_test(plugin, "avx2")
     self_test(plugin, "avx2")

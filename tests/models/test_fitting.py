@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.entries import Derivation, Entry, PairNames, Registry, Shape
-from edgespec.models.fitting import Fit, best_pair, expected_bytes, fitting_pairs
+from edgespec.models.entries import Derivation, Entry, ModelShape, PairNames, Registry
+from edgespec.models.fitting import PairFit, best_pair, expected_bytes, fitting_pairs
 from edgespec.models.footprint import PROCESS_BYTES, loaded_bytes, required_bytes
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Stamp, Store
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
 
-SHAPE = Shape(cache=1000, heads=4, width=1000, vocabulary=1000)
+SHAPE = ModelShape(cache=1000, heads=4, width=1000, vocabulary=1000)
 GIB = 1 << 30
 
 
-def entry(name: str, size: int | None, shape: Shape | None = SHAPE, **more: object) -> Entry:
+def entry(name: str, size: int | None, shape: ModelShape | None = SHAPE, **more: object) -> Entry:
     return Entry(name, size=size, shape=shape, quantization="Q8_0", **more)
 
 
@@ -68,9 +68,9 @@ def test_the_sum_of_both_and_the_process(tmp_path, nothing_here):
     needed = PROCESS_BYTES + loaded_bytes(4000, SHAPE, 2048) + loaded_bytes(500, SHAPE, 2048)
     enough, short = needed, needed - 1024
     (fit,) = fitting_pairs(both, nothing_here, memory(tmp_path / "enough", GIB, enough))
-    assert fit == Fit("p", "a", "b", needed, fits=True)
+    assert fit == PairFit("p", "a", "b", needed, fits=True)
     (fit,) = fitting_pairs(both, nothing_here, memory(tmp_path / "short", GIB, short))
-    assert fit == Fit("p", "a", "b", needed, fits=False)
+    assert fit == PairFit("p", "a", "b", needed, fits=False)
 
 
 def test_what_is_not_known(tmp_path, nothing_here):
@@ -110,8 +110,8 @@ def test_the_header_of_a_file_that_is_here_wins(tmp_path, nothing_here, tiny_pat
     assert expected_bytes(pulled, registry({}, pulled), nothing_here) == loaded_bytes(9, SHAPE, 2048)
 
 
-def fit(name: str, needed: int, *, fits: bool = True) -> Fit:
-    return Fit(name, "a", "a", needed, fits)
+def fit(name: str, needed: int, *, fits: bool = True) -> PairFit:
+    return PairFit(name, "a", "a", needed, fits)
 
 
 @pytest.mark.parametrize(

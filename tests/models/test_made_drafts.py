@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.made_drafts import (
-    Gains,
+    DraftSpeedups,
     MadeDraft,
     drafts_for,
     made_drafts,
@@ -32,7 +32,7 @@ RECORD = MadeDraft(
     joules_reason="no counter",
     acceptance=(0.6, 0.55),
     cost_ratio=0.06,
-    gains=Gains(1.44, 1.21),
+    gains=DraftSpeedups(1.44, 1.21),
     processor="some processor",
     made="2026-01-02T03:04:05+00:00",
     edgespec="0.1.0",
@@ -104,8 +104,8 @@ def test_a_record_that_is_none(tmp_path, changes):
 
 
 def test_the_best_draft_of_the_very_file(keep, target):
-    keep("good", gains=Gains(1.3, 1.2))
-    keep("best", gains=Gains(1.4, 1.2), made="2026-01-01T00:00:00+00:00")
+    keep("good", gains=DraftSpeedups(1.3, 1.2))
+    keep("best", gains=DraftSpeedups(1.4, 1.2), made="2026-01-01T00:00:00+00:00")
     keep("of-another", target_sha256="cd" * 32)
     keep("of-another-size", target_bytes=8)
     assert [one.name for one in drafts_for(str(target))] == ["best", "good"]

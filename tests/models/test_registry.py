@@ -4,7 +4,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
-from edgespec.models.entries import Derivation, Entry, HubSource, Shape, WheelsSource
+from edgespec.models.entries import Derivation, Entry, HubSource, ModelShape, WheelsSource
 from edgespec.models.hub_names import hub_entry
 from edgespec.models.models_toml import SHIPPED_FILE
 from edgespec.models.registry import load_registry
@@ -58,7 +58,7 @@ def test_a_derived_model_has_the_shape_of_its_source(user_toml):
     registry = load_registry()
     draft = registry.get("qwen2.5-0.5b-q4_0")
     assert draft.shape is None
-    assert registry.shape(draft) == Shape(cache=12_288, heads=14, width=6_656, vocabulary=151_936)
+    assert registry.shape(draft) == ModelShape(cache=12_288, heads=14, width=6_656, vocabulary=151_936)
     user_toml.write_text('[models.mine]\npath = "/mine.gguf"\n')
     registry = load_registry()
     assert registry.shape(registry.get("mine")) is None

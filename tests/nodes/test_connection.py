@@ -18,11 +18,11 @@ import sshd as sshd_room
 from command_line import COMMAND, python_path, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
-from edgespec.nodes import requests as requests_room
+from edgespec.nodes import rpc_client as requests_room
 from edgespec.nodes import tunnel as tunnel_room
 from edgespec.nodes.addresses import read_addresses
 from edgespec.nodes.connection import connect
-from edgespec.nodes.requests import Requests
+from edgespec.nodes.rpc_client import RPCClient
 from remote_models import loaded, logits
 from running_node import answering, node
 from tiny_models import make_tiny
@@ -202,13 +202,13 @@ def test_a_client_that_sleeps_lets_the_node_go(server, machine, monkeypatch):
     monkeypatch.setattr(tunnel_room, "_SILENT_S", 3)
     with node(machine.home) as (ready, _), connected(server.host) as nodes:
         host, _, port = nodes.nodes[0].endpoint.partition(":")
-        with Requests("client", host, int(port)) as requests:
+        with RPCClient("client", host, int(port)) as requests:
             time.sleep(4)
             assert requests.check_sizes().free
             (ssh,) = children("ssh")
             os.kill(ssh, signal.SIGSTOP)
             try:
-                with Requests("other", "127.0.0.1", ready["port"], timeout_s=30):
+                with RPCClient("other", "127.0.0.1", ready["port"], timeout_s=30):
                     pass
             finally:
                 os.kill(ssh, signal.SIGCONT)
@@ -345,7 +345,7 @@ def test_a_node_of_this_machine(tmp_path, monkeypatch):
             assert found.endpoint == f"127.0.0.1:{ready['port']}"
             assert found.speed.n_threads == 1
             assert found.bytes_per_s > 1e6
-        with Requests("other", "127.0.0.1", ready["port"]):  # it was left free
+        with RPCClient("other", "127.0.0.1", ready["port"]):  # it was left free
             monkeypatch.setattr(requests_room, "TIMEOUT_S", 0.2)
             assert problem(f"localhost:{ready['port']}") == (
                 f"localhost:{ready['port']}: no answer within 0.2 s; it may have another client"

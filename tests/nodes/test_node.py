@@ -16,8 +16,8 @@ import pytest
 from command_line import failed, run_cli, user_environment
 from edgespec.errors import EdgespecError
 from edgespec.llama import rpc
-from edgespec.nodes import kept_weights
-from edgespec.nodes.requests import Requests
+from edgespec.nodes import weight_store
+from edgespec.nodes.rpc_client import RPCClient
 from remote_models import loaded, logits
 from running_node import child_of, node
 from tiny_gguf import write_tiny_gguf
@@ -113,7 +113,7 @@ def test_a_second_node_with_the_same_folder_keeps_nothing(tmp_path):
     with node(tmp_path), node(tmp_path) as (ready, process):
         with loaded(path, devices(ready), kernels=False, output=True) as model:
             logits(model, TOKENS)
-        assert kept_weights.kept_bytes(tmp_path / "kept") == 0
+        assert weight_store.kept_bytes(tmp_path / "kept") == 0
         process.send_signal(signal.SIGINT)
         code, said = ended(process)
     assert (code, said.count("\n")) == (0, 1)
@@ -136,7 +136,7 @@ def test_a_node_whose_server_dies_serves_again(tmp_path):
     with node(tmp_path) as (ready, process):
         os.kill(child_of(process.pid), signal.SIGKILL)
         assert json.loads(process.stdout.readline()) == ready
-        with Requests("node", "127.0.0.1", ready["port"]) as requests:
+        with RPCClient("node", "127.0.0.1", ready["port"]) as requests:
             assert requests.protocol == rpc.PROTOCOL
         process.send_signal(signal.SIGINT)
         code, said = ended(process)
@@ -147,9 +147,9 @@ def test_a_node_whose_server_dies_serves_again(tmp_path):
 def test_a_node_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):
     elsewhere = "127.0.0.2"  # an address of this machine that only a listener on all addresses has
     with node(tmp_path) as (ready, _), pytest.raises(EdgespecError, match="nothing listens"):
-        Requests("node", elsewhere, ready["port"])
+        RPCClient("node", elsewhere, ready["port"])
     with node(tmp_path, "--unsafe-no-ssh") as (ready, process):
-        with Requests("node", elsewhere, ready["port"]) as requests:
+        with RPCClient("node", elsewhere, ready["port"]) as requests:
             assert requests.protocol == rpc.PROTOCOL
         process.send_signal(signal.SIGINT)
         assert "whoever reaches this port can run programs as you on this machine" in ended(process)[1]
@@ -198,22 +198,22 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 
 def test_a_full_disk_keeps_nothing(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(kept_weights, "LEAST_FREE", 1 << 60)
-    assert not kept_weights.prepare(tmp_path, said.append)
+    monkeypatch.setattr(weight_store, "LEAST_FREE", 1 << 60)
+    assert not weight_store.prepare(tmp_path, said.append)
     assert "are free on that disk: weights are not kept" in said[0]
 
 
 def test_files_that_were_checked_are_not_read_again(tmp_path, monkeypatch):
     kept = tmp_path / "kept"
-    with kept_weights.held(kept) as is_held:
+    with weight_store.held(kept) as is_held:
         assert is_held
-        assert kept_weights.prepare(kept)
+        assert weight_store.prepare(kept)
     (kept / "85944171f73967e8").write_bytes(b"foobar")  # of the hash's published test vectors
     (kept / "85944171f73967e9").write_bytes(b"foobar")
     said = []
-    kept_weights.prepare(kept, said.append)
+    weight_store.prepare(kept, said.append)
     assert [file.name for file in kept.iterdir() if len(file.name) == 16] == ["85944171f73967e8"]
-    assert kept_weights.kept_bytes(kept) == 6
+    assert weight_store.kept_bytes(kept) == 6
     assert len(said) == 1
-    monkeypatch.setattr(kept_weights, "_hash", lambda _file: pytest.fail("read again"))
-    kept_weights.prepare(kept)
+    monkeypatch.setattr(weight_store, "_hash", lambda _file: pytest.fail("read again"))
+    weight_store.prepare(kept)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.nodes.addresses import read_addresses
-from edgespec.nodes.connection import Node
-from edgespec.nodes.description import Speed
-from edgespec.nodes.layer_sizes import LAYER_BYTES, Sizes, sizes_of
-from edgespec.nodes.splitting import Costs, Machine, best_ends, place
+from edgespec.nodes.connection import ConnectedNode
+from edgespec.nodes.description import NodeSpeed
+from edgespec.nodes.layer_sizes import LAYER_BYTES, LayerSizes, sizes_of
+from edgespec.nodes.splitting import LocalMachine, SplitCosts, best_ends, place
 from tiny_gguf import write_tiny_gguf
 from tiny_models import make_tiny
 
@@ -20,12 +20,12 @@ N_CELLS = 512
 
 
 def speed(ms, kernels="avx2"):
-    return Speed(kernels=kernels, reason="", n_threads=1, layer_ms=ms and {1: ms / 2, 4: ms, 8: 2 * ms})
+    return NodeSpeed(kernels=kernels, reason="", n_threads=1, layer_ms=ms and {1: ms / 2, 4: ms, 8: 2 * ms})
 
 
 def node(text, memory, ms=1.0, round_trip_ms=1.0):
     (address,) = read_addresses(text, unsafe=False)
-    return Node(address.name, address, "127.0.0.1:1", "", speed(ms), memory, round_trip_ms / 1e3)
+    return ConnectedNode(address.name, address, "127.0.0.1:1", "", speed(ms), memory, round_trip_ms / 1e3)
 
 
 # ---- against all ways ----
@@ -40,9 +40,9 @@ def cases(draw):
     n, n_nodes = len(weights), draw(st.integers(1, 3))
     cache = tuple(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
     read = tuple(float(LAYER_BYTES * draw(st.integers(1, 9))) for _ in weights)
-    sizes = Sizes(weights, read, cache, *(draw(st.integers(0, 5)) for _ in range(3)))
+    sizes = LayerSizes(weights, read, cache, *(draw(st.integers(0, 5)) for _ in range(3)))
     memory = [draw(numbers) for _ in range(1 + n_nodes)]
-    costs = Costs(
+    costs = SplitCosts(
         [float(draw(st.integers(1, 4))) for _ in memory],
         [0.0, *(float(draw(st.integers(0, 20))) for _ in range(n_nodes))],
     )
@@ -99,8 +99,8 @@ def test_no_other_way_that_fits_is_faster(case):
 @pytest.mark.parametrize(("second_ms", "ends"), [(1.0, [10, 32, 32]), (0.5, [4, 4, 32])])
 def test_the_documented_example(second_ms, ends):
     weights = (140_000_000,) * 32
-    sizes = Sizes(weights, tuple(map(float, weights)), (0,) * 32, 500_000_000, 50_000_000, 0)
-    costs = Costs([1.0, 1.0, second_ms], [0.0, 1.0, 1.0])
+    sizes = LayerSizes(weights, tuple(map(float, weights)), (0,) * 32, 500_000_000, 50_000_000, 0)
+    costs = SplitCosts([1.0, 1.0, second_ms], [0.0, 1.0, 1.0])
     assert best_ends(sizes, [2 * 10**9, 4 * 10**9, 4 * 10**9], costs, [None] * 3) == ends
 
 
@@ -144,7 +144,7 @@ def test_experts_and_states_are_counted(tmp_path, name):
 
 
 def test_what_does_not_fit_here_goes_to_the_node(header, sizes):
-    split = place(header, N_CELLS, Machine(sizes.home(3), speed(1.0)), [node("a", 1 << 30)])
+    split = place(header, N_CELLS, LocalMachine(sizes.home(3), speed(1.0)), [node("a", 1 << 30)])
     assert counts(split) == (3, ("a", 5))
     assert (split.alone_ms, split.message) == (None, "")
     assert split.home.n_bytes == sizes.home(3)
@@ -154,19 +154,21 @@ def test_what_does_not_fit_here_goes_to_the_node(header, sizes):
 
 def test_the_fastest_node_gets_what_it_holds(header, sizes):
     nodes = [node("slow", 1 << 30, ms=1e4), node("fast", sizes.node(0, 2), ms=1e2)]
-    split = place(header, N_CELLS, Machine(sizes.home(3), speed(1e3)), nodes)
+    split = place(header, N_CELLS, LocalMachine(sizes.home(3), speed(1e3)), nodes)
     assert counts(split) == (3, ("slow", 3), ("fast", 2))
 
 
 def test_a_node_that_is_not_needed_is_left_out(header, sizes):
     nodes = [node("a", 1 << 30), node("b", 1 << 30)]
-    split = place(header, N_CELLS, Machine(sizes.home(3), speed(1.0)), nodes)
+    split = place(header, N_CELLS, LocalMachine(sizes.home(3), speed(1.0)), nodes)
     assert counts(split) == (3, ("a", 5))
     assert split.message == "not used, as the layers fit without and no pass would be faster: b"
 
 
 def test_no_node_is_used_where_none_helps(header):
-    split = place(header, N_CELLS, Machine(1 << 30, speed(1.0)), [node("a", 1 << 30), node("b", 1 << 30)])
+    split = place(
+        header, N_CELLS, LocalMachine(1 << 30, speed(1.0)), [node("a", 1 << 30), node("b", 1 << 30)]
+    )
     assert counts(split) == (8,)
     assert split.message == (
         "all layers fit here, and no node makes a pass faster: none is used "
@@ -176,25 +178,25 @@ def test_no_node_is_used_where_none_helps(header):
 
 def test_a_faster_node_is_used_where_all_fits_here(header):
     nodes = [node("a", 1 << 30, ms=1.0, round_trip_ms=0.01)]
-    split = place(header, N_CELLS, Machine(1 << 30, speed(1e3)), nodes)
+    split = place(header, N_CELLS, LocalMachine(1 << 30, speed(1e3)), nodes)
     assert counts(split) == (0, ("a", 8))
     assert split.ms < split.alone_ms
 
 
 def test_a_gain_that_may_be_noise_uses_no_node(header):
     nodes = [node("a", 1 << 30, ms=0.95e3, round_trip_ms=0.0)]
-    assert counts(place(header, N_CELLS, Machine(1 << 30, speed(1e3)), nodes)) == (8,)
+    assert counts(place(header, N_CELLS, LocalMachine(1 << 30, speed(1e3)), nodes)) == (8,)
 
 
 def test_the_user_says_how_many(header):
     nodes = [node("a=3", 1 << 30), node("b=1", 1 << 30)]
-    split = place(header, N_CELLS, Machine(1 << 30, speed(1.0)), nodes)
+    split = place(header, N_CELLS, LocalMachine(1 << 30, speed(1.0)), nodes)
     assert counts(split) == (4, ("a", 3), ("b", 1))
 
 
 def test_an_unknown_speed_counts_as_the_slowest(header, sizes):
     nodes = [node("unknown=5", 1 << 30, ms=None), node("slow=1", 1 << 30, ms=5.0)]
-    split = place(header, N_CELLS, Machine(sizes.home(3), speed(1.0)), nodes)
+    split = place(header, N_CELLS, LocalMachine(sizes.home(3), speed(1.0)), nodes)
     assert [share.ms / share.n_layers for share in split.nodes] == pytest.approx(
         [5.0 * sizes.layers_read(0, 1)] * 2
     )
@@ -202,14 +204,14 @@ def test_an_unknown_speed_counts_as_the_slowest(header, sizes):
 
 def test_without_edgespecs_kernels_here_scores_of_attention_take_memory(header, sizes):
     memory = sizes.home(8)
-    assert place(header, N_CELLS, Machine(memory, speed(1.0)), []).nodes == ()
-    for home in (Machine(memory, None), Machine(memory, speed(None, "stock"))):
+    assert place(header, N_CELLS, LocalMachine(memory, speed(1.0)), []).nodes == ()
+    for home in (LocalMachine(memory, None), LocalMachine(memory, speed(None, "stock"))):
         with pytest.raises(EdgespecError, match="does not fit"):
             place(header, N_CELLS, home, [])
 
 
 def test_a_model_that_does_not_fit_is_one_line(header, sizes):
-    home = Machine(sizes.home(2), speed(1.0))
+    home = LocalMachine(sizes.home(2), speed(1.0))
     with pytest.raises(EdgespecError) as refused:
         place(header, N_CELLS, home, [node("a", sizes.node(0, 5))])
     line = str(refused.value)
@@ -227,5 +229,5 @@ def test_a_model_that_does_not_fit_is_one_line(header, sizes):
 )
 def test_layers_that_cannot_be_there_are_one_line(header, text, memory, line):
     with pytest.raises(UsageError) as refused:
-        place(header, N_CELLS, Machine(1 << 30, speed(1.0)), [node(text, memory)])
+        place(header, N_CELLS, LocalMachine(1 << 30, speed(1.0)), [node(text, memory)])
     assert str(refused.value).startswith(line)

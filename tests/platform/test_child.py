@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.platform.child import REFUSED, Conversation, Ended, run_in_child
+from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, run_in_child
 
 MODULE = '''\
 """What the children of these tests do."""
@@ -106,39 +106,39 @@ def wait_until_gone(pid: int) -> bool:
 
 def test_pairs_come_through_in_order(module: str) -> None:
     words = ["one", "", "zwölf", "日本語", "🦊\n\t\\ \"'", "\N{ZERO WIDTH JOINER}", "\0"]
-    conversation = Conversation(module, "echo", request(words))
+    conversation = ReportingChild(module, "echo", request(words))
     assert list(conversation) == [("word", word) for word in words]
-    assert conversation.ended == Ended(0, "")
+    assert conversation.ended == ChildExit(0, "")
 
 
 def test_more_than_a_pipe_holds_both_ways(module: str) -> None:
     words = ["ä" * 100_000, *(str(i) for i in range(50_000))]
-    conversation = Conversation(module, "echo", request(words))
+    conversation = ReportingChild(module, "echo", request(words))
     assert [word for _, word in conversation] == words
     assert conversation.ended.code == 0
 
 
 def test_a_refusal_is_one_line(module: str) -> None:
-    conversation = Conversation(module, "refuse", request(["a", "b"]))
+    conversation = ReportingChild(module, "refuse", request(["a", "b"]))
     assert list(conversation) == [("begun", 2)]
-    assert conversation.ended == Ended(REFUSED, "--words: these are naïve; choose others")
+    assert conversation.ended == ChildExit(REFUSED, "--words: these are naïve; choose others")
 
 
 @pytest.mark.parametrize("function", ["crash", "crash_in_mid_sentence"])
 def test_what_was_said_before_a_crash_is_kept(module: str, function: str) -> None:
-    conversation = Conversation(module, function, request([]))
+    conversation = ReportingChild(module, function, request([]))
     assert list(conversation) == [("begun", 1)]
     assert conversation.ended.code == -signal.SIGABRT
 
 
 def test_what_a_library_prints_is_not_taken_for_what_was_said(module: str) -> None:
-    conversation = Conversation(module, "chatter", request([]))
+    conversation = ReportingChild(module, "chatter", request([]))
     assert list(conversation) == [("begun", 1)]
-    assert conversation.ended == Ended(0, "a library says something")
+    assert conversation.ended == ChildExit(0, "a library says something")
 
 
 def test_a_bug_is_told_by_its_last_line(module: str) -> None:
-    conversation = Conversation(module, "stumble", request([]))
+    conversation = ReportingChild(module, "stumble", request([]))
     assert list(conversation) == []
     assert conversation.ended.code == 1
     assert conversation.ended.complaint.startswith("AttributeError: 'Request' object has no attribute")
@@ -146,20 +146,20 @@ def test_a_bug_is_told_by_its_last_line(module: str) -> None:
 
 @pytest.mark.parametrize("n_bytes", [10, 1 << 22])
 def test_a_child_that_does_not_listen(module: str, n_bytes: int) -> None:
-    conversation = Conversation(module, "leave_at_once", request(["x" * n_bytes]))
+    conversation = ReportingChild(module, "leave_at_once", request(["x" * n_bytes]))
     assert list(conversation) == []
-    assert conversation.ended == Ended(7, "")
+    assert conversation.ended == ChildExit(7, "")
 
 
 def test_nothing_to_import(module: str) -> None:
-    conversation = Conversation("no_such_module", "f", request([]))
+    conversation = ReportingChild("no_such_module", "f", request([]))
     assert list(conversation) == []
-    assert conversation.ended == Ended(1, "ModuleNotFoundError: No module named 'no_such_module'")
+    assert conversation.ended == ChildExit(1, "ModuleNotFoundError: No module named 'no_such_module'")
 
 
 def test_giving_up_the_iteration_ends_the_child(module: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    conversation = Conversation(module, "go_on", request([], file))
+    conversation = ReportingChild(module, "go_on", request([], file))
     iteration = iter(conversation)
     assert next(iteration) == ("tick", None)
     pid = int(file.read_text())
@@ -173,7 +173,7 @@ def test_an_exception_of_the_reader_ends_the_child(module: str, tmp_path: Path) 
     file = tmp_path / "pid"
 
     def interrupted() -> None:
-        for _ in Conversation(module, "go_on", request([], file)):
+        for _ in ReportingChild(module, "go_on", request([], file)):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -184,8 +184,8 @@ def test_an_exception_of_the_reader_ends_the_child(module: str, tmp_path: Path) 
 def test_a_child_ends_with_its_parent(module: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     program = (
-        "from edgespec.platform.child import Conversation\n"
-        f"for _ in Conversation({module!r}, 'go_on', {{'words': [], 'file': {str(file)!r}}}):\n"
+        "from edgespec.platform.child import ReportingChild\n"
+        f"for _ in ReportingChild({module!r}, 'go_on', {{'words': [], 'file': {str(file)!r}}}):\n"
         "    print('heard', flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
@@ -207,5 +207,5 @@ def test_a_child_whose_parent_ended_before_it_began_ends_too() -> None:
 
 
 def test_arguments_and_a_time_limit(module: str) -> None:
-    assert run_in_child("sys", "exit", "who, why: €") == Ended(1, "who, why: €")
-    assert run_in_child("signal", "pause", timeout_s=0.2) == Ended(None, "")
+    assert run_in_child("sys", "exit", "who, why: €") == ChildExit(1, "who, why: €")
+    assert run_in_child("signal", "pause", timeout_s=0.2) == ChildExit(None, "")

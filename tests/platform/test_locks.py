@@ -56,6 +56,7 @@ def test_a_free_lock_is_taken_at_once_and_again(tmp_path):
             pass
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    with pytest.raises(OSError, match=r"lock"), locked(tmp_path / "none" / "lock"):
-        pass
+def test_a_lock_file_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"lock"), locked(tmp_path / "file" / "lock"):
+        pytest.fail("there is no such folder")

@@ -14,7 +14,7 @@ import pytest
 from edgespec.llama import weights
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
-from edgespec.models.entries import Shape
+from edgespec.models.entries import ModelShape
 from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
@@ -123,7 +123,7 @@ def test_the_machine(tmp_path: Path) -> None:
 
 def test_a_shape_by_hand() -> None:
     """Weights, 2 x 256 tokens of cache, floats of a batch of 300, those of 64 rows of logits, tables."""
-    shape = Shape(cache=100, heads=3, width=50, vocabulary=1000)
+    shape = ModelShape(cache=100, heads=3, width=50, vocabulary=1000)
     floats = 300 * (4 * 300 + 50) + 64 * 1000
     assert loaded_bytes(7, shape, 300) == 7 + 512 * 100 + 4 * floats + 400 * 1000
     floats = 512 * (4 * 2048 + 50) + 64 * 1000

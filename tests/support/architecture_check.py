@@ -34,7 +34,7 @@ from edgespec.llama.outputs import Rows
 from edgespec.llama.session import Session
 from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
-from edgespec.platform.child import Conversation, Ended, answer, say
+from edgespec.platform.child import ChildExit, ReportingChild, answer, say
 from edgespec.platform.signals import Cancellation
 from operations import operations_of
 from tiny_models import ARCHITECTURES, make_tiny
@@ -104,7 +104,7 @@ def check_architectures(names: Sequence[str]) -> Iterator[Check]:
         mock.patch.dict(os.environ, PYTHONPATH=path),
     ):
         while left:
-            child = Conversation("architecture_check", "main", _Request(tuple(left), directory))
+            child = ReportingChild("architecture_check", "main", _Request(tuple(left), directory))
             for _, check in child:
                 left.pop(0)
                 yield msgspec.convert(check, Check)
@@ -113,7 +113,7 @@ def check_architectures(names: Sequence[str]) -> Iterator[Check]:
                 yield Check(name, ARCHITECTURES[name].kinds, error=_reason(child.ended))
 
 
-def _reason(ended: Ended) -> str:
+def _reason(ended: ChildExit) -> str:
     if ended.code == -signal.SIGALRM:
         return f"took longer than {TIMEOUT_S} s"
     if ended.complaint:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.models.made_drafts import Gains, MadeDraft, write_record
+from edgespec.models.made_drafts import DraftSpeedups, MadeDraft, write_record
 from edgespec.models.registry import add_local
 
 RECORD = MadeDraft(
@@ -22,7 +22,7 @@ RECORD = MadeDraft(
     joules_reason="no counter",
     acceptance=(0.61, 0.55, 0.5),
     cost_ratio=0.06,
-    gains=Gains(1.44, 1.21),
+    gains=DraftSpeedups(1.44, 1.21),
     processor="some processor",
     made="2026-01-02T03:04:05+00:00",
     edgespec="0.1.0",

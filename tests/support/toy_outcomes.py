@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgespec.benchmark.runs import PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, Run
 from edgespec.energy import Measurement
-from edgespec.models.quantizations import ModelFacts
+from edgespec.models.quantizations import FileFacts
 
 CATEGORIES = ("code", "chat", "summary", "translation")
 UNREADABLE = (
@@ -118,7 +118,7 @@ def toy_outcome(kind="bench", *, source=None, accuracy=False, variants=("auto",)
     if kind == "compare":
         cells.insert(4, Cell("phi-3-mini-q4_k_m", drafts[0], "auto", skipped="their vocabularies differ"))
     facts = {
-        name: ModelFacts(name, f"{name}.gguf", f"{i:02x}" * 32, 10**9 + i, name.rpartition("-")[2].upper())
+        name: FileFacts(name, f"{name}.gguf", f"{i:02x}" * 32, 10**9 + i, name.rpartition("-")[2].upper())
         for i, name in enumerate([*targets, *filter(None, drafts)])
     }
     scores = tuple(

@@ -24,8 +24,8 @@ from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_struct
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_struct
 
 FORMAT = 1
 
@@ -118,7 +118,7 @@ def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
 
 def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
     """Raise what `store` would for this pair, before the work: NewerError, or UsageError for no home."""
-    with suppress(DamagedError):  # which `store` sets aside
+    with suppress(DamagedFileError):  # which `store` sets aside
         _file(target, draft, silent).peek()
 
 
@@ -141,22 +141,22 @@ def _empty(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     return Calibration(file_fingerprint(target), file_fingerprint(draft))
 
 
-def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> KeptFile[Calibration]:
+def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> StateFile[Calibration]:
     path, empty = calibration_path(target, draft), _empty(target, draft)
 
     def parse(data: bytes) -> Calibration:
         found = parse_struct(data, Calibration)
         if found.format > FORMAT:
-            raise NewerError(path, found.format)
+            raise NewerFormatError(path, found.format)
         if (found.format, found.target, found.draft) != (FORMAT, empty.target, empty.draft):
-            raise DamagedError("of other models")
+            raise DamagedFileError("of other models")
         try:
             _ = [choice.waking for choice in found.choices.values()]  # refuses what no threshold can be
         except UsageError as error:
-            raise DamagedError(f"damaged: {error}") from None
+            raise DamagedFileError(f"damaged: {error}") from None
         return found
 
-    return KeptFile(path, parse, on_message=on_message)
+    return StateFile(path, parse, on_message=on_message)
 
 
 def calibrated(target: GGUFHeader, draft: GGUFHeader, waking: Waking) -> Waking:

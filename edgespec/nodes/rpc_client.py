@@ -38,14 +38,14 @@ _BUFFER, _SEND_S = 16 << 20, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What a node says of its memory, in bytes."""
+class NodeMemory:
+    """Memory that a node reports, in bytes."""
 
     free: int
     total: int
 
 
-class Requests(Closing):
+class RPCClient(Closing):
     """A conversation with the node that listens at `host`:`port`.
 
     While it lasts the node has no other client. `name`: what errors call the node. Raises EdgespecError if
@@ -75,7 +75,7 @@ class Requests(Closing):
         """Hang up; the node is free for others."""
         self._socket.close()
 
-    def check_sizes(self) -> Memory:
+    def check_sizes(self) -> NodeMemory:
         """Return the node's memory. Raises EdgespecError for devices and sizes that cannot be."""
         (n_devices,) = self._ask(_DEVICE_COUNT, b"", "<I")
         if n_devices != 1:
@@ -88,7 +88,7 @@ class Requests(Closing):
             raise EdgespecError(
                 f"{self._name}: says that {free:,} bytes of {total:,} are free, which cannot be"
             )
-        return Memory(free, total)
+        return NodeMemory(free, total)
 
     def round_trip_s(self) -> float:
         """Return the seconds until the answer to the smallest request comes: the least of a few."""

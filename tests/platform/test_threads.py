@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from edgespec.platform.together import Stopped, run_together
+from edgespec.platform.threads import StopRequest, run_together
 
 
 def test_all_run_at_once_and_are_waited_for():
@@ -28,7 +28,7 @@ def test_one_that_fails_stops_the_others_and_is_what_is_raised():
     def works():
         try:
             stop.wait(10)
-            raise Stopped
+            raise StopRequest
         finally:
             ended.append(stop.is_set())
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.nodes.requests import Requests
+from edgespec.nodes.rpc_client import RPCClient
 
 
 def answering(*parts):
@@ -28,7 +28,7 @@ def answering(*parts):
 
 
 def hello(port, timeout_s=5.0):
-    Requests("a node", "127.0.0.1", port, timeout_s=timeout_s).close()
+    RPCClient("a node", "127.0.0.1", port, timeout_s=timeout_s).close()
 
 
 def test_the_protocol_of_a_server_is_read_in_pieces():

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 _PATIENCE_S = 1.0
 
 
-class Stopped(BaseException):
+class StopRequest(BaseException):
     """Ends a piece of work because another failed or Ctrl-C came; no `except Exception` catches it."""
 
 

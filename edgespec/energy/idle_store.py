@@ -18,13 +18,13 @@ from typing import Any
 from edgespec.errors import describe_os_error
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
 FORMAT, VERSION = "edgespec energy", 1
 
 Entries = dict[str, dict[str, Any]]
-"""By source: watts, cpu, measured."""
+"""Source name -> watts, cpu, measured."""
 
 
 def idle_path() -> Path:
@@ -32,7 +32,7 @@ def idle_path() -> Path:
     return cache_root() / "energy.json"
 
 
-def kept_idle(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
+def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
     """Return the idle watts stored for `source` on this processor, or None."""
     try:
         entry = (_file(on_message).read() or {}).get(source)
@@ -44,7 +44,7 @@ def kept_idle(source: str, root: Path = Path("/"), on_message: MessageFn = silen
     return float(entry["watts"])
 
 
-def keep_idle(
+def store_idle_power(
     source: str, watts: float, root: Path = Path("/"), on_message: MessageFn = silent
 ) -> Path | None:
     """Store the idle power of `source`; return the file, or None if it cannot be written."""
@@ -58,7 +58,7 @@ def keep_idle(
 
     try:
         file.update(with_entry)
-    except (OSError, NewerError) as error:
+    except (OSError, NewerFormatError) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         on_message(f"the idle power could not be kept: {reason}")
         return None
@@ -69,8 +69,8 @@ def _cpu(root: Path) -> str:
     return read_cpu(root / "proc/cpuinfo").model
 
 
-def _file(on_message: MessageFn) -> KeptFile[Entries]:
-    return KeptFile(idle_path(), _parse, on_message=on_message)
+def _file(on_message: MessageFn) -> StateFile[Entries]:
+    return StateFile(idle_path(), _parse, on_message=on_message)
 
 
 def _parse(data: bytes) -> Entries:
@@ -81,5 +81,5 @@ def _parse(data: bytes) -> Entries:
             if not (0 < entry["watts"] < math.inf and isinstance(entry["cpu"], str)):
                 raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DamagedError("damaged: no power of the idle machine") from None
+        raise DamagedFileError("damaged: no power of the idle machine") from None
     return idle

@@ -9,16 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.platform.kept_file import DamagedError, KeptFile, NewerError, parse_json, parse_struct
+from edgespec.platform.state_file import (
+    DamagedFileError,
+    NewerFormatError,
+    StateFile,
+    parse_json,
+    parse_struct,
+)
 
 
 def number(data: bytes) -> int:
     if data == b"later":
-        raise NewerError(Path("n"), 7)
+        raise NewerFormatError(Path("n"), 7)
     try:
         return int(data)
     except ValueError:
-        raise DamagedError("not a number") from None
+        raise DamagedFileError("not a number") from None
 
 
 @pytest.fixture
@@ -27,20 +33,20 @@ def lines() -> list[str]:
 
 
 @pytest.fixture
-def file(tmp_path: Path, lines: list[str]) -> KeptFile[int]:
-    return KeptFile(tmp_path / "folder" / "n", number, on_message=lines.append)
+def file(tmp_path: Path, lines: list[str]) -> StateFile[int]:
+    return StateFile(tmp_path / "folder" / "n", number, on_message=lines.append)
 
 
 def one_more(found: int | None) -> bytes:
     return b"%d" % ((found or 0) + 1)
 
 
-def test_nothing_is_there_and_nothing_is_made(file: KeptFile[int], lines: list[str]) -> None:
+def test_nothing_is_there_and_nothing_is_made(file: StateFile[int], lines: list[str]) -> None:
     assert (file.read(), file.peek(), file.set_aside(), lines) == (None, None, [], [])
     assert not file.path.parent.exists()
 
 
-def test_what_is_written_is_read(file: KeptFile[int], lines: list[str]) -> None:
+def test_what_is_written_is_read(file: StateFile[int], lines: list[str]) -> None:
     for expected in (1, 2, 3):
         file.update(one_more)
         assert file.read() == file.peek() == expected
@@ -50,11 +56,11 @@ def test_what_is_written_is_read(file: KeptFile[int], lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("by", ["read", "update"])
-def test_what_makes_no_sense_is_set_aside(file: KeptFile[int], lines: list[str], by: str) -> None:
+def test_what_makes_no_sense_is_set_aside(file: StateFile[int], lines: list[str], by: str) -> None:
     file.path.parent.mkdir()
     for i in range(3):
         file.path.write_bytes(b"x%d" % i)
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedFileError):
             file.peek()
         if by == "read":
             assert file.read() is None
@@ -68,18 +74,18 @@ def test_what_makes_no_sense_is_set_aside(file: KeptFile[int], lines: list[str],
     assert lines == [f"{file.path}: not a number; set aside as {name}" for name in names]
 
 
-def test_a_later_edgespecs_file_stays(file: KeptFile[int], lines: list[str]) -> None:
+def test_a_later_edgespecs_file_stays(file: StateFile[int], lines: list[str]) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(b"later")
     assert file.read() is file.read() is None
     assert lines == ["n was written by a later edgespec (format 7): left alone, not used"], "said once"
-    with pytest.raises(NewerError):
+    with pytest.raises(NewerFormatError):
         file.update(one_more)
     assert file.path.read_bytes() == b"later"
     assert file.set_aside() == []
 
 
-def test_a_failure_leaves_the_file_as_it_was(file: KeptFile[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_the_file_as_it_was(file: StateFile[int], monkeypatch: pytest.MonkeyPatch) -> None:
     file.update(one_more)
 
     def full(*_: object) -> int:
@@ -93,7 +99,7 @@ def test_a_failure_leaves_the_file_as_it_was(file: KeptFile[int], monkeypatch: p
     assert not file.temporary.exists()
 
 
-def test_what_a_killed_process_left_is_overwritten(file: KeptFile[int]) -> None:
+def test_what_a_killed_process_left_is_overwritten(file: StateFile[int]) -> None:
     file.update(one_more)
     file.temporary.write_bytes(b"a longer text than the number")
     file.update(one_more)
@@ -103,7 +109,7 @@ def test_what_a_killed_process_left_is_overwritten(file: KeptFile[int]) -> None:
 
 def test_no_change_is_lost(tmp_path: Path) -> None:
     def work() -> None:
-        mine = KeptFile(tmp_path / "n", number)
+        mine = StateFile(tmp_path / "n", number)
         for _ in range(50):
             mine.update(one_more)
 
@@ -112,7 +118,7 @@ def test_no_change_is_lost(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert KeptFile(tmp_path / "n", number).read() == 200
+    assert StateFile(tmp_path / "n", number).read() == 200
 
 
 @pytest.mark.parametrize(
@@ -131,16 +137,16 @@ def test_no_change_is_lost(tmp_path: Path) -> None:
     ],
 )
 def test_json_that_makes_no_sense(data: bytes, reason: str) -> None:
-    with pytest.raises(DamagedError, match=reason):
+    with pytest.raises(DamagedFileError, match=reason):
         parse_json(Path("n"), data, form="f", version=2)
 
 
 def test_json() -> None:
     document = {"format": "f", "version": 2}
     assert parse_json(Path("n"), b'{"format": "f", "version": 2}', form="f", version=2) == document
-    with pytest.raises(NewerError, match=r"format 3"):
+    with pytest.raises(NewerFormatError, match=r"format 3"):
         parse_json(Path("n"), b'{"format": "f", "version": 3}', form="f", version=2)
     assert parse_struct(b"[1, 2]", list[int]) == [1, 2]
     for data in (b"{", b'["x"]', b'"\xff"'):
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedFileError):
             parse_struct(data, list[int])

@@ -29,18 +29,18 @@ from edgespec.platform.messages import MessageFn, silent
 T = TypeVar("T")
 
 
-class DamagedError(Exception):
+class DamagedFileError(Exception):
     """A file cannot be understood; `str(error)` says why."""
 
 
-class NewerError(EdgespecError):
+class NewerFormatError(EdgespecError):
     """A file was written by a later edgespec."""
 
     def __init__(self, path: Path, version: int) -> None:
         super().__init__(f"{path} was written by a later edgespec (format {version}): left alone, not used")
 
 
-class KeptFile(Generic[T]):
+class StateFile(Generic[T]):
     """A file that stores a value of type T. It is not kept open between calls."""
 
     def __init__(
@@ -77,16 +77,16 @@ class KeptFile(Generic[T]):
         """Return the file's value; None if there is no file or it cannot be used. Raises OSError."""
         try:
             return self.peek()
-        except NewerError as error:
+        except NewerFormatError as error:
             self.say(str(error))
             return None
-        except DamagedError as error:
+        except DamagedFileError as error:
             problem = str(error)
         # Read again under the lock: another process may have replaced the damaged file by now.
         try:
             with self.locked():
                 return self.read_locked()
-        except NewerError as error:
+        except NewerFormatError as error:
             self.say(str(error))
         except OSError:  # the file cannot be set aside
             self.say(f"{self.path}: {problem}; it is not used")
@@ -115,7 +115,7 @@ class KeptFile(Generic[T]):
         """
         try:
             return self.peek()
-        except DamagedError as error:
+        except DamagedFileError as error:
             aside = self._free_name()
             self.path.rename(aside)
             self.say(f"{self.path}: {error}; set aside as {aside.name}")
@@ -182,7 +182,7 @@ def parse_struct(data: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedError(f"damaged: {error}") from None
+        raise DamagedFileError(f"damaged: {error}") from None
 
 
 def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str, Any]:
@@ -193,14 +193,14 @@ def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str,
     try:
         document = json.loads(data, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
-        raise DamagedError("damaged: not JSON") from None
+        raise DamagedFileError("damaged: not JSON") from None
     if not isinstance(document, dict) or document.get("format") != form:
-        raise DamagedError(f"not of {form}")
+        raise DamagedFileError(f"not of {form}")
     found = document.get("version")
     if type(found) is not int or found < version:
-        raise DamagedError("damaged: no version")
+        raise DamagedFileError("damaged: no version")
     if found > version:
-        raise NewerError(path, found)
+        raise NewerFormatError(path, found)
     return document
 
 

@@ -87,7 +87,7 @@ def places(record: bytes) -> int:
 
 
 def parse(path: Path, data: bytes, fingerprint: str) -> HistoryContents:
-    """Return what the file `path` holds. Raises DamagedError if more than its last record is wrong."""
+    """Return what the file `path` holds. Raises DamagedFileError if more than its last record is wrong."""
     header, expected = data[: _HEADER.size], encode_header(fingerprint)
     if header == expected:
         return _parse_records(data)

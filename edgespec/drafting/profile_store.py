@@ -69,7 +69,7 @@ def update(
 def store(
     key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
 ) -> Path:
-    """As `update`, but raises NewerError, OSError or UsageError where nothing can be written."""
+    """As `update`, but raises NewerFormatError, OSError or UsageError where nothing can be written."""
     file = _file(key, on_message)
     file.update(lambda stored: as_text(change(stored)).encode())
     return file.path

@@ -3,7 +3,7 @@
     counters   RAPL          figures are microjoules spent so far; cheap, read at every mark
     powers     all others    figures are watts at a moment; slow, read every interval_s by a thread
 
-For each kind of source, a Finding tells whether this machine has it.
+For each kind of source, a SourceFinding tells whether this machine has it.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: the lengths of it
 def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Arrays:
     """Return the arrays of a file, as views on it.
 
-    `checked`: its checksums were right before, so they are not computed again. Raises DamagedError for what
-    is no shard of a target with hidden states of `n_embd` elements and `n_vocab` tokens, OSError if it
+    `checked`: its checksums were right before, so they are not computed again. Raises DamagedFileError for
+    what is no shard of a target with hidden states of `n_embd` elements and `n_vocab` tokens, OSError if it
     cannot be read.
     """
     try:
@@ -48,7 +48,7 @@ def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Array
 
 
 def _check_sums(path: Path) -> None:
-    """Raise DamagedError unless all bytes are those that were written."""
+    """Raise DamagedFileError unless all bytes are those that were written."""
     with zipfile.ZipFile(path) as file:
         if wrong := file.testzip():
             raise DamagedFileError(f"{wrong}: wrong checksum")
@@ -81,7 +81,7 @@ def _mapped(path: Path) -> Arrays:
 
 
 def _check_shape(arrays: Arrays, n_embd: int, n_vocab: int) -> None:
-    """Raise DamagedError unless the arrays are those of a shard of such a target."""
+    """Raise DamagedFileError unless the arrays are those of a shard of such a target."""
     if missing := sorted(_NAMES - arrays.keys()):
         raise DamagedFileError(f"it has no {missing[0]}")
     length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)

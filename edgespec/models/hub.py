@@ -43,7 +43,7 @@ def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -
     """Complete the entry's partial file, continuing where an earlier attempt stopped.
 
     Raises:
-        SourceFailed: the hub did not deliver all; the bytes that came are kept for the next attempt.
+        SourceFailure: the hub did not deliver all; the bytes that came are kept for the next attempt.
         EdgespecError: no room on the disk.
 
     """
@@ -84,7 +84,7 @@ def _hub_metadata(source: HubSource) -> tuple[str, HfFileMetadata]:
 
 @contextmanager
 def _hub_failures() -> Iterator[None]:
-    """Turn the hub library's exceptions into SourceFailed."""
+    """Turn the hub library's exceptions into SourceFailure."""
     from huggingface_hub import errors
 
     try:

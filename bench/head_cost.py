@@ -6,7 +6,7 @@ head's first pass finds the caches of the processor as the target leaves them. P
 
 - pass: llama.cpp's llama_decode, of which `call` is what it takes for a head of 64 elements, timed in the
   same round: what a call costs whatever it computes;
-- python: the rest of Cache.eval (the batch, the buffers);
+- python: the rest of KVCache.forward (the batch, the buffers);
 - fusion: what the head reads, from the target's embedding and the hidden state;
 - handling: the rest of HeadModel.ask;
 - sampling: the likeliest tokens and a sampled one, of the head's own vocabulary.
@@ -34,9 +34,9 @@ from edgespec.drafting.head_model import HeadModel
 from edgespec.engine.model_choice import choose_models
 from edgespec.forge.training.head_file import HeadMetadata, write_head
 from edgespec.forge.training.weights import BlockShape
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
@@ -100,9 +100,9 @@ class Timed:
         self.watch = watch = Watch()
         self._model = stack.enter_context(Model(path, header=header))
         cache = stack.enter_context(
-            Cache(
+            KVCache(
                 self._model,
-                CacheSize(n_ctx=1024, n_timelines=2),
+                KVCacheSize(n_ctx=1024, n_sequences=2),
                 n_threads=args.threads,
                 takes_inputs=True,
             )

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.benchmark.runs import rotated
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import read_header
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -177,8 +177,8 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, object]:
 
         def opened(size: RollbackSize) -> Variant:
             longest = max(*args.sizes, N_DRAFTED + 1)
-            room = CacheSize(n_ctx=args.context + 64, n_logits_max=longest, rollback=size)
-            cache = stack.enter_context(Cache(model, room, n_threads=args.threads))
+            room = KVCacheSize(n_ctx=args.context + 64, n_logits_max=longest, rollback=size)
+            cache = stack.enter_context(KVCache(model, room, n_threads=args.threads))
             return Variant(Session.within(cache), args.context)
 
         variants = {name: opened(size) for name, size in sizes.items()}

@@ -27,7 +27,7 @@ def test_a_tidy_tree(tmp_path: Path) -> None:
         tmp_path,
         {
             "edgespec/errors.py": '"""Errors."""\n',
-            "edgespec/llama/cache.py": '"""The KV cache."""\n\n\nclass Cache:\n    """A cache."""\n',
+            "edgespec/llama/kv_cache.py": '"""The KV cache."""\n\n\nclass Cache:\n    """A cache."""\n',
             "bench/speed.py": f'"""Speed, and a topic: {NOTICE.lower()}."""\nclass Cache: ...\n',
         },
     )
@@ -82,14 +82,14 @@ def test_a_long_module(tmp_path: Path, path: str, n_lines: int, is_refused: bool
     ],
 )
 def test_a_docstring_that_begins_late(tmp_path: Path, word: str, text: str, line: int) -> None:
-    said = findings(tmp_path, {"edgespec/llama/cache.py": text.format(word)})
+    said = findings(tmp_path, {"edgespec/llama/kv_cache.py": text.format(word)})
     advice = f"begins with '{word}': begin with the noun or the verb"
-    assert said == [f"edgespec/llama/cache.py:{line}: docstring: {advice}"]
+    assert said == [f"edgespec/llama/kv_cache.py:{line}: docstring: {advice}"]
 
 
 @pytest.mark.parametrize("start", ["The", "Offset of", "Assume", "Bytes of", "Whatever", "of"])
 def test_other_first_words_are_fine(tmp_path: Path, start: str) -> None:
-    assert not findings(tmp_path, {"edgespec/llama/cache.py": f'"""{start} the cache."""\n'})
+    assert not findings(tmp_path, {"edgespec/llama/kv_cache.py": f'"""{start} the cache."""\n'})
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def _beside(
         return None, None
     n_ctx = n_prompt + len(answer)
     with TeacherForcing(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
-        marks = teacher.marks(stream.timeline[:n_prompt], answer)
+        marks = teacher.marks(stream.tokens[:n_prompt], answer)
     agreement = sum(marks.best) / len(answer) if greedy else None
     if not wants_kl:
         return agreement, None

@@ -64,7 +64,7 @@ def read_answers(
         for _ in stream:
             pass
         n_prompt = stream.result.prompt_tokens
-        texts.append((stream.timeline[:n_prompt], stream.timeline[n_prompt:]))
+        texts.append((stream.tokens[:n_prompt], stream.tokens[n_prompt:]))
     found = []
     with TeacherForcing(
         engine.target,

@@ -1,4 +1,4 @@
-"""What a drafter is: something that proposes the next tokens and learns what became of them."""
+"""The interface of drafters, which propose the next tokens and learn what became of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What it takes to sample a token after the timeline or after drafted tokens, for both models alike."""
+    """The means to sample a token after the sequence or after drafted tokens, for both models alike."""
 
     sampler: _core.Sampler
     """Keeps in its slots what drafted tokens were sampled from."""
@@ -29,8 +29,8 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a draft."""
+class Acceptance:
+    """The verified part of a draft, and what verifying it took."""
 
     path: Sequence[int]
     """The accepted nodes of the tree, root to leaf."""
@@ -59,7 +59,7 @@ class Drafter(Protocol):
     """Most nodes of a tree it makes: the slots that the sampler needs."""
 
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
-        """Start on a new timeline that holds `tokens` (the prompt and the first emitted token).
+        """Start on a new sequence that holds `tokens` (the prompt and the first emitted token).
 
         `sampled`: the rule weighs p against q, so that sampled tokens may be proposed; else a token
         is accepted when it is the target's own sample, and only point masses make sense. At most
@@ -69,8 +69,8 @@ class Drafter(Protocol):
     def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
         """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
-    def accept(self, tokens: Sequence[int], outcome: Outcome) -> None:
-        """Learn what became of the last draft; the timeline now holds `tokens`."""
+    def accept(self, tokens: Sequence[int], outcome: Acceptance) -> None:
+        """Learn what became of the last draft; the sequence now holds `tokens`."""
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted so far of each source of drafts."""

@@ -1,4 +1,4 @@
-"""The target's hidden states along one timeline: what a draft head goes on from."""
+"""The target's hidden states along one sequence: what a draft head goes on from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.llama.outputs import Features
-from edgespec.llama.timelines import n_common
+from edgespec.llama.sequence_pool import n_common
 
 KEPT = 512
 """Most recent hidden states that are kept: a head was trained on texts hardly longer, and what it has not
@@ -16,10 +16,10 @@ _ROOM = 128  # for more, so that they are moved rarely
 
 
 class TargetFeatures:
-    """The hidden states after the last norm at timeline indices `first` .. `end` - 1, without gaps."""
+    """The hidden states after the last norm at sequence indices `first` .. `end` - 1, without gaps."""
 
     n_prompt = 0
-    """Of how many tokens at a prompt's end they are wanted; of those that follow it they always are."""
+    """Tokens at a prompt's end whose states are wanted; those of the tokens after it always are."""
 
     def __init__(self, n_embd: int) -> None:
         """Keep rows of `n_embd` elements."""
@@ -33,7 +33,7 @@ class TargetFeatures:
         return self.first + len(self._tokens)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start on the timeline `tokens`; keep what is known of one that begins like it."""
+        """Start on the sequence `tokens`; keep what is known of one that begins like it."""
         del self._tokens[n_common(self._tokens, tokens[self.first :]) :]
 
     def put(self, at: int, tokens: Sequence[int], features: Features) -> None:

@@ -1,6 +1,6 @@
 """The exact loop: propose, verify, accept or resample. It yields a Step at a time.
 
-The target's cache lags its timeline by the last emitted token, which is evaluated with the next draft, and
+The target's cache lags its sequence by the last emitted token, which is evaluated with the next draft, and
 by the accepted tokens before it that it does not hold. Those are the ones of a side branch, for a cache in
 one piece and in the order of the text is that of plain decoding, bit for bit; and those that went with the
 rejected ones where these could not be taken back alone (Session.rewind). Whatever ends the loop, the cache
@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
-from edgespec.decoding.drafter import Drafter, Outcome, Position
+from edgespec.decoding.drafter import Acceptance, Drafter, Position
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, TargetForward, run_alone
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.records import Logprobs, Step, StopReason
-from edgespec.decoding.timeline import Timeline
+from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.energy import Phase
@@ -30,7 +30,7 @@ from edgespec.llama.session import Session
 _WORTH_A_MARK_S = 1e-3
 _SCORED = 32  # tokens of a prompt whose logits one pass gives; the batcher takes them as a draft
 
-Made: TypeAlias = Prefill | DraftPrefill | Step
+GenerationEvent: TypeAlias = Prefill | DraftPrefill | Step
 """The events of a generation."""
 
 
@@ -69,11 +69,11 @@ class Generation:
         self._features = features
         self._task = task
         self._constraint = task.constraint
-        self._timeline = Timeline(prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=self._is_eog)
-        self.tokens = self._timeline.tokens
+        self._sequence = TokenSequence(prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=self._is_eog)
+        self.tokens = self._sequence.tokens
         params = task.options.params
         sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
-        self._position = Position(sampler, self._timeline.recent, task.coins.take)
+        self._position = Position(sampler, self._sequence.recent, task.coins.take)
         self._verifier = Verifier(
             task.rule,
             self._position,
@@ -87,22 +87,22 @@ class Generation:
     @property
     def n_read(self) -> int:
         """Tokens of the prompt that the target reads in its prefill."""
-        return self._timeline.n_prompt - self.n_known
+        return self._sequence.n_prompt - self.n_known
 
     @property
     def n_pending(self) -> int:
-        """Tokens of the timeline that the target's next pass reads in any case."""
+        """Tokens of the sequence that the target's next pass reads in any case."""
         return len(self.tokens) - self._n_cached
 
     @property
     def n_left(self) -> int | None:
         """Tokens that may still be emitted; None: no limit."""
-        return self._timeline.n_left
+        return self._sequence.n_left
 
     @property
     def is_complete(self) -> bool:
         """Whether no token follows those that there are."""
-        return self._timeline.end() is not None
+        return self._sequence.end() is not None
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source of drafts."""
@@ -118,11 +118,11 @@ class Generation:
             return "nothing was drafted: no drafter was asked for, or none can be used"
         return self._drafter.note()
 
-    def events(self) -> Generator[Made]:
+    def events(self) -> Generator[GenerationEvent]:
         """Run by itself: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
         return run_alone(self.work())
 
-    def work(self) -> Generator[Ask | Made, Any]:
+    def work(self) -> Generator[Ask | GenerationEvent, Any]:
         """Run as `events` does, and yield also what it asks for, to be sent the answers."""
         try:
             with LogitsOf(self._target.model.path):
@@ -132,7 +132,7 @@ class Generation:
                 self._constraint.close()
             self._target.rewind(min(self._target.n_past, len(self.tokens)))
 
-    def _run(self) -> Generator[Ask | Made, Any]:
+    def _run(self) -> Generator[Ask | GenerationEvent, Any]:
         yield (yield from self._prefill())
         if self._drafter and not self._finished():
             self.mark("rest")
@@ -145,7 +145,7 @@ class Generation:
             yield (yield from self._step())
 
     def _finished(self) -> bool:
-        end = self._timeline.end()
+        end = self._sequence.end()
         self.stop_reason = end or self.stop_reason
         return end is not None
 
@@ -213,7 +213,7 @@ class Generation:
                 return evaluated.rows[len(part) - 1 :]
 
     def keep_features(self, at: int, features: Features) -> None:
-        """Keep the target's hidden states of the timeline's tokens from index `at` on."""
+        """Keep the target's hidden states of the sequence's tokens from index `at` on."""
         if self._features:
             self._features.put(at, self.tokens[at : at + len(features)], features)
 
@@ -257,7 +257,7 @@ class Generation:
         if self._drafter:
             n_evaluated, seconds = evaluated.n_tokens, evaluated.seconds
             self._drafter.accept(
-                self.tokens, Outcome(path, emitted, self.n_pending, n_evaluated, seconds, judged)
+                self.tokens, Acceptance(path, emitted, self.n_pending, n_evaluated, seconds, judged)
             )
             if drafts:
                 self.mark("draft")
@@ -277,7 +277,7 @@ class Generation:
         """Ask the drafter for no more than can still be emitted and held, and taken back."""
         if not self._drafter:
             return ()
-        room = min(self._timeline.room, self._target.most_drafted)
+        room = min(self._sequence.room, self._target.most_drafted)
         return (yield from self._drafter.draft(self.tokens, room, self._position))
 
     def _emit(self, tokens: Sequence[int]) -> None:

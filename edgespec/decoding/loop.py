@@ -1,4 +1,4 @@
-"""What a loop is: it is given a task, and its events tell what it wrote and how long that took.
+"""The interface of generation loops: a loop has a task, and its events tell what it wrote, and the time.
 
 There are two: `Generation` (generate.py) is exact, `Cascade` (lossy/cascade.py) is not.
 """
@@ -19,13 +19,13 @@ from edgespec.energy import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a loop writes: the options, and what was decided where they leave it open."""
+    """The task of a loop: the options, and what was decided where they leave it open."""
 
     options: Options
     rule: Rule
     coins: Coins
     constraint: Constraint | None = None
-    """Of the options' grammar, for this text alone; the loop closes it at the end."""
+    """The options' grammar as a constraint of this text alone; the loop closes it at the end."""
 
 
 class Event(Protocol):
@@ -41,7 +41,7 @@ class Event(Protocol):
 
     @property
     def logprobs(self) -> tuple[Logprobs, ...]:
-        """What the target says of each of `tokens`; none if that was not asked for."""
+        """Logprobs of each of `tokens`; none if not asked for."""
 
     def add_to(self, tally: Tally) -> None:
         """Add what it counts, and the seconds that it took, to the totals of a text."""
@@ -121,7 +121,7 @@ class Loop(Protocol):
 
     @property
     def prompt_logprobs(self) -> Sequence[Logprobs]:
-        """What the target says of each token of the prompt but the first, where that was asked for."""
+        """Logprobs of each token of the prompt but the first, where asked for."""
 
     def events(self) -> Generator[Event]:
         """Write. After the last event, and when closed early, the caches hold a beginning of `tokens`."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgespec.decoding.tree import Node, Tree, children_of, depth_first, is_chain
+from edgespec.decoding.tree import Tree, TreeNode, children_of, depth_first, is_chain
 
 Forced = Callable[[Sequence[int]], int | None]
 """The only token that may follow these tokens of the tree; None where there is a choice."""
@@ -37,7 +37,7 @@ def merge(trees: Sequence[Tree]) -> Tree:
         return ()
     if len(trees) == 1 and is_chain(trees[0]):
         return trees[0]
-    nodes: list[Node] = []
+    nodes: list[TreeNode] = []
     drawn: list[int] = []  # when each node came: of sampled siblings, the order in which they were drawn
     below: list[list[int]] = []
     top: list[int] = []
@@ -70,7 +70,7 @@ def merge(trees: Sequence[Tree]) -> Tree:
     return _lay_out(nodes, [*below, top])
 
 
-def _is_same(a: Node, b: Node) -> bool:
+def _is_same(a: TreeNode, b: TreeNode) -> bool:
     """Say whether two siblings are one token, and not two that were sampled."""
     return a.token == b.token and (a.slot < 0 or b.slot < 0 or a.slot == b.slot)
 
@@ -137,7 +137,7 @@ def fold(tree: Tree, forced: Forced, room: int) -> Tree:
     for end in sorted(ends, key=after.__getitem__, reverse=True):
         parent, token, grown = end, only[end], list(texts[end] or ())
         while token is not None and n_more > 0:
-            nodes.append(Node(parent, token, "forced", after[end]))
+            nodes.append(TreeNode(parent, token, "forced", after[end]))
             parent, n_more = len(nodes) - 1, n_more - 1
             grown.append(token)
             token = forced(grown)
@@ -226,7 +226,7 @@ def _reach(tree: Tree) -> list[float]:
     return reach
 
 
-def _lay_out(nodes: Sequence[Node], below: Sequence[Sequence[int]]) -> Tree:
+def _lay_out(nodes: Sequence[TreeNode], below: Sequence[Sequence[int]]) -> Tree:
     """Return the nodes depth first and numbered anew, the children of each as they stand in `below`."""
     place = [-1] * len(below)
     parents = [-1] * len(below)
@@ -244,7 +244,7 @@ def _keep(tree: Tree, kept: Sequence[bool]) -> Tree:
     if all(kept):
         return tree
     place = [-1] * (len(tree) + 1)
-    found: list[Node] = []
+    found: list[TreeNode] = []
     for i, node in enumerate(tree):
         if kept[i]:
             place[i] = len(found)
@@ -252,11 +252,11 @@ def _keep(tree: Tree, kept: Sequence[bool]) -> Tree:
     return tuple(found)
 
 
-def _under(node: Node, parent: int) -> Node:
+def _under(node: TreeNode, parent: int) -> TreeNode:
     """Return `node` with another parent, in half the time that `replace` takes."""
     if node.parent == parent:
         return node
-    return Node(
+    return TreeNode(
         parent,
         node.token,
         node.source,

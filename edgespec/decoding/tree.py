@@ -1,9 +1,9 @@
-"""What a step proposes: a tree of tokens, the small program that every step compiles and runs once.
+"""The token tree that a step proposes: a small program that every step compiles and runs once.
 
 Drafters write trees, and passes.py rewrites them. `lower` makes of the last one what the target's pass
 and the verifier read; `dump` draws it:
 
-    (the timeline's last token)
+    (the sequence's last token)
     ├╴0 ' return'     sampled     from slot 0
     │ ├╴1 ' a'        sampled     from slot 1
     │ │ └╴2 ' +'      argmax
@@ -25,11 +25,11 @@ Source = Literal["suffix", "argmax", "sampled", "forced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A proposed token."""
 
     parent: int
-    """Index of the node it follows, smaller than its own; -1: it follows the timeline's last token."""
+    """Index of the node it follows, smaller than its own; -1: it follows the sequence's last token."""
     token: int
     source: Source
     path: float
@@ -44,7 +44,7 @@ class Node:
     """Whether it is the likeliest token of its distribution."""
 
 
-Tree = tuple[Node, ...]
+Tree = tuple[TreeNode, ...]
 
 
 class Lowered(NamedTuple):

@@ -1,6 +1,6 @@
 """Verification: which drafted tokens are kept, and the token that follows them.
 
-One pass of the target has given its logits after the timeline (row 0) and after each node of the tree (row
+One pass of the target has given its logits after the sequence (row 0) and after each node of the tree (row
 i + 1). Let p be the target's distribution at a place, after the filters; x a drafted token there; and q the
 distribution that x was sampled from (for a point mass: 1 at x).
 

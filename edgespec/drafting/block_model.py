@@ -26,8 +26,8 @@ from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.published_heads import BlockHead
+from edgespec.llama.sequence_pool import n_common
 from edgespec.llama.session import Rows, Session
-from edgespec.llama.timelines import n_common
 
 _FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
 
@@ -52,7 +52,7 @@ class BlockModel(DraftModel):
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; what was read of one that begins like it stays."""
         self._rows = self._rows[:0]
-        n_same = n_common(self._session.timeline, tokens[self._offset :])
+        n_same = n_common(self._session.tokens, tokens[self._offset :])
         if n_same:
             self._session.rewind(n_same)
         else:

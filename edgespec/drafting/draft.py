@@ -27,7 +27,7 @@ from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.placement import Placement
-from edgespec.llama.timelines import Timelines
+from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn
@@ -110,7 +110,7 @@ class Draft(Closing):
         """Return how many of its own tokens `n_ctx` of the target's may be."""
         return n_ctx
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as the draft model of one generation, in one of `timelines`."""
         raise NotImplementedError
 
@@ -196,7 +196,7 @@ class PlainDraft(Draft):
             )
         return self.model
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as a DraftModel, which finds what it read of earlier timelines."""
         model = DraftModel(timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self._cut)
         model.timelines = timelines
@@ -237,6 +237,6 @@ class TranslatedDraft(Draft):
         """Return how many of its own tokens `n_ctx` of the target's may be, roughly."""
         return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as a TranslatedModel."""
         return TranslatedModel(timelines.begin([0]), self.target, self._map)

@@ -29,7 +29,7 @@ from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_he
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
-from edgespec.llama.timelines import Timelines
+from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
 from edgespec.models.registry import load_registry
@@ -80,7 +80,7 @@ class HeadDraft(_Head):
         self._fusion = Fusion(self._head, TargetEmbeddings(self.target.header))
         return self
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as a HeadModel, with the matrix that joins tokens and states."""
         return HeadModel(
             timelines.begin([0]),
@@ -130,7 +130,7 @@ class EagleDraft(_PublishedDraft):
     def _load(self, *, kernels: bool, n_threads: int) -> Model:
         return EagleHead(self.header, self.target, kernels=kernels, n_threads=n_threads)
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as a HeadModel, with its encoder of states."""
         return HeadModel(
             timelines.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
@@ -156,7 +156,7 @@ class BlockDraft(_PublishedDraft):
     def _load(self, *, kernels: bool, n_threads: int) -> Model:
         return BlockHead(self.header, self.target, kernels=kernels)
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as a BlockModel."""
         return BlockModel(timelines.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
 
@@ -200,7 +200,7 @@ class MtpDraft(_Head):
         """Return itself: it is made for its target, whatever kind of model that is."""
         return self
 
-    def open(self, timelines: Timelines) -> DraftModel:
+    def open(self, timelines: SequencePool) -> DraftModel:
         """Return it as a HeadModel, which takes states beside tokens."""
         return HeadModel(timelines.begin([0]), self._features(), n_vocab=self.target.n_vocab)
 

@@ -14,8 +14,8 @@ from edgespec.decoding.forward import Ask, DraftForward, run_to_end
 from edgespec.errors import LogitsOf
 from edgespec.llama.embeddings import CutVocabulary
 from edgespec.llama.outputs import ForwardResult
+from edgespec.llama.sequence_pool import SequencePool, n_common
 from edgespec.llama.session import Rows, Session
-from edgespec.llama.timelines import Timelines, n_common
 
 
 class DraftModel:
@@ -31,7 +31,7 @@ class DraftModel:
     """Whether reading a prompt costs enough to wait until the first steps show that it pays."""
     features: TargetFeatures | None = None
     """The target's hidden states, where it is a head that reads them."""
-    timelines: Timelines | None = None
+    timelines: SequencePool | None = None
     """Where its session is from: what was read before need not be read again in a timeline that begins like
     it."""
 
@@ -69,7 +69,7 @@ class DraftModel:
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; forget what was read of another one."""
         if self._offset and tokens and self.timelines:
-            n_known = n_common(self._session.timeline, tokens[self._offset : -1])
+            n_known = n_common(self._session.tokens, tokens[self._offset : -1])
             if n_known > self._session.n_past // 2:  # not by chance: it is the same text
                 self._session.rewind(n_known)
                 return

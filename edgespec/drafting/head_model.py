@@ -33,8 +33,8 @@ from edgespec.drafting.scheduler import Scheduler
 from edgespec.llama.batch import Inputs
 from edgespec.llama.head_file import Fusion, HeadFile
 from edgespec.llama.outputs import Features, ForwardResult
+from edgespec.llama.sequence_pool import n_common
 from edgespec.llama.session import Session
-from edgespec.llama.timelines import n_common
 from edgespec.llama.weights import Model
 
 _STATES = (32,)
@@ -129,7 +129,7 @@ class HeadModel(DraftModel):
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the timeline `tokens`; what was read of one that begins like it stays."""
-        n_same = n_common(self._session.timeline, tokens[self._offset : -1])
+        n_same = n_common(self._session.tokens, tokens[self._offset : -1])
         n_kept = min(n_same, self._n_true - self._offset)
         self._own_at = -1
         if n_kept > 0:

@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.decoding.drafter import Position
 from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.tree import Node
+from edgespec.decoding.tree import TreeNode
 from edgespec.drafting.costs import OnlineCurve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.predictor import bucket_of
@@ -165,7 +165,7 @@ class ModelSource:
                 return
             token = position.sampler.draw(slot, position.coins(1)[0])
             path = place.path * chance
-            last = Node(place.depth - 1, token, "sampled", path, slot, chance, place.bucket, is_top=False)
+            last = TreeNode(place.depth - 1, token, "sampled", path, slot, chance, place.bucket, is_top=False)
             proposal.n_slots += 1
             proposal.branches.append(last)
             chance *= _FEWER
@@ -184,5 +184,5 @@ class ModelSource:
             path = place.path * chance
             if self._scheduler.branches(path, depth + 1):
                 proposal.branches.append(
-                    Node(depth - 1, token, "argmax", path, -1, chance, bucket, is_top=False)
+                    TreeNode(depth - 1, token, "argmax", path, -1, chance, bucket, is_top=False)
                 )

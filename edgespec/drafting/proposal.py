@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgespec.decoding.tree import Node, Source, Tree
+from edgespec.decoding.tree import Source, Tree, TreeNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Proposal:
     """Most nodes."""
     drafted: list[int] = field(default_factory=list)
     """The trunk's tokens."""
-    trunk: list[Node] = field(default_factory=list)
+    trunk: list[TreeNode] = field(default_factory=list)
     """Each node follows the one before it."""
-    branches: list[Node] = field(default_factory=list)
+    branches: list[TreeNode] = field(default_factory=list)
     """Nodes beside the trunk's, each below a node of the trunk (or the timeline)."""
     n_slots: int = 0
     """The sampler's slots in use."""
@@ -84,7 +84,7 @@ class Proposal:
         is_top: bool = True,
     ) -> None:
         """Let the trunk end with `token`; the fields of its Node."""
-        node = Node(
+        node = TreeNode(
             self.depth - 1, token, source, self.path * chance, slot, chance, bucket, next_bucket, is_top
         )
         self.trunk.append(node)

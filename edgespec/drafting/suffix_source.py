@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.tree import Node, Tree
+from edgespec.decoding.tree import Tree, TreeNode
 from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.proposal import Proposal, SuffixOffer
 from edgespec.drafting.suffix import Document
@@ -61,7 +61,7 @@ class SuffixSource:
 
     def tree(self) -> Tree:
         """Return what the suffix store has seen to follow the timeline, where it has seen several things."""
-        nodes: list[Node] = []
+        nodes: list[TreeNode] = []
         depths: list[int] = []
         place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
         texts: list[tuple[int, ...]] = [()]  # that end with each node, and last at the root
@@ -79,11 +79,11 @@ class SuffixSource:
             left[parent] -= chance
             left.insert(-1, 1.0)
             path = chance * (nodes[parent].path if parent >= 0 else 1.0)
-            nodes.append(Node(parent, token, "suffix", path, chance=chance, bucket=bucket))
+            nodes.append(TreeNode(parent, token, "suffix", path, chance=chance, bucket=bucket))
             depths.append(depth)
         return tuple(nodes)
 
-    def _may_follow(self, nodes: list[Node], parent: int, text: tuple[int, ...], token: int) -> bool:
+    def _may_follow(self, nodes: list[TreeNode], parent: int, text: tuple[int, ...], token: int) -> bool:
         """Say whether `token` may stand below a node that ends with `text`."""
         if parent >= 0 and self._is_eog(nodes[parent].token):
             return False

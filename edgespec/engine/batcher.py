@@ -1,16 +1,17 @@
 """Runs several generations together: each pass of a model serves all of them (continuous batching).
 
-A step is one pass of the target, and before it what the texts draft for it: decided for all at once
-(shared_decision.py), with the draft model's passes shared as well. Texts come and go between steps (Orca,
-OSDI 2022). Prompts are read in pieces beside the texts that are being written (Sarathi, arXiv 2308.16369).
+A step is one pass of the target, and before it what the requests draft for it: decided for all at once
+(shared_decision.py), with the draft model's passes shared as well. Requests come and go between steps (Yu et al., Orca,
+OSDI 2022). Prompts are prefilled in chunks together with the requests that are decoding (Agrawal et al.,
+Sarathi, arXiv 2308.16369).
 
 Nobody is starved:
-- a text that is being written gets its token in every pass; if the drafts of all do not fit in one, the
-  texts left out are first in the next;
-- of the tokens read in a pass, a quarter belongs to the prompt that has waited longest; the rest goes to
-  those with the fewest tokens left, so that a short question need not wait for a long document;
-- if the cache becomes full, the text that came last pauses: its cells are freed, it is read again when there
-  is room, and goes on where it was. The text that came first never pauses.
+- a decoding request gets its token in every pass; if the drafts of all do not fit in one, the requests left
+  out are first in the next;
+- a quarter of the tokens prefilled in a pass belongs to the prompt that has waited longest; the rest goes to
+  the prompts with the fewest tokens left, so that a short question need not wait for a long document;
+- if the cache becomes full, the request that came last is preempted: its slots are freed, and it is prefilled
+  again and resumes when there is room. The request that came first is never preempted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.decoding.forward import Ask, DraftForward, Forward, TargetForward
-from edgespec.decoding.generate import Generation, Made
+from edgespec.decoding.generate import Generation, GenerationEvent
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.costs import N_MAX, PassCurves
 from edgespec.drafting.policy import OtherRequests
@@ -28,33 +29,33 @@ from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide
 from edgespec.errors import EdgespecError
 from edgespec.llama.outputs import ForwardResult
+from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
-from edgespec.llama.timelines import Timelines
 
-READ_BESIDE = 64
-"""Most prompt tokens read in a pass in which others are writing."""
+PREFILL_CHUNK = 64
+"""Most prompt tokens prefilled in a pass in which others decode."""
 
-_OLDEST_SHARE = 4  # a quarter of what is read in a pass
+_OLDEST_SHARE = 4  # a quarter of what is prefilled in a pass
 _LEAST_READ = 16  # tokens: one after the other costs more than together
 
 
 @dataclass(eq=False, slots=True)
-class Text:
-    """A generation under way, and who is told of it."""
+class BatchedRequest:
+    """A generation under way, and who is told of its events."""
 
     generation: Generation
     session: Session
     scheduler: Scheduler | None
-    """None for a text that is decoded plainly."""
-    on_made: Callable[[Made], None]
+    """None for a request that is decoded plainly."""
+    on_made: Callable[[GenerationEvent], None]
     on_end: Callable[[BaseException | None], None]
     """Called when it ends by itself, or with what ended it."""
-    work: Generator[Ask | Made, Any] = field(init=False)
+    work: Generator[Ask | GenerationEvent, Any] = field(init=False)
     ask: Ask | None = None
-    """What it waits for; None: it can go on."""
+    """The answer it waits for; None: it can go on."""
     n_held: int = 0
-    """Tokens of the timeline that the target's pass it asks for follows."""
-    is_paused: bool = False
+    """Tokens of the sequence before the target's pass that it asks for."""
+    is_preempted: bool = False
     is_running: bool = True
 
     def __post_init__(self) -> None:
@@ -62,8 +63,8 @@ class Text:
 
     @property
     def n_pending(self) -> int:
-        """Tokens of it that the target's next pass has in any case; of a prompt not more than a piece."""
-        return min(self.generation.n_pending, READ_BESIDE)
+        """Tokens that the target's next pass always has for it; at most a chunk of a prompt."""
+        return min(self.generation.n_pending, PREFILL_CHUNK)
 
     @property
     def n_rest(self) -> int:
@@ -72,12 +73,12 @@ class Text:
         return self.n_held + len(self.ask.tokens) - self.session.n_past
 
     @property
-    def reads(self) -> bool:
-        """Whether it has more to read than what a step drafts."""
+    def is_prefilling(self) -> bool:
+        """Whether it has more to read than a step can draft."""
         return isinstance(self.ask, TargetForward) and self.n_rest > MAX_GAMMA + 2
 
-    def read_again_what_lost_its_rows(self) -> None:
-        """Take back what an interrupted pass left in the cache, where its logits are wanted (Cache.eval)."""
+    def rewind_lost_rows(self) -> None:
+        """Take back tokens that an interrupted pass left in the cache, if their logits are wanted."""
         if isinstance(self.ask, TargetForward) and self.n_rest < self.ask.n_logits:
             self.session.rewind(self.n_held)
 
@@ -89,7 +90,7 @@ class Text:
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
-        if ask.with_features and n_past < self.n_held:  # what was read before it paused: without
+        if ask.with_features and n_past < self.n_held:  # read before it was preempted: without
             return TargetForward(self.session, self.generation.tokens[n_past : self.n_held][:n], 0)
         tokens = [*self.generation.tokens[n_past : self.n_held], *ask.tokens[max(0, n_past - self.n_held) :]]
         if n == len(tokens):
@@ -101,105 +102,113 @@ class Text:
 
 
 class Batcher:
-    """Runs texts whose sessions are timelines of one cache."""
+    """Runs requests whose sessions are sequences of one cache."""
 
-    def __init__(self, timelines: Timelines, clocks: PassCurves) -> None:
-        """Run texts in `timelines`; `clocks` say what passes cost, and are told what they took."""
-        self.timelines = timelines
-        self._cache = timelines.cache
+    def __init__(self, sequences: SequencePool, clocks: PassCurves) -> None:
+        """Run requests in `sequences`; `clocks` say what passes cost, and are told what they took."""
+        self.sequences = sequences
+        self._cache = sequences.cache
         self._clocks = clocks
-        self._texts: list[Text] = []  # in the order they came
-        self._late: list[Text] = []  # left out of the last pass
-        self.last = Passed()
+        self._requests: list[BatchedRequest] = []  # in the order they came
+        self._late: list[BatchedRequest] = []  # left out of the last pass
+        self.last = StepSummary()
 
     @property
-    def texts(self) -> Sequence[Text]:
-        """The texts under way, paused ones among them, in the order they came."""
-        return self._texts
+    def requests(self) -> Sequence[BatchedRequest]:
+        """The requests under way, preempted ones among them, in the order they came."""
+        return self._requests
 
-    def add(self, text: Text) -> None:
-        """Let `text` take part from the next step on."""
-        self._texts.append(text)
+    def add(self, request: BatchedRequest) -> None:
+        """Let `request` take part from the next step on."""
+        self._requests.append(request)
 
-    def close(self, text: Text) -> None:
-        """End `text` here; what it wrote stays."""
-        if text.is_running:
-            text.is_running = False
-            self._texts.remove(text)
-            text.work.close()
+    def close(self, request: BatchedRequest) -> None:
+        """End `request` here; what it wrote stays."""
+        if request.is_running:
+            request.is_running = False
+            self._requests.remove(request)
+            request.work.close()
 
     def step(self) -> None:
         """Make one pass of the target. Raises KeyboardInterrupt if a pass is interrupted: it can go on."""
-        self.last = Passed()
-        self._wake()
+        self.last = StepSummary()
+        self._resume()
         self._share()
-        for text in list(self._texts):
-            if text.ask is None and not text.is_paused:
-                self._advance(text, None)
+        for request in list(self._requests):
+            if request.ask is None and not request.is_preempted:
+                self._advance(request, None)
         while self._draft():
             pass
-        waiting = [text for text in self._texts if isinstance(text.ask, TargetForward) and not text.is_paused]
+        waiting = [
+            request
+            for request in self._requests
+            if isinstance(request.ask, TargetForward) and not request.is_preempted
+        ]
         if waiting:
             self._pass(waiting)
 
-    # ---- one text ----
+    # ---- one request ----
 
-    def _advance(self, text: Text, answer: ForwardResult | Any) -> None:  # noqa: ANN401 - or a Choice
-        """Let a text go on with the answer to what it asked, until it has tokens or asks for more."""
-        text.ask = None
+    def _advance(self, request: BatchedRequest, answer: ForwardResult | Any) -> None:  # noqa: ANN401 - or a Choice
+        """Let a request go on with the answer to what it asked, until it has tokens or asks for more."""
+        request.ask = None
         try:
-            made = text.work.send(answer)
+            made = request.work.send(answer)
             while not isinstance(made, Ask):
-                text.on_made(made)
-                if not text.is_running or (made.tokens and not text.generation.is_complete):
+                request.on_made(made)
+                if not request.is_running or (made.tokens and not request.generation.is_complete):
                     return
-                made = text.work.send(None)
-            text.ask = made
-            text.n_held = text.session.n_past
+                made = request.work.send(None)
+            request.ask = made
+            request.n_held = request.session.n_past
         except StopIteration:
-            self._end(text, None)
+            self._end(request, None)
         except BaseException as error:
-            self._end(text, error)
+            self._end(request, error)
             if not isinstance(error, Exception):
                 raise
 
-    def _end(self, text: Text, error: BaseException | None) -> None:
-        self.close(text)
-        text.on_end(error)
+    def _end(self, request: BatchedRequest, error: BaseException | None) -> None:
+        self.close(request)
+        request.on_end(error)
 
     # ---- drafting ----
 
     def _share(self) -> None:
         """Tell each scheduler what the others have in the next pass."""
-        n_read = READ_BESIDE if any(text.reads for text in self._texts) else 0
-        n_all = sum(text.n_pending for text in self._texts if not text.reads) + n_read
-        rates = {id(text): self._rate(text, n_all) for text in self._texts if not text.reads}
+        n_prefilled = PREFILL_CHUNK if any(request.is_prefilling for request in self._requests) else 0
+        n_all = (
+            sum(request.n_pending for request in self._requests if not request.is_prefilling) + n_prefilled
+        )
+        rates = {
+            id(request): self._rate(request, n_all) for request in self._requests if not request.is_prefilling
+        }
         rate = sum(rates.values())
-        for text in self._texts:
-            if text.scheduler and not text.reads:
+        for request in self._requests:
+            if request.scheduler and not request.is_prefilling:
                 others = OtherRequests()
-                if len(self._texts) > 1:
-                    n_target = n_all - text.n_pending
-                    others = OtherRequests(len(rates) - 1, n_target, rate=rate - rates[id(text)])
-                text.scheduler.share(others)
+                if len(self._requests) > 1:
+                    n_target = n_all - request.n_pending
+                    others = OtherRequests(len(rates) - 1, n_target, rate=rate - rates[id(request)])
+                request.scheduler.share(others)
 
-    def _rate(self, text: Text, n_all: int) -> float:
-        """Return the tokens a second that `text` makes in passes over `n_all` tokens."""
-        plain = 1.0 / self._clocks.target.of(max(1, n_all), text.session.n_past)
-        return max(plain, text.scheduler.own_rate) if text.scheduler else plain
+    def _rate(self, request: BatchedRequest, n_all: int) -> float:
+        """Return the tokens a second that `request` makes in passes over `n_all` tokens."""
+        plain = 1.0 / self._clocks.target.of(max(1, n_all), request.session.n_past)
+        return max(plain, request.scheduler.own_rate) if request.scheduler else plain
 
     def _draft(self) -> bool:
         """Decide what is drafted next, or make the draft model's next pass; return False at the end."""
-        bidding = [text for text in self._texts if isinstance(text.ask, DraftDecision)]
+        bidding = [request for request in self._requests if isinstance(request.ask, DraftDecision)]
         if bidding:
-            bids = [text.ask for text in bidding if isinstance(text.ask, DraftDecision)]
-            choices = [bids[0].answer()] if len(self._texts) == 1 else decide(bids, self._load())
-            for text, choice in zip(bidding, choices, strict=True):
-                self._advance(text, choice)
+            bids = [request.ask for request in bidding if isinstance(request.ask, DraftDecision)]
+            choices = [bids[0].answer()] if len(self._requests) == 1 else decide(bids, self._load())
+            for request, choice in zip(bidding, choices, strict=True):
+                self._advance(request, choice)
             return True
-        drafting = [text for text in self._texts if isinstance(text.ask, DraftForward)]
+        drafting = [request for request in self._requests if isinstance(request.ask, DraftForward)]
         for group in _groups(drafting, self._cache.n_batch):
-            asks = [text.ask for text in group if isinstance(text.ask, DraftForward)]
+            asks = [request.ask for request in group if isinstance(request.ask, DraftForward)]
             n_past = sum(ask.session.n_past for ask in asks) // len(asks)
             try:
                 results = asks[0].session.cache.forward(asks)
@@ -209,150 +218,158 @@ class Batcher:
             n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asks) else 0
             if self._clocks.draft and 0 < n <= N_MAX:
                 self._clocks.draft.observe(n, n_past, found[0][1].seconds)
-            for text, evaluated in found:
-                self._advance(text, evaluated)
+            for request, evaluated in found:
+                self._advance(request, evaluated)
         return bool(drafting)
 
     def _load(self) -> PassLoad:
         """Return what is in the target's next pass so far."""
         n_tokens = 0
-        for text in self._texts:
-            if isinstance(text.ask, DraftDecision):
-                n_tokens += text.ask.scheduler.n_pending + text.ask.depth
-            elif isinstance(text.ask, TargetForward):
-                n_tokens += min(text.n_rest, READ_BESIDE)
-        writing = [text for text in self._texts if not text.reads and not text.is_paused]
-        n_past = sum(text.session.n_past for text in writing) // max(1, len(writing))
-        rate = sum(self._rate(text, n_tokens) for text in writing)
+        for request in self._requests:
+            if isinstance(request.ask, DraftDecision):
+                n_tokens += request.ask.scheduler.n_pending + request.ask.depth
+            elif isinstance(request.ask, TargetForward):
+                n_tokens += min(request.n_rest, PREFILL_CHUNK)
+        writing = [
+            request for request in self._requests if not request.is_prefilling and not request.is_preempted
+        ]
+        n_past = sum(request.session.n_past for request in writing) // max(1, len(writing))
+        rate = sum(self._rate(request, n_tokens) for request in writing)
         return PassLoad(len(writing), n_tokens, n_past, rate)
 
     # ---- the target's pass ----
 
-    def _pass(self, waiting: Sequence[Text]) -> None:
+    def _pass(self, waiting: Sequence[BatchedRequest]) -> None:
         """Make one pass for those who wait for the target, and let those go on whose rows it gave."""
-        for text in waiting:
-            text.read_again_what_lost_its_rows()
+        for request in waiting:
+            request.rewind_lost_rows()
         parts = self._parts(waiting)
         n_tokens = sum(len(part.tokens) for _, part in parts)
-        while not self.timelines.make_room(n_tokens) and len(self._texts) > 1:
-            last = next(text for text in reversed(self._texts) if not text.is_paused)
-            self._pause(last)
-            parts = [(text, part) for text, part in parts if text is not last]
+        while not self.sequences.make_room(n_tokens) and len(self._requests) > 1:
+            last = next(request for request in reversed(self._requests) if not request.is_preempted)
+            self._preempt(last)
+            parts = [(request, part) for request, part in parts if request is not last]
             n_tokens = sum(len(part.tokens) for _, part in parts)
             if not parts:
                 return
-        n_read = sum(len(part.tokens) for text, part in parts if text.reads)
-        n_past = sum(text.session.n_past for text, _ in parts) // len(parts)
-        readers = {id(text) for text, _ in parts if text.reads}
+        n_prefilled = sum(len(part.tokens) for request, part in parts if request.is_prefilling)
+        n_past = sum(request.session.n_past for request, _ in parts) // len(parts)
+        readers = {id(request) for request, _ in parts if request.is_prefilling}
         try:
             results = self._cache.forward([part for _, part in parts])
-            found = [(text, result) for (text, _), result in zip(parts, results, strict=True)]
+            found = [(request, result) for (request, _), result in zip(parts, results, strict=True)]
         except EdgespecError as error:
             found = self._forward_each(parts, error)
         seconds = found[0][1].seconds if found else 0.0
-        self.last = Passed(seconds, n_texts=len(parts), n_tokens=n_tokens, n_read=n_read)
+        self.last = StepSummary(seconds, n_requests=len(parts), n_tokens=n_tokens, n_prefilled=n_prefilled)
         if len(parts) > 1 and n_tokens <= N_MAX and found and _is_one_pass([part for _, part in parts]):
             self._clocks.target.observe(n_tokens, n_past, seconds)
         costs = self._clocks.target
-        share = costs.of(max(1, n_tokens - n_read), n_past) / costs.of(n_tokens, n_past) if n_read else 1.0
-        parted = {id(text): part for text, part in parts}
-        for text, evaluated in found:
-            part = parted[id(text)]
-            if part.n_logits or not text.n_rest:
-                is_reader = id(text) in readers
+        share = (
+            costs.of(max(1, n_tokens - n_prefilled), n_past) / costs.of(n_tokens, n_past)
+            if n_prefilled
+            else 1.0
+        )
+        parted = {id(request): part for request, part in parts}
+        for request, evaluated in found:
+            part = parted[id(request)]
+            if part.n_logits or not request.n_rest:
+                is_reader = id(request) in readers
                 scaled = evaluated if is_reader else replace(evaluated, seconds=share * evaluated.seconds)
-                self._advance(text, scaled)
+                self._advance(request, scaled)
             elif part.with_features and evaluated.features is not None:
-                text.generation.keep_features(text.session.n_past - len(part.tokens), evaluated.features)
+                request.generation.keep_features(
+                    request.session.n_past - len(part.tokens), evaluated.features
+                )
 
-    def _parts(self, waiting: Sequence[Text]) -> list[tuple[Text, TargetForward]]:
+    def _parts(self, waiting: Sequence[BatchedRequest]) -> list[tuple[BatchedRequest, TargetForward]]:
         """Choose what goes into the pass."""
-        writing = [text for text in waiting if not text.reads]
-        writing.sort(key=lambda text: text not in self._late)
+        writing = [request for request in waiting if not request.is_prefilling]
+        writing.sort(key=lambda request: request not in self._late)
         cache = self._cache
-        parts: list[tuple[Text, TargetForward]] = []
+        parts: list[tuple[BatchedRequest, TargetForward]] = []
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
-        reading = [text for text in waiting if text.reads]
+        reading = [request for request in waiting if request.is_prefilling]
         n_spared = 0
         if cache.all_logits and any(
-            isinstance(text.ask, TargetForward) and text.ask.with_features for text in waiting
+            isinstance(request.ask, TargetForward) and request.ask.with_features for request in waiting
         ):
             # Then all tokens of the pass have rows; some are spared for those who read.
             n_left = min(n_left, n_rows)
             n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
             n_left -= n_spared
         self._late = []
-        for text in writing:
-            part = text.part(text.n_rest)
+        for request in writing:
+            part = request.part(request.n_rest)
             leaves = _n_leaves(part)
             fits = len(part.tokens) <= n_left and part.n_logits <= n_rows and leaves <= n_leaves - 1
             if fits or not parts:
-                parts.append((text, part))
+                parts.append((request, part))
                 n_left -= len(part.tokens)
                 n_rows -= part.n_logits
                 n_leaves -= leaves
             else:
-                self._late.append(text)
+                self._late.append(request)
         n_left = max(0, n_left + n_spared)
-        budget = min(n_left, READ_BESIDE) if writing else n_left
-        for text, n in deal(budget, [(text, text.n_rest) for text in reading]):
-            part = text.part(n)
+        budget = min(n_left, PREFILL_CHUNK) if writing else n_left
+        for request, n in split_prefill_budget(budget, [(request, request.n_rest) for request in reading]):
+            part = request.part(n)
             if part.n_logits <= n_rows:
-                parts.append((text, part))
+                parts.append((request, part))
                 n_rows -= part.n_logits
         return parts
 
     def _forward_each(
-        self, parts: Sequence[tuple[Text, Forward]], error: EdgespecError
-    ) -> list[tuple[Text, ForwardResult]]:
-        """After a pass that failed make one for each text: only one whose own fails ends."""
+        self, parts: Sequence[tuple[BatchedRequest, Forward]], error: EdgespecError
+    ) -> list[tuple[BatchedRequest, ForwardResult]]:
+        """After a pass that failed make one for each request: only one whose own fails ends."""
         if len(parts) == 1:
             self._end(parts[0][0], error)
             return []
-        found: list[tuple[Text, ForwardResult]] = []
-        for text, part in parts:
+        found: list[tuple[BatchedRequest, ForwardResult]] = []
+        for request, part in parts:
             if found:  # its rows are the cache's own memory, which the next pass overwrites
                 last, result = found[-1]
                 found[-1] = last, result.copy()
             try:
-                found.append((text, part.answer()))
+                found.append((request, part.answer()))
             except EdgespecError as own:
-                self._end(text, own)
+                self._end(request, own)
         return found
 
-    # ---- pausing ----
+    # ---- preemption ----
 
-    def _pause(self, text: Text) -> None:
-        """Free the cells of `text`, which is read again later."""
-        text.is_paused = True
-        text.session.clear()
+    def _preempt(self, request: BatchedRequest) -> None:
+        """Free the cache slots of `request`, which is prefilled again later."""
+        request.is_preempted = True
+        request.session.clear()
 
-    def _wake(self) -> None:
-        """Let paused texts go on, as long as there is room: those that came first, first."""
-        for text in self._texts:
-            if not text.is_paused:
+    def _resume(self) -> None:
+        """Resume preempted requests while there is room, the oldest first."""
+        for request in self._requests:
+            if not request.is_preempted:
                 continue
-            n_needed = len(text.generation.tokens) + READ_BESIDE
-            if not self.timelines.make_room(n_needed) and any(not t.is_paused for t in self._texts):
+            n_needed = len(request.generation.tokens) + PREFILL_CHUNK
+            if not self.sequences.make_room(n_needed) and any(not t.is_preempted for t in self._requests):
                 return
-            text.is_paused = False
+            request.is_preempted = False
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """The target's pass of a step."""
+class StepSummary:
+    """The target's pass in a step."""
 
     seconds: float = 0.0
-    n_texts: int = 0
+    n_requests: int = 0
     n_tokens: int = 0
-    n_read: int = 0
-    """Of prompts."""
+    n_prefilled: int = 0
+    """Tokens of prompts among them."""
 
 
-def deal(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    """Deal `budget` tokens to those who want to read, (who, tokens left), who waited longest first.
+def split_prefill_budget(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    """Split `budget` tokens among prompts, each (who, tokens left), the one that waited longest first.
 
-    The first gets at least a quarter; the rest goes to those with the fewest tokens left.
+    The first gets at least a quarter; the rest goes to the prompts with the fewest tokens left.
     """
     given: dict[int, int] = {}
     if wanted:
@@ -367,27 +384,27 @@ def deal(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]
 
 
 def _is_one_pass(passes: Sequence[Forward]) -> bool:
-    """Say whether the library makes one pass of these: of states only for as many tokens of each text."""
+    """Say whether the library makes one pass of these; with states each must have as many tokens."""
     return not passes[0].session.model.keeps_state or len({len(one.tokens) for one in passes}) == 1
 
 
 def _n_leaves(part: TargetForward) -> int:
-    """Return how many leaves a tree has beside its trunk."""
+    """Return how many leaves a tree has but the trunk's."""
     parents = part.parents or ()
     return sum(1 for i in range(1, len(parents)) if parents[i] != i - 1)
 
 
-def _groups(texts: Sequence[Text], n_batch: int) -> list[list[Text]]:
-    """Divide texts that wait for the draft model into those that fit in one pass."""
-    groups: list[list[Text]] = []
+def _groups(requests: Sequence[BatchedRequest], n_batch: int) -> list[list[BatchedRequest]]:
+    """Group the requests that wait for the draft model so that each group fits in a pass."""
+    groups: list[list[BatchedRequest]] = []
     n_tokens = n_rows = 0
-    for text in texts:
-        ask = text.ask
+    for request in requests:
+        ask = request.ask
         assert isinstance(ask, DraftForward)  # noqa: S101 - for the type checker
         n_tokens += len(ask.tokens)
         n_rows += ask.n_outputs
         if not groups or n_tokens > n_batch or n_rows > ask.session.n_logits_max:
             groups.append([])
             n_tokens, n_rows = len(ask.tokens), ask.n_outputs
-        groups[-1].append(text)
+        groups[-1].append(request)
     return groups

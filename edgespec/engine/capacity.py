@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import load
-from edgespec.llama.cache import CacheSize
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
+from edgespec.llama.kv_cache import KVCacheSize
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.states import MOST_COPIES
 from edgespec.models.footprint import (
@@ -36,10 +36,10 @@ CACHE_SHARE = 0.25
 """Largest share of the available memory for the caches of target and draft together."""
 
 DRAFT_SHARE = 0.25
-"""Of the bytes for timelines that are kept, the draft model's share: its tokens take fewer."""
+"""Of the bytes for sequences that are kept, the draft model's share: its tokens take fewer."""
 
 KEPT = 16
-"""Most timelines kept beside those under way, for prompts that begin like them."""
+"""Most sequences kept beside those under way, for prompts that begin like them."""
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
@@ -73,7 +73,7 @@ class CapacityRequest:
     """Most tokens of one text."""
     n_cells: int | None = None
     kept_bytes: int = 0
-    """For timelines beside those under way."""
+    """For sequences beside those under way."""
 
 
 def choose_capacity(
@@ -119,10 +119,10 @@ def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
 
 
 def kept_timelines(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:
-    """Return how many timelines are kept beside those of texts under way, in so many bytes.
+    """Return how many sequences are kept beside those of texts under way, in so many bytes.
 
     Several texts share a cache that has room for them in any case. But a state has a place of its own: of a
-    model that keeps such, as many timelines as texts, or what the bytes allow.
+    model that keeps such, as many sequences as texts, or what the bytes allow.
     """
     if not n_bytes and parallel == 1:
         return 0
@@ -139,14 +139,14 @@ def fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
     return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
 
 
-def check_cache(header: GGUFHeader, size: CacheSize, *, keeps: bool) -> None:
+def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool) -> None:
     """Raise EdgespecError if a cache of this size does not fit in memory beside the loaded weights.
 
-    `keeps`: timelines that ended are kept, with copies of their states.
+    `keeps`: sequences that ended are kept, with copies of their states.
     """
-    states = states_bytes(header, size.rollback, size.n_timelines)
+    states = states_bytes(header, size.rollback, size.n_sequences)
     if keeps:
-        states += MOST_COPIES * size.n_timelines * header.state_bytes
+        states += MOST_COPIES * size.n_sequences * header.state_bytes
     more = states - shape_of(header).states
     fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
 

@@ -17,13 +17,13 @@ from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.proposal import DraftStep
 from edgespec.energy import EnergyMeter
-from edgespec.engine.batcher import Passed
+from edgespec.engine.batcher import StepSummary
 from edgespec.engine.capacity import Capacity
 from edgespec.engine.pair import Pair
 from edgespec.engine.pair_options import PairOptions
 from edgespec.engine.plan import make_plan
+from edgespec.engine.requests import RequestRunner
 from edgespec.engine.stream import Stream
-from edgespec.engine.texts import Texts
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheType, KernelsChoice
@@ -126,7 +126,7 @@ class Engine(Closing):
                 on_message=on_message,
             )
             self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
-            self._texts = Texts(self._pair, self._knowledge, self._earlier_texts)
+            self._requests = RequestRunner(self._pair, self._knowledge, self._earlier_texts)
         except BaseException:
             self._pair.close()
             raise
@@ -177,9 +177,9 @@ class Engine(Closing):
         return self._pair.capacity
 
     @property
-    def last_pass(self) -> Passed:
+    def last_pass(self) -> StepSummary:
         """The last step's pass of the target, of texts that share passes."""
-        return self._texts.last_pass
+        return self._requests.last_pass
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
@@ -189,7 +189,7 @@ class Engine(Closing):
     def forget(self, *, tables: bool = False) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
         with self._lock:
-            self._texts.forget()
+            self._requests.forget()
             self._earlier_texts.ready().forget()
             self._pair.forget()
             if tables:
@@ -216,7 +216,7 @@ class Engine(Closing):
     def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
         """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
         with self._lock:
-            return self._texts.has_room(n_prompt, n_predict)
+            return self._requests.has_room(n_prompt, n_predict)
 
     def stream(
         self,
@@ -252,20 +252,20 @@ class Engine(Closing):
             raise UsageError("the engine is closed")
         plan = make_plan(self._pair, options)
         if self.parallel == 1:
-            self._texts.end_all(
+            self._requests.end_all(
                 "the engine writes one at a time and began another; read it first, or choose parallel"
             )
-        self._texts.keep()
-        if self._signals and not self._texts.n_running:
+        self._requests.keep()
+        if self._signals and not self._requests.n_running:
             self._signals.drain()  # before the target is loaded again, which they would end too
-        if self._pair.is_lost and not self._texts.n_running:
+        if self._pair.is_lost and not self._requests.n_running:
             self._pair.reopen()
         tokens = (
             self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
         )
         if not tokens:
             raise UsageError("the prompt is empty")
-        running = self._texts.begin(prompt, tokens, plan, on_step)
+        running = self._requests.begin(prompt, tokens, plan, on_step)
         loop = running.loop
         window = None
         if self.meter:
@@ -291,7 +291,7 @@ class Engine(Closing):
             window=window,
         )
         stream.lock = self._lock
-        self._texts.start(stream, running)
+        self._requests.start(stream, running)
         return stream
 
     def step(self) -> None:
@@ -300,7 +300,7 @@ class Engine(Closing):
         Raises KeyboardInterrupt if `signals` interrupts it; streams that failed raise when they are read.
         """
         with self._lock:
-            self._texts.step()
+            self._requests.step()
 
     def check_cascade(self) -> Model:
         """Return the draft model if it can write in a cascade, else raise UsageError."""
@@ -331,7 +331,7 @@ class Engine(Closing):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._texts.end_all("the engine was closed")
-                self._texts.keep()
+                self._requests.end_all("the engine was closed")
+                self._requests.keep()
                 self._knowledge.store(self._on_message)
                 self._pair.close()

@@ -26,16 +26,16 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
 from edgespec.engine.remote_target import RemoteTarget, open_nodes
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.cache import MAX_TIMELINES, Cache, CacheSize
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
 from edgespec.llama.placement import Placement
 from edgespec.llama.rollback import RollbackSize
-from edgespec.llama.timelines import Timelines
+from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import (
     CTX_STEP,
@@ -91,8 +91,8 @@ class Pair(Closing):
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
         self._models: list[Model] = []
-        self._timelines: Timelines | None = None
-        self._draft_timelines: Timelines | None = None
+        self._timelines: SequencePool | None = None
+        self._draft_timelines: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
 
@@ -208,7 +208,7 @@ class Pair(Closing):
         cells = self.capacity.n_cells
         return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
 
-    def timelines(self, n_ctx: int) -> Timelines:
+    def timelines(self, n_ctx: int) -> SequencePool:
         """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
         if self._timelines is None or self._timelines.n_ctx < n_ctx:
             cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
@@ -220,24 +220,24 @@ class Pair(Closing):
         """Return how many tokens are kept beside those of the texts under way."""
         return kept_cells(model.header, share * (self.options.prefix_cache or 0))
 
-    def _replaced(self, smaller: Timelines | None, model: Model, cells: int, n_ctx: int) -> Timelines:
+    def _replaced(self, smaller: SequencePool | None, model: Model, cells: int, n_ctx: int) -> SequencePool:
         """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
         parallel, prefix_cache = self.parallel, self.options.prefix_cache
         rollback = self.rollback if model is self.target else draft_rollback()
         n_kept = kept_timelines(model.header, parallel, prefix_cache or 0, rollback)
-        n_kept = min(n_kept, MAX_TIMELINES - parallel)
-        n_timelines = parallel + n_kept
-        size = CacheSize(
+        n_kept = min(n_kept, MAX_SEQUENCES_OPEN - parallel)
+        n_sequences = parallel + n_kept
+        size = KVCacheSize(
             n_ctx=cells,
             n_batch=model.most_batch,
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
-            n_timelines=n_timelines if model.can_rewind else 1,
+            n_sequences=n_sequences if model.can_rewind else 1,
             rollback=replace(rollback, n_kept=n_kept),
         )
         kept = smaller.last() if smaller else None
         if smaller:
             smaller.close()
-        larger = Timelines(
+        larger = SequencePool(
             self._cache(model, size),
             n_ctx=n_ctx,
             reserved=parallel * n_ctx if model is self.draft.model else 0,
@@ -282,15 +282,15 @@ class Pair(Closing):
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
         if self._small is None or self._small.n_ctx < n_ctx:
             self._small = None
-            size = CacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1, rollback=draft_rollback())
+            size = KVCacheSize(n_ctx=n_ctx, n_logits_max=MAX_GAMMA + 1, rollback=draft_rollback())
             cache = self._cache(draft, size)
-            self._small = SmallModel(Timelines(cache).begin([0]), n_vocab=self.target.n_vocab)
+            self._small = SmallModel(SequencePool(cache).begin([0]), n_vocab=self.target.n_vocab)
         return self._small
 
-    def _cache(self, model: Model, size: CacheSize) -> Cache:
+    def _cache(self, model: Model, size: KVCacheSize) -> KVCache:
         check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
         is_draft = model is self.draft.model
-        return Cache(
+        return KVCache(
             model,
             size,
             n_threads=self.n_threads,

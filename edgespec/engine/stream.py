@@ -61,7 +61,7 @@ class Stream:
         self._window = window
         self._energy: Measurement | None = None
         self.energy_share = 1.0
-        """Of the energy measured while it ran, what belongs to it and not to others that ran beside it."""
+        """Share of the energy measured while it ran that is its own, not of requests that ran with it."""
         self._n_alone = 0
         self._parts: list[str] = []
         self._ids: list[int] = []
@@ -132,7 +132,7 @@ class Stream:
             self._loop_ended, self._error = True, error
 
     @property
-    def timeline(self) -> list[int]:
+    def tokens(self) -> list[int]:
         """The prompt and what was emitted."""
         return self._loop.tokens
 

@@ -21,7 +21,7 @@ from edgespec.forge.dataset import DatasetWriter, is_held_out
 from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.forge.running_text import RunningText
 from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.outputs import Rows
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.weights import Model
@@ -142,14 +142,14 @@ class TargetWriter(Closing):
         self._longest = min(self.settings.longest_prompt + self.settings.n_predict, model.n_ctx_train)
         self._n_predict = min(self.settings.n_predict, self._longest // 2)
         self._n_texts = _texts_that_fit(model, self.settings, self._longest, on_message)
-        size = CacheSize(
+        size = KVCacheSize(
             n_ctx=self._n_texts * self._longest,
             n_batch=self.settings.n_pass,
             n_logits_max=self.settings.n_pass,
-            n_timelines=self._n_texts,
+            n_sequences=self._n_texts,
             rollback=RollbackSize(n_marks=0),  # nothing drafts
         )
-        self._cache = Cache(model, size, n_threads=n_threads, interrupt=interrupt)
+        self._cache = KVCache(model, size, n_threads=n_threads, interrupt=interrupt)
         self._samplers: dict[float, Sampler] = {}
         self._errors = LogitsOf(model.path)
 
@@ -165,7 +165,7 @@ class TargetWriter(Closing):
 
         Prompts that the dataset has a text of are left out, so a run that was ended goes on where it was. On
         Ctrl-C the finished texts are kept. `on_progress` is called after each pass. Raises EdgespecError as
-        `Cache.eval` (a model may have no hidden states to give), and OSError where the disk fails.
+        `KVCache.forward` (a model may have no hidden states to give), and OSError where the disk fails.
         """
         texts = list(writer.dataset.texts())
         run = _FillState(

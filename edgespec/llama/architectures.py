@@ -17,7 +17,7 @@ RESULTS = "architectures.json"
 
 
 class ArchitectureSupport(msgspec.Struct, frozen=True):
-    """What works with an architecture."""
+    """The results of the check of an architecture: what works with it."""
 
     same_in_any_batch: bool
     """Whether the logits after a token are the same bits in batches of any size."""

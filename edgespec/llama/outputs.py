@@ -28,7 +28,7 @@ _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctyp
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """What a forward pass gives one of its sequences."""
+    """The result of a forward pass for one of its sequences."""
 
     rows: Rows
     """The logits that were asked for; valid until the next pass of that cache."""

@@ -20,11 +20,11 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, Inputs
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.ggml_types import type_number
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import HELPERS, GGUFHeader, check_complete_file
 from edgespec.llama.hidden_states import NEXTN_HEAD, of_layers
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.outputs import Features, Outputs
 from edgespec.llama.weights import Model
 
@@ -177,7 +177,7 @@ class PublishedHead(Model):
     def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
         """Load a file that `check_published_head` has checked; `target` must stay open as long as it."""
         # Only to find the target's weights. A context of texts would be closed when they need a larger one.
-        self._beside = Cache(target, CacheSize(n_ctx=1), n_threads=1)
+        self._beside = KVCache(target, KVCacheSize(n_ctx=1), n_threads=1)
         self.context_beside = self._beside.context
         super().__init__(header.path, kernels=kernels, header=header)
 
@@ -206,8 +206,8 @@ class EagleHead(PublishedHead):
             self.hidden_states = NEXTN_HEAD
         super().__init__(header, target, kernels=kernels)
         # Of its own, as what it leaves must not overwrite what a pass of the decoder has left.
-        size = CacheSize(n_ctx=_ENCODED, n_batch=_ENCODED, n_logits_max=_ENCODED)
-        self._encoder = Cache(self, size, n_threads=n_threads)
+        size = KVCacheSize(n_ctx=_ENCODED, n_batch=_ENCODED, n_logits_max=_ENCODED)
+        self._encoder = KVCache(self, size, n_threads=n_threads)
         self._encoded = Outputs(self._encoder.context, self, _ENCODED, _ENCODED)
         self._encoded.ask(with_features=True)
         self._batch = Batch(None)

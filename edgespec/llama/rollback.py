@@ -1,12 +1,12 @@
-"""How the timelines of a cache take tokens back: the only place that knows what kind of model it is.
+"""How the sequences of a cache take tokens back: the only place that knows what kind of model it is.
 
     Cells    a model that only attends has a cell for each token: those of the last tokens are freed
     States   a recurrent or hybrid model keeps a state that every token changes (states.py)
 
-A timeline is a sequence of llama.cpp. What takes tokens back may need more of them, beside the timelines':
+A sequence is a sequence of llama.cpp. What takes tokens back may need more of them, beside the sequences':
 
-    sequence   0 .. n_timelines - 1           the timelines
-               n_timelines .. + n_spare - 1   spare ones: leaves of trees, or earlier states
+    sequence   0 .. n_sequences - 1           the sequences
+               n_sequences .. + n_spare - 1   spare ones: leaves of trees, or earlier states
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import SequenceTokens
 
 State: TypeAlias = npt.NDArray[np.uint8]
-"""A copy of the cache of a timeline, or of its recurrent state alone, as the library writes it."""
+"""A copy of the cache of a sequence, or of its recurrent state alone, as the library writes it."""
 
 OnNodes: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Returns what `Remote.call` (placement.py) does, with its errors; `nullcontext` where all is here."""
@@ -41,7 +41,7 @@ def bytes_of(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
 
 @dataclass(frozen=True, slots=True)
 class RollbackSize:
-    """What a cache sets aside to take tokens back where a model keeps a state; other models need nothing."""
+    """Room that a cache sets aside to take tokens back where a model keeps a state; others need none."""
 
     n_snapshots: int = 0
     """Tokens of one pass that can be taken back at once; only where the library keeps snapshots, else 0."""
@@ -50,26 +50,26 @@ class RollbackSize:
     each of which the text goes on from its end or from its beginning; a draft model, whose passes have a
     token each, needs more."""
     n_kept: int = 0
-    """Timelines that are only kept, and so need no marks."""
+    """Sequences that are only kept, and so need no marks."""
 
-    def marks_each(self, n_timelines: int) -> int:
-        """Return how many marks each text under way has, of `n_timelines` with those that are kept."""
-        n_running = max(1, n_timelines - self.n_kept)
-        return 0 if self.n_snapshots else min(self.n_marks, (MAX_SEQUENCES - n_timelines) // n_running)
+    def marks_each(self, n_sequences: int) -> int:
+        """Return how many marks each text under way has, of `n_sequences` with those that are kept."""
+        n_running = max(1, n_sequences - self.n_kept)
+        return 0 if self.n_snapshots else min(self.n_marks, (MAX_SEQUENCES - n_sequences) // n_running)
 
-    def n_states(self, n_timelines: int) -> int:
-        """Return how many states a cache of `n_timelines` has room for."""
-        n_marks = self.marks_each(n_timelines) * (n_timelines - self.n_kept)
-        return n_timelines * (1 + self.n_snapshots) + n_marks
+    def n_states(self, n_sequences: int) -> int:
+        """Return how many states a cache of `n_sequences` has room for."""
+        n_marks = self.marks_each(n_sequences) * (n_sequences - self.n_kept)
+        return n_sequences * (1 + self.n_snapshots) + n_marks
 
 
 class Rollback(ABC):
-    """Takes tokens back, for all timelines of a cache."""
+    """Takes tokens back, for all sequences of a cache."""
 
     n_snapshots = 0
     """Snapshots that the library must keep of each sequence."""
     n_spare = 0
-    """Sequences that it needs beside the timelines'."""
+    """Sequences that it needs beside the sequences'."""
     most_drafted: int | None = None
     """Most tokens of a pass that can be taken back without reading others again; None: any number."""
 
@@ -77,8 +77,8 @@ class Rollback(ABC):
     _memory: object
     _on_nodes: OnNodes
 
-    def __init__(self, n_timelines: int) -> None:
-        self._n_timelines = n_timelines
+    def __init__(self, n_sequences: int) -> None:
+        self._n_sequences = n_sequences
 
     def attach(self, context: llama.llama_context_p, on_nodes: OnNodes = nullcontext) -> None:
         """Work on this context from now on; `on_nodes`: within which its states are copied."""
@@ -86,7 +86,7 @@ class Rollback(ABC):
         self._on_nodes = on_nodes
 
     def n_past(self, sequence: int) -> int:
-        """Return the number of tokens in a timeline."""
+        """Return the number of tokens in a sequence."""
         return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def _remove(self, sequence: int, n_keep: int) -> bool:
@@ -101,11 +101,11 @@ class Rollback(ABC):
 
     @abstractmethod
     def cut(self, sequence: int, n_keep: int) -> int:
-        """Cut a timeline back to `n_keep` tokens, or to the most below that can be had; return how many."""
+        """Cut a sequence back to `n_keep` tokens, or to the most below that can be had; return how many."""
 
     @abstractmethod
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
-        """Let the empty timeline `sequence` begin as `source` does; return with how many tokens.
+        """Let the empty sequence `sequence` begin as `source` does; return with how many tokens.
 
         With the first `n_tokens`, or the most below that can be had.
         """
@@ -124,14 +124,14 @@ class Rollback(ABC):
 
     @abstractmethod
     def undo(self, parts: Sequence[SequenceTokens]) -> None:
-        """Make timelines as they were before passes that added this, all of it or a part.
+        """Make sequences as they were before passes that added this, all of it or a part.
 
-        Where that cannot be had, a timeline may end with the first of the tokens that were to stay, or
+        Where that cannot be had, a sequence may end with the first of the tokens that were to stay, or
         become empty.
         """
 
     def clear(self) -> None:
-        """Empty all timelines."""
+        """Empty all sequences."""
         llama.llama_memory_clear(self._memory, False)
 
     # ---- earlier places to go on from ----
@@ -141,28 +141,28 @@ class Rollback(ABC):
         return n_tokens
 
     def keep(self, sequence: int) -> None:  # noqa: B027
-        """See to it that `cut` can go back to where a timeline is now, whatever follows."""
+        """See to it that `cut` can go back to where a sequence is now, whatever follows."""
 
     def keep_at(self, sequence: int, places: Sequence[int]) -> None:  # noqa: B027
         """Do so when it reads past these numbers of tokens."""
 
     def rest(self, sequence: int) -> None:  # noqa: B027
-        """Free what only a timeline under way needs; this one is kept as it is."""
+        """Free what only a sequence under way needs; this one is kept as it is."""
 
     def copies(self, sequence: int) -> dict[int, State]:
-        """Return the kept states of a timeline by their number of tokens, for `adopt`."""
+        """Return the kept states of a sequence by their number of tokens, for `adopt`."""
         return {}
 
     def adopt(self, sequence: int, copies: Mapping[int, State]) -> None:  # noqa: B027
-        """Take over the kept states of a timeline that moved here from another cache."""
+        """Take over the kept states of a sequence that moved here from another cache."""
 
 
 class Cells(Rollback):
     """A model that only attends: a token's cell is freed, and a tree's leaves share the cells before it."""
 
-    def __init__(self, n_timelines: int, n_leaves: int) -> None:
+    def __init__(self, n_sequences: int, n_leaves: int) -> None:
         """Serve trees of up to `n_leaves` leaves in a pass: a spare sequence for each but the trunk."""
-        super().__init__(n_timelines)
+        super().__init__(n_sequences)
         self.n_spare = n_leaves - 1
         self._sides = [-1] * self.n_spare  # whose cells each spare sequence shares; -1: nobody's
         self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
@@ -175,7 +175,7 @@ class Cells(Rollback):
             self._remove(sequence, n_keep)
         for i, owner in enumerate(self._sides):
             if owner == sequence:
-                self._remove(self._n_timelines + i, n_keep)
+                self._remove(self._n_sequences + i, n_keep)
         return n_keep
 
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
@@ -196,14 +196,14 @@ class Cells(Rollback):
             self._drop_branches()
 
     def side(self, sequence: int, i: int, n_past: int) -> int:
-        """Let spare sequence `i` share all of a timeline of `n_past` tokens; return its number.
+        """Let spare sequence `i` share all of a sequence of `n_past` tokens; return its number.
 
         It goes on sharing between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence; sharing
         only those new since the last tree takes 5 us.
         """
         if i >= self.n_spare:
             raise ValueError(f"trees of more than {self.n_spare + 1} leaves in one pass")
-        side = self._n_timelines + i
+        side = self._n_sequences + i
         if self._sides[i] != sequence:
             llama.llama_memory_seq_rm(self._memory, side, -1, -1)
             self._sides[i] = sequence
@@ -224,6 +224,6 @@ class Cells(Rollback):
     def _drop_branches(self) -> None:
         """Empty the spare sequences."""
         for i in range(self.n_spare):
-            llama.llama_memory_seq_rm(self._memory, self._n_timelines + i, -1, -1)
+            llama.llama_memory_seq_rm(self._memory, self._n_sequences + i, -1, -1)
             self._sides[i] = -1
         self._has_branches = False

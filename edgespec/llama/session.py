@@ -1,4 +1,4 @@
-"""Evaluate a model along one timeline: a sequence of a cache that grows and can be cut back."""
+"""Evaluate a model along one sequence: a sequence of a cache that grows and can be cut back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama.batch import EmbeddingsFn, SequenceTokens
-from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.outputs import Rows
 from edgespec.llama.rollback import RollbackSize, State
 from edgespec.llama.weights import Model
@@ -18,8 +18,8 @@ from edgespec.platform.closing import Closing
 class Session(Closing):
     """A growing sequence of tokens and the model's cache of it. A context manager.
 
-    The token ids are noted before a pass; `timeline` returns the first `n_past` of them. A failed or
-    interrupted `eval` leaves the timeline as it was before the call; that of a model that keeps a state may
+    The token ids are noted before a pass; `sequence` returns the first `n_past` of them. A failed or
+    interrupted `eval` leaves the sequence as it was before the call; that of a model that keeps a state may
     also end with the first of the tokens that were to be read, or become empty.
     """
 
@@ -35,7 +35,7 @@ class Session(Closing):
         interrupt: Interrupt | None = None,
         rollback: RollbackSize | None = None,
     ) -> None:
-        """Open a timeline of up to `n_ctx` tokens in a cache of its own.
+        """Open a sequence of up to `n_ctx` tokens in a cache of its own.
 
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns; it sets the
         size of buffers. `embeddings`: returns the input rows of tokens, for a model whose own table lacks
@@ -43,30 +43,30 @@ class Session(Closing):
         keeps a state sets aside to take tokens back. Raises EdgespecError if the context cannot be created
         or the model cannot take embeddings.
         """
-        size = CacheSize(
+        size = KVCacheSize(
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_logits_max=n_logits_max,
             rollback=rollback or RollbackSize(),
         )
-        cache = Cache(model, size, n_threads=n_threads, embeddings=embeddings, interrupt=interrupt)
+        cache = KVCache(model, size, n_threads=n_threads, embeddings=embeddings, interrupt=interrupt)
         self._begin(cache, owns_cache=True)
 
     @classmethod
-    def within(cls, cache: Cache, n_ctx: int | None = None) -> Self:
-        """Open a timeline of up to `n_ctx` tokens (None: all) in a cache that others share.
+    def within(cls, cache: KVCache, n_ctx: int | None = None) -> Self:
+        """Open a sequence of up to `n_ctx` tokens (None: all) in a cache that others share.
 
-        The cache must have a timeline that is not in use.
+        The cache must have a sequence that is not in use.
         """
         session = cls.__new__(cls)
         session._begin(cache, n_ctx, owns_cache=False)
         return session
 
-    def _begin(self, cache: Cache, n_ctx: int | None = None, *, owns_cache: bool) -> None:
+    def _begin(self, cache: KVCache, n_ctx: int | None = None, *, owns_cache: bool) -> None:
         self.cache = cache
         self.model = cache.model
         self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
-        """Most tokens of the timeline."""
+        """Most tokens of the sequence."""
         self.n_batch = cache.n_batch
         self.n_logits_max = cache.n_logits_max
         self.max_leaves = cache.max_leaves
@@ -83,21 +83,21 @@ class Session(Closing):
 
     @property
     def n_past(self) -> int:
-        """Tokens in the timeline."""
+        """Tokens in the sequence."""
         return self.cache.n_past(self.sequence)
 
     @property
-    def timeline(self) -> list[int]:
-        """The tokens in the timeline."""
+    def tokens(self) -> list[int]:
+        """The tokens in the sequence."""
         return self.cache.tokens(self.sequence)
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
-        """Append `tokens` to the timeline; return the logits after each of the last `n_logits`.
+        """Append `tokens` to the sequence; return the logits after each of the last `n_logits`.
 
         With `parents` the last len(parents) tokens are a tree in depth-first pre-order: node i follows node
         parents[i]; -1 is the token before the tree, which must be in `tokens`. n_logits must then be
         len(parents) + 1: row 0 follows that token, row i + 1 follows node i. Of the tree only its *trunk*
-        stays in the timeline: the first nodes with parents[i] == i - 1. With edgespec's kernels a node's row
+        stays in the sequence: the first nodes with parents[i] == i - 1. With edgespec's kernels a node's row
         is bit for bit that of the same tokens in a chain (a sliding window of attention must be longer than
         the tree is deep); with llama.cpp's it may differ in the last bits, as between two batch sizes.
 
@@ -109,19 +109,19 @@ class Session(Closing):
         return self.cache.forward([SequenceTokens(self.sequence, tokens, n_logits, parents)])[0].rows
 
     def begin_as(self, other: Session, n_tokens: int) -> None:
-        """Begin the empty timeline with the first `n_tokens` of `other`, or fewer, and share their cells.
+        """Begin the empty sequence with the first `n_tokens` of `other`, or fewer, and share their cells.
 
         Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
         """
         n = self.cache.rollback.share(other.sequence, self.sequence, n_tokens)
-        self.cache.set_tokens(self.sequence, other.timeline[:n])
+        self.cache.set_tokens(self.sequence, other.tokens[:n])
 
     def n_reachable(self, n_keep: int) -> int:
         """Return how many tokens `rewind(n_keep)` would leave."""
         return self.cache.rollback.n_reachable(self.sequence, n_keep)
 
     def rewind(self, n_keep: int) -> int:
-        """Cut the timeline back to its first `n_keep` tokens, as if the others had never been read.
+        """Cut the sequence back to its first `n_keep` tokens, as if the others had never been read.
 
         Returns how many are left: fewer where a model keeps a state and the one after `n_keep` tokens cannot
         be had; the others must then be read again. Raises EdgespecError if the model cannot rewind
@@ -142,19 +142,19 @@ class Session(Closing):
         return self.cache.cut(self.sequence, n_keep)
 
     def keep(self) -> None:
-        """See to it that `rewind` can come back to where the timeline is now, whatever follows."""
+        """Checkpoint the state here: `rewind` can come back to it, whatever follows."""
         self.cache.rollback.keep(self.sequence)
 
     def keep_at(self, *n_tokens: int) -> None:
-        """Do so when the timeline gets to these numbers of tokens, or shortly before."""
+        """Checkpoint at these lengths, or shortly before."""
         self.cache.rollback.keep_at(self.sequence, n_tokens)
 
     def rest(self) -> None:
-        """Free what only a timeline under way needs; this one is kept as it is."""
+        """Free what only a sequence under way needs; this one is kept as it is."""
         self.cache.rollback.rest(self.sequence)
 
     def clear(self) -> None:
-        """Empty the timeline."""
+        """Empty the sequence."""
         if self._owns_cache:
             self.cache.clear()
         else:
@@ -166,7 +166,7 @@ class Session(Closing):
         return self.cache.state_bytes(self.sequence)
 
     def state(self) -> State:
-        """Return a copy of the timeline's cache, for `restore`."""
+        """Return a copy of the sequence's cache, for `restore`."""
         return self.cache.state(self.sequence)
 
     def copies(self) -> dict[int, State]:
@@ -176,10 +176,10 @@ class Session(Closing):
     def restore(
         self, state: State, timeline: Sequence[int], copies: Mapping[int, State] | None = None
     ) -> None:
-        """Set the timeline to `timeline` and its cache to `state`, copied from a session of this model.
+        """Set the sequence to `sequence` and its cache to `state`, copied from a session of this model.
 
         That session may have had another context size; `copies` are its `copies()`. Raises EdgespecError,
-        and leaves the timeline empty, if the cache does not fit.
+        and leaves the sequence empty, if the cache does not fit.
         """
         self.clear()
         self.cache.set_tokens(self.sequence, timeline)
@@ -191,7 +191,7 @@ class Session(Closing):
         self.cache.rollback.adopt(self.sequence, copies or {})
 
     def close(self) -> None:
-        """End the timeline; a second call does nothing. Rows become invalid if the cache is its own."""
+        """End the sequence; a second call does nothing. Rows become invalid if the cache is its own."""
         if self._is_open:
             self._is_open = False
             self.cache.release(self.sequence)

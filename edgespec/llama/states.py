@@ -36,14 +36,14 @@ LONG = 64
 """Tokens from which on a pass may be broken off: the state is copied before, which costs little beside it."""
 
 MOST_COPIES = 2
-"""Most copies of states for each timeline: the one after the fewest tokens, and the last."""
+"""Most copies of states for each sequence: the one after the fewest tokens, and the last."""
 
 _STATE_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without the cells of attention
 
 
 @dataclass(slots=True)
-class _Line:
-    """What is known of a timeline. The keys are numbers of tokens."""
+class _SequenceStates:
+    """The earlier states of a sequence. The keys are numbers of tokens."""
 
     marks: dict[int, int] = field(default_factory=dict)
     """Spare sequences that hold states."""
@@ -59,22 +59,22 @@ class _Line:
 class States(Rollback):
     """Goes back to earlier states."""
 
-    def __init__(self, n_timelines: int, size: RollbackSize, *, has_snapshots: bool) -> None:
+    def __init__(self, n_sequences: int, size: RollbackSize, *, has_snapshots: bool) -> None:
         """`has_snapshots`: whether the library keeps them for this architecture."""
-        super().__init__(n_timelines)
+        super().__init__(n_sequences)
         if not has_snapshots:
             size = replace(size, n_snapshots=0)
         self.n_snapshots = size.n_snapshots
-        self._marks_each = size.marks_each(n_timelines)
-        self.n_spare = self._marks_each * (n_timelines - size.n_kept)
+        self._marks_each = size.marks_each(n_sequences)
+        self.n_spare = self._marks_each * (n_sequences - size.n_kept)
         if self.n_snapshots:
             self.most_drafted = self.n_snapshots
-        self._spare = list(range(n_timelines, n_timelines + self.n_spare))
-        self._lines = [_Line() for _ in range(n_timelines)]
+        self._spare = list(range(n_sequences, n_sequences + self.n_spare))
+        self._lines = [_SequenceStates() for _ in range(n_sequences)]
         self._broken: list[int] = []  # sequences of a pass that ended in its middle
 
     def n_past(self, sequence: int) -> int:
-        """Return the number of tokens in a timeline."""
+        """Return the number of tokens in a sequence."""
         for broken in self._broken:  # only if `undo` was interrupted too
             self._go_to(broken, 0)
         self._broken = []
@@ -89,7 +89,7 @@ class States(Rollback):
             return n_keep
         return max((n for n in (*line.marks, *line.copies) if n <= n_keep), default=0)
 
-    def _n_back(self, line: _Line, n_past: int) -> int:
+    def _n_back(self, line: _SequenceStates, n_past: int) -> int:
         """Return how many tokens snapshots can take back now."""
         last = line.last
         if last is None or last.n_past + len(last.tokens) != n_past:
@@ -121,7 +121,7 @@ class States(Rollback):
         self._remove(sequence, 0)
         return 0
 
-    def _forget_after(self, line: _Line, n: int) -> None:
+    def _forget_after(self, line: _SequenceStates, n: int) -> None:
         """Forget the states after more than `n` tokens, and all if there are none left."""
         line.last = None
         for place in [place for place in line.marks if place > n or not n]:
@@ -174,8 +174,8 @@ class States(Rollback):
 
     def undo(self, parts: Sequence[SequenceTokens]) -> None:
         """Go back to the states before; or leave the tokens that were to stay."""
-        if len(self._broken) > 1:  # it may have moved states of all timelines
-            self._broken = list(range(self._n_timelines))
+        if len(self._broken) > 1:  # it may have moved states of all sequences
+            self._broken = list(range(self._n_sequences))
             return  # the next look at one of them empties all
         for part in parts:
             line = self._lines[part.sequence]
@@ -193,14 +193,14 @@ class States(Rollback):
                 line.undo = None
 
     def _best_end(self, part: SequenceTokens, n_past: int) -> int:
-        """Return where a timeline of `n_past` tokens, after what it was to read or a part, should end."""
+        """Return where a sequence of `n_past` tokens, after what it was to read or a part, should end."""
         if self.n_reachable(part.sequence, part.n_past) == part.n_past:
             return part.n_past
         n_true = min(n_past, part.n_past + len(part.tokens) - part.n_drafted)
         return n_true if self.n_reachable(part.sequence, n_true) == n_true else part.n_past
 
     def clear(self) -> None:
-        """Empty all timelines, and free all marks."""
+        """Empty all sequences, and free all marks."""
         for line in self._lines:
             self._forget_after(line, 0)
         super().clear()
@@ -208,7 +208,7 @@ class States(Rollback):
     # ---- marks ----
 
     def _mark(self, sequence: int, n_past: int) -> None:
-        """Let a spare sequence share the state of a timeline, if one can be had."""
+        """Let a spare sequence share the state of a sequence, if one can be had."""
         line = self._lines[sequence]
         if n_past in line.marks:
             return
@@ -220,8 +220,8 @@ class States(Rollback):
             llama.llama_memory_seq_cp(self._memory, sequence, spare, 0, 0)
             line.marks[n_past] = spare
 
-    def _least_useful(self, line: _Line, n_past: int) -> int:
-        """Return the mark whose neighbours are closest, seen from the timeline's end.
+    def _least_useful(self, line: _SequenceStates, n_past: int) -> int:
+        """Return the mark whose neighbours are closest, seen from the sequence's end.
 
         So marks become rarer with their distance: going back d tokens reads at most 2 d again.
         """

@@ -49,9 +49,9 @@ def draft_rollback() -> RollbackSize:
     return RollbackSize(n_marks=DRAFT_MARKS)
 
 
-def states_bytes(header: GGUFHeader, rollback: RollbackSize, n_timelines: int = 1) -> int:
+def states_bytes(header: GGUFHeader, rollback: RollbackSize, n_sequences: int = 1) -> int:
     """Return the bytes of the states in a cache of a model that keeps such; else 0."""
-    return rollback.n_states(n_timelines) * header.state_bytes
+    return rollback.n_states(n_sequences) * header.state_bytes
 
 
 def required_bytes(header: GGUFHeader, n_ctx: int) -> int:

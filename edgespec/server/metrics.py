@@ -13,7 +13,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.engine.batcher import Passed
+from edgespec.engine.batcher import StepSummary
 from edgespec.server.page import PATHS
 from edgespec.server.worker import Ended, Outcome, Worker
 
@@ -128,13 +128,13 @@ class Metrics:
         if self._joules and result.energy and result.energy.joules is not None:
             self._joules.inc(result.energy.joules)
 
-    def _count_pass(self, passed: Passed) -> None:
+    def _count_pass(self, passed: StepSummary) -> None:
         """Count a pass; called on the worker's thread."""
-        if passed.n_texts:
+        if passed.n_requests:
             self._pass_s.inc(passed.seconds)
-            self._pass_texts.observe(passed.n_texts)
-            self._pass_tokens.labels("prompt").inc(passed.n_read)
-            self._pass_tokens.labels("text").inc(passed.n_tokens - passed.n_read)
+            self._pass_texts.observe(passed.n_requests)
+            self._pass_tokens.labels("prompt").inc(passed.n_prefilled)
+            self._pass_tokens.labels("text").inc(passed.n_tokens - passed.n_prefilled)
 
     def counting(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with its answers counted by route and status."""

@@ -23,7 +23,7 @@ from typing import Literal
 
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
-from edgespec.engine.batcher import Passed
+from edgespec.engine.batcher import StepSummary
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.platform.signals import Cancellation
@@ -67,7 +67,7 @@ class Worker:
         self._max_queue = max_queue
         self._max_seconds = max_seconds
         self.on_end = on_end
-        self.on_pass: Callable[[Passed], None] = lambda _passed: None
+        self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
         """Told of each pass of the target."""
         self._changed = threading.Condition()
         self._turns = Turns()

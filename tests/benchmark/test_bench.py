@@ -33,7 +33,7 @@ from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.decoding.options import Waking
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
@@ -406,16 +406,16 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
 
 def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that are no numbers, from the second prompt on."""
-    real = Cache.forward
+    real = KVCache.forward
 
-    def damaged(self: Cache, parts: Any) -> Any:
+    def damaged(self: KVCache, parts: Any) -> Any:
         is_second = list(parts[0].tokens) == engine.prompt_tokens(PROMPTS[1].text)
         results = real(self, parts)
         return (
             [replace(one, rows=np.full_like(one.rows, np.nan)) for one in results] if is_second else results
         )
 
-    monkeypatch.setattr(Cache, "forward", damaged)
+    monkeypatch.setattr(KVCache, "forward", damaged)
     runs: list[Run] = []
     with pytest.raises(EdgespecError, match="may be damaged"):
         measure(

@@ -21,7 +21,7 @@ from edgespec.benchmark.runs import BenchmarkOutcome, from_json
 from edgespec.cli import app, bench_runs
 from edgespec.cli import bench as bench_room
 from edgespec.energy import EnergyMeter
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
 from random_heads import write_random_head
 from terminals import messages_in_terminal
@@ -348,7 +348,7 @@ def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
 
 def damage(monkeypatch, prompt: bytes) -> None:
     """Logits are no numbers wherever the target reads that prompt."""
-    real = Cache.forward
+    real = KVCache.forward
 
     def damaged(self, parts):
         read = b"".join(self.model.piece(token) for part in parts for token in part.tokens)
@@ -359,7 +359,7 @@ def damage(monkeypatch, prompt: bytes) -> None:
             else results
         )
 
-    monkeypatch.setattr(Cache, "forward", damaged)
+    monkeypatch.setattr(KVCache, "forward", damaged)
 
 
 def test_a_failure_in_mid_bench(in_process, monkeypatch, capsys, tmp_path):

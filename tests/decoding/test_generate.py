@@ -28,7 +28,7 @@ from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter
 from edgespec.energy.base import PowerSource
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.session import Session
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
@@ -166,14 +166,14 @@ def test_caches_after_a_run_are_as_if_rejected_tokens_had_never_been(sessions):
 def test_the_draft_reads_no_token_twice(sessions, monkeypatch):
     target, draft = sessions
     widths = []
-    real = Cache.forward
+    real = KVCache.forward
 
     def spy(self, parts):
         if self is draft.cache:
             widths.extend(len(part.tokens) for part in parts)
         return real(self, parts)
 
-    monkeypatch.setattr(Cache, "forward", spy)
+    monkeypatch.setattr(KVCache, "forward", spy)
     _, steps = tokens_of(target, draft, WARM, gamma=3, n_predict=60, prompt=PROMPT * 2)
     assert widths[0] == 2 * len(PROMPT)  # the prompt and the first token but for the pending one
     assert set(widths[1:]) <= {1, 2}
@@ -287,7 +287,7 @@ def test_an_interrupted_pass_leaves_the_tokens_so_far(sessions, monkeypatch):
     def interrupted(self, parts):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Cache, "forward", interrupted)
+    monkeypatch.setattr(KVCache, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(events)
     assert run.tokens == so_far

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
-from edgespec.decoding.tree import Node, dump, is_chain, lower
+from edgespec.decoding.tree import TreeNode, dump, is_chain, lower
 
 CHANCES = [0.0, 0.125, 0.25, 0.5, 0.75, 1.0]  # products are exact, and equal ones occur
 
@@ -27,7 +27,7 @@ def trees(draw, max_size=12, broken=False):
         path = chance if broken or parent < 0 else chance * nodes[parent].path
         source = draw(st.sampled_from(["suffix", "argmax", "sampled"]))
         nodes.append(
-            Node(
+            TreeNode(
                 parent,
                 draw(st.integers(0, 2)),
                 source,
@@ -46,7 +46,7 @@ def trees(draw, max_size=12, broken=False):
 def chains(max_size=64):
     return st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=max_size).map(
         lambda drawn: tuple(
-            Node(i - 1, token, "sampled" if sampled else "suffix", 0.5 ** (i + 1), i if sampled else -1)
+            TreeNode(i - 1, token, "sampled" if sampled else "suffix", 0.5 ** (i + 1), i if sampled else -1)
             for i, (token, sampled) in enumerate(drawn)
         )
     )
@@ -98,10 +98,12 @@ def depth_first(tree, i=-1):
 
 def test_a_chain():
     assert is_chain(())
-    assert is_chain((Node(-1, 5, "suffix", 1.0),))
-    assert is_chain(tuple(Node(i - 1, 7, "argmax", 1.0) for i in range(64)))
-    assert not is_chain((Node(-1, 5, "suffix", 1.0), Node(-1, 6, "suffix", 1.0)))
-    assert not is_chain((Node(-1, 1, "suffix", 1.0), Node(0, 1, "suffix", 1.0), Node(0, 2, "suffix", 1.0)))
+    assert is_chain((TreeNode(-1, 5, "suffix", 1.0),))
+    assert is_chain(tuple(TreeNode(i - 1, 7, "argmax", 1.0) for i in range(64)))
+    assert not is_chain((TreeNode(-1, 5, "suffix", 1.0), TreeNode(-1, 6, "suffix", 1.0)))
+    assert not is_chain(
+        (TreeNode(-1, 1, "suffix", 1.0), TreeNode(0, 1, "suffix", 1.0), TreeNode(0, 2, "suffix", 1.0))
+    )
 
 
 @given(trees())
@@ -125,7 +127,7 @@ def test_what_leads_to_each_row_of_the_target(tree):
 
 def test_positions_drafted_beside_the_accepted_path():
     """A path that ends with the draft has its own length, else the tree's depth counts."""
-    lowered = lower(tuple(Node(parent, 7, "suffix", 1.0) for parent in (-1, 0, 1, 0)))
+    lowered = lower(tuple(TreeNode(parent, 7, "suffix", 1.0) for parent in (-1, 0, 1, 0)))
     depths = {(): 3, (0,): 3, (0, 1): 3, (0, 1, 2): 3, (0, 3): 2}
     assert {path: lowered.depth(path) for path in depths} == depths
     assert lower(()).depth(()) == 0
@@ -133,11 +135,11 @@ def test_positions_drafted_beside_the_accepted_path():
 
 def test_a_drawing():
     tree = (
-        Node(-1, 0, "sampled", 0.9, slot=0, chance=0.9),
-        Node(0, 1, "sampled", 0.45, slot=1, chance=0.5),
-        Node(1, 2, "argmax", 0.36, chance=0.8),
-        Node(0, 3, "forced", 0.25, chance=0.278),
-        Node(-1, 4, "suffix", 0.1, chance=0.1),
+        TreeNode(-1, 0, "sampled", 0.9, slot=0, chance=0.9),
+        TreeNode(0, 1, "sampled", 0.45, slot=1, chance=0.5),
+        TreeNode(1, 2, "argmax", 0.36, chance=0.8),
+        TreeNode(0, 3, "forced", 0.25, chance=0.278),
+        TreeNode(-1, 4, "suffix", 0.1, chance=0.1),
     )
     assert dump(tree, [" return", "a\n", "+", "é", "│"].__getitem__) == "\n".join(
         (
@@ -189,13 +191,17 @@ def test_a_merged_tree_says_what_its_parts_say(parts):
 
 
 def test_a_sampled_node_takes_in_point_masses():
-    one = (Node(-1, 5, "suffix", 0.6, bucket=1), Node(0, 6, "suffix", 0.5), Node(-1, 9, "suffix", 0.1))
-    other = (
-        Node(-1, 4, "sampled", 0.7, slot=0),
-        Node(-1, 5, "sampled", 0.2, slot=1, bucket=2),
-        Node(1, 7, "argmax", 0.1),
+    one = (
+        TreeNode(-1, 5, "suffix", 0.6, bucket=1),
+        TreeNode(0, 6, "suffix", 0.5),
+        TreeNode(-1, 9, "suffix", 0.1),
     )
-    kept = Node(-1, 5, "sampled", 0.6, slot=1, bucket=2)
+    other = (
+        TreeNode(-1, 4, "sampled", 0.7, slot=0),
+        TreeNode(-1, 5, "sampled", 0.2, slot=1, bucket=2),
+        TreeNode(1, 7, "argmax", 0.1),
+    )
+    kept = TreeNode(-1, 5, "sampled", 0.6, slot=1, bucket=2)
     for parts in ([one, other], [other, one]):
         merged = order(merge(parts))
         assert [node.token for node in merged][:2] == [4, 5]
@@ -206,9 +212,9 @@ def test_a_sampled_node_takes_in_point_masses():
 
 
 def test_two_sampled_nodes_stay_two():
-    tree = tuple(Node(-1, 5, "sampled", 0.5, slot=slot) for slot in range(3))
+    tree = tuple(TreeNode(-1, 5, "sampled", 0.5, slot=slot) for slot in range(3))
     assert merge([tree]) is tree
-    point = (Node(-1, 5, "argmax", 0.9), Node(0, 6, "argmax", 0.9))
+    point = (TreeNode(-1, 5, "argmax", 0.9), TreeNode(0, 6, "argmax", 0.9))
     merged = merge([point, tree])
     assert [(n.parent, n.slot, n.path) for n in merged] == [
         (-1, 0, 0.9),
@@ -239,10 +245,10 @@ def test_siblings_share_what_their_parent_has(tree):
 
 def test_two_sources_that_contradict_each_other():
     tree = (
-        Node(-1, 1, "argmax", 0.9),
-        Node(0, 2, "argmax", 0.8),
-        Node(-1, 3, "suffix", 0.4),
-        Node(2, 4, "suffix", 0.2),
+        TreeNode(-1, 1, "argmax", 0.9),
+        TreeNode(0, 2, "argmax", 0.8),
+        TreeNode(-1, 3, "suffix", 0.4),
+        TreeNode(2, 4, "suffix", 0.2),
     )
     assert [node.path for node in balance(tree)] == pytest.approx([0.9, 0.8, 0.1, 0.05])
 
@@ -302,7 +308,7 @@ def test_the_best_part_is_kept(tree, steps, rate, room):
 
 
 def test_a_tree_that_pays_is_left_as_it_is():
-    tree = tuple(Node(i - 1, 1, "suffix", 0.9 ** (i + 1)) for i in range(31))
+    tree = tuple(TreeNode(i - 1, 1, "suffix", 0.9 ** (i + 1)) for i in range(31))
     assert cut(tree, [1.0] * 33, 1.0, 31) is tree
     assert cut(tree, [1.0] * 33, 1.0, 30) == tree[:30]
     assert cut(tree, [1.0] * 10, 1.0, 31) == tree[:8]  # no pass is longer than the curve
@@ -312,14 +318,14 @@ def test_a_tree_that_pays_is_left_as_it_is():
 
 
 def test_what_is_beside_the_trunk_pays_twice():
-    tree = (Node(-1, 1, "argmax", 0.5), Node(-1, 2, "argmax", 0.3))
+    tree = (TreeNode(-1, 1, "argmax", 0.5), TreeNode(-1, 2, "argmax", 0.3))
     assert cut(tree, [0.0, 1.0, 1.25, 1.5], 1.0, 9) == tree
     assert cut(tree, [0.0, 1.0, 1.25, 1.5], 1.0, 9, 0.25) == tree[:1]
     assert cut(tree[:1], [0.0, 1.0, 1.25], 1.0, 9, 0.25) == tree[:1]
 
 
 def test_a_step_of_the_curve_is_looked_over():
-    tree = tuple(Node(-1, i, "suffix", 0.3) for i in range(8))
+    tree = tuple(TreeNode(-1, i, "suffix", 0.3) for i in range(8))
     cost = [0.0, 1.0, *[2.0] * 7, 9.0]  # the second token costs as much as eight
     assert len(cut(tree, cost, 1.0, 31)) == 7
     assert len(cut(tree, cost, 1.0, 3)) == 0
@@ -401,17 +407,17 @@ def test_a_forced_run_ends_at_the_room():
     assert is_chain(grown)
     assert [node.token for node in grown] == list(range(64))
     assert {(node.source, node.path, node.chance) for node in grown} == {("forced", 1.0, 1.0)}
-    tree = (Node(-1, 1, "argmax", 0.25), Node(-1, 2, "argmax", 0.5))
+    tree = (TreeNode(-1, 1, "argmax", 0.25), TreeNode(-1, 2, "argmax", 0.5))
     grown = fold(tree, grammar({(1,): 7, (2,): 8, (2, 8): 9}), 4)
     assert [(n.parent, n.token, n.path) for n in grown[2:]] == [(1, 8, 0.5), (2, 9, 0.5)]
 
 
 def test_what_is_below_a_forced_token_is_likelier():
     tree = (
-        Node(-1, 1, "argmax", 0.5),
-        Node(0, 2, "suffix", 0.25),
-        Node(1, 3, "suffix", 0.125),
-        Node(-1, 4, "suffix", 0.1),
+        TreeNode(-1, 1, "argmax", 0.5),
+        TreeNode(0, 2, "suffix", 0.25),
+        TreeNode(1, 3, "suffix", 0.125),
+        TreeNode(-1, 4, "suffix", 0.1),
     )
     folded = fold(tree, grammar({(): 1}), 8)
     assert [(n.token, n.source, n.path) for n in folded] == [
@@ -422,14 +428,18 @@ def test_what_is_below_a_forced_token_is_likelier():
 
 
 def test_a_sampled_token_beside_a_forced_one_stays_without_a_chance():
-    tree = (Node(-1, 1, "sampled", 0.5, slot=0), Node(0, 2, "argmax", 0.25), Node(-1, 3, "argmax", 0.2))
+    tree = (
+        TreeNode(-1, 1, "sampled", 0.5, slot=0),
+        TreeNode(0, 2, "argmax", 0.25),
+        TreeNode(-1, 3, "argmax", 0.2),
+    )
     folded = fold(tree, grammar({(): 7, (1,): 9}), 8)
     assert [(n.parent, n.token, n.source, n.path) for n in folded] == [
         (-1, 1, "sampled", 0.0),
         (-1, 7, "forced", 1.0),
     ]
     sampled = fold(tree, grammar({(): 1}), 8)
-    assert sampled[0] == Node(-1, 1, "sampled", 1.0, slot=0)
+    assert sampled[0] == TreeNode(-1, 1, "sampled", 1.0, slot=0)
     assert len(sampled) == 2
 
 
@@ -452,8 +462,8 @@ def test_a_chain_in_is_the_same_chain_out(name, tree):
 
 @pytest.mark.parametrize("name", PASSES)
 def test_deep_wide_single_and_empty_trees(name):
-    deep = tuple(Node(i - 1, i % 3, "argmax", 0.5) for i in range(64))
-    wide = tuple(Node(-1, i, "argmax", 0.5) for i in range(31))
+    deep = tuple(TreeNode(i - 1, i % 3, "argmax", 0.5) for i in range(64))
+    wide = tuple(TreeNode(-1, i, "argmax", 0.5) for i in range(31))
     for tree in (deep, wide, deep[:1], ()):
         assert PASSES[name](tree) is tree
         assert lower(tree).parents.tolist() == [node.parent for node in tree]
@@ -521,9 +531,9 @@ def chain_of_two():
         if weight:
             path = path_of((first, second))
             nodes = (
-                Node(-1, first, "sampled", path_of((first,)), slot=0),
-                Node(0, second, "sampled", path, slot=1),
-                Node(-1, (first + 1) % 3, "argmax", 0.25),
+                TreeNode(-1, first, "sampled", path_of((first,)), slot=0),
+                TreeNode(0, second, "sampled", path, slot=1),
+                TreeNode(-1, (first + 1) % 3, "argmax", 0.25),
             )
             yield nodes, {0: DRAFT[()], 1: DRAFT[first,]}, weight
 
@@ -533,9 +543,9 @@ def two_siblings():
     for first, second in permutations(VOCABULARY, 2):
         rest = without(DRAFT[()], first)
         nodes = (
-            Node(-1, first, "sampled", path_of((first,)), slot=0),
-            Node(-1, second, "sampled", path_of((second,)), slot=1),
-            Node(1, 0, "suffix", path_of((second,)) * 0.9),
+            TreeNode(-1, first, "sampled", path_of((first,)), slot=0),
+            TreeNode(-1, second, "sampled", path_of((second,)), slot=1),
+            TreeNode(1, 0, "suffix", path_of((second,)) * 0.9),
         )
         yield nodes, {0: DRAFT[()], 1: rest}, DRAFT[()][first] * rest[second]
 
@@ -545,9 +555,9 @@ def sampled_below_a_point_mass():
     for token in VOCABULARY:
         if DRAFT[1,][token]:
             nodes = (
-                Node(-1, 1, "argmax", path_of((1, token))),
-                Node(0, token, "sampled", path_of((1, token)), slot=0),
-                Node(-1, 2, "argmax", 0.4),
+                TreeNode(-1, 1, "argmax", path_of((1, token))),
+                TreeNode(0, token, "sampled", path_of((1, token)), slot=0),
+                TreeNode(-1, 2, "argmax", 0.4),
             )
             yield nodes, {0: DRAFT[1,]}, DRAFT[1,][token]
 
@@ -611,10 +621,10 @@ def test_a_pass_that_is_blind_for_what_was_sampled_is_caught(name, drafter):
 def test_merging_and_folding_keep_the_distribution(drafter):
     want = {said: plain(said) for said in product(VOCABULARY, repeat=3)}
     other = (
-        Node(-1, 0, "suffix", 0.5),
-        Node(0, 1, "suffix", 0.25),
-        Node(-1, 2, "suffix", 0.25),
-        Node(2, 0, "suffix", 0.1),
+        TreeNode(-1, 0, "suffix", 0.5),
+        TreeNode(0, 1, "suffix", 0.25),
+        TreeNode(-1, 2, "suffix", 0.25),
+        TreeNode(2, 0, "suffix", 0.1),
     )
     for parts in (lambda tree: (other, tree), lambda tree: (tree, other)):
         assert distribution(drafter, lambda tree, parts=parts: merge(parts(tree))) == want

@@ -22,9 +22,9 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import quantize
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from measured_costs import measured
@@ -149,7 +149,7 @@ def test_ctrl_c_in_any_pass(engine, plain, monkeypatch):
     prompt = PROMPTS["longer than a window"]
     whole = plain(prompt, params=GREEDY, n_predict=50)
     n_passes = stop_at = 0
-    decode = Cache._decode
+    decode = KVCache._decode
 
     def interrupted(self, *arguments):
         nonlocal n_passes
@@ -158,7 +158,7 @@ def test_ctrl_c_in_any_pass(engine, plain, monkeypatch):
             raise KeyboardInterrupt
         return decode(self, *arguments)
 
-    monkeypatch.setattr(Cache, "_decode", interrupted)
+    monkeypatch.setattr(KVCache, "_decode", interrupted)
     for n in (1, 2, 3, 5, 8, 9, 10, 11, 20, 33):
         engine.forget()
         stop_at = n
@@ -257,7 +257,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
     assert np.array_equal(known, states[kept.first : kept.end])
     with (
         Model(head_path) as model,
-        Cache(model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        KVCache(model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as session,
     ):
         drafting = HeadModel(session, kept, n_vocab=engine.target.n_vocab, head=head, fusion=fusion)
@@ -280,7 +280,7 @@ def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head
         features.put(0, prompt[:-1], states[:-1])
     with (
         Model(head_path) as model,
-        Cache(model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        KVCache(model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as session,
         Session(model, n_ctx=256, n_threads=1, embeddings=lambda tokens: np.zeros((len(tokens), 256))) as _,
     ):

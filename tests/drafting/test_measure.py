@@ -21,7 +21,7 @@ from edgespec.energy.base import UnreadableError
 from edgespec.energy.power import AssumedPower
 from edgespec.energy.rapl_counters import RaplCounters, RaplZone
 from edgespec.errors import EdgespecError
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 
@@ -349,7 +349,7 @@ def test_tiny_models(tiny_target: Model, tiny_draft: Model):
 
 
 def test_interrupted(tiny_target: Model):
-    opened: list[Cache] = []
+    opened: list[KVCache] = []
 
     def interrupt(progress: MeasureProgress) -> None:
         opened.extend(tiny_target.sessions)

@@ -14,8 +14,8 @@ from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import mtp
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.session import Session
 from measured_costs import measured
@@ -137,7 +137,7 @@ def test_ctrl_c_in_any_pass(name, plain, monkeypatch):
     prompt, options = PROMPTS["short"], {"params": GREEDY, "n_predict": N_PREDICT}
     whole = plain(name, prompt, **options)
     n_passes = stop_at = 0
-    decode = Cache._decode
+    decode = KVCache._decode
 
     def interrupted(self, *arguments):
         nonlocal n_passes
@@ -146,7 +146,7 @@ def test_ctrl_c_in_any_pass(name, plain, monkeypatch):
             raise KeyboardInterrupt
         return decode(self, *arguments)
 
-    monkeypatch.setattr(Cache, "_decode", interrupted)
+    monkeypatch.setattr(KVCache, "_decode", interrupted)
     with opened(name) as engine:
         for n in (1, 2, 3, 4, 5, 9, 14):
             engine.forget()
@@ -168,7 +168,7 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(name):
     with (
         MtpTarget(check_model_file(tiny(name)), kernels=False) as target,
         Session(target, n_ctx=256, n_threads=1) as session,
-        Cache(MtpHead(target), CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        KVCache(MtpHead(target), KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
         states = Forward(session, text, with_features=True).answer().copy().features

@@ -16,8 +16,8 @@ from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import block_curve
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -224,7 +224,7 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
         target,
         head_model,
         Session(target, n_ctx=256, n_threads=1) as session,
-        Cache(head_model, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        KVCache(head_model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
         states = Forward(session, text, with_features=True).answer().copy().features
@@ -262,7 +262,7 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         target,
         block_head,
         Session(target, n_ctx=256, n_threads=1) as session,
-        Cache(block_head, CacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        KVCache(block_head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
         states = Forward(session, text, with_features=True).answer().copy().features

@@ -13,10 +13,10 @@ from edgespec import Engine
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.batcher import READ_BESIDE, deal
+from edgespec.engine.batcher import PREFILL_CHUNK, split_prefill_budget
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import quantize
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from tiny_gguf import write_tiny_gguf
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -104,8 +104,8 @@ def test_texts_that_come_and_go_are_those_of_their_prompts_alone(
                     break
                 running.append((waiting.pop(0), engine.stream(one.tokens, one.options)))
             engine.step()
-            if engine._texts.batcher:
-                paused += sum(text.is_paused for text in engine._texts.batcher.texts)
+            if engine._requests.batcher:
+                paused += sum(text.is_preempted for text in engine._requests.batcher.requests)
             for one, stream in list(running):
                 stream.made()
                 expected = alone(one)
@@ -208,8 +208,8 @@ def test_those_who_write_get_a_token_in_every_pass(target_path, tiny_draft_path)
             engine.step()
             steps += 1
             assert [len(writer.made()) for writer in writers] == [1, 1]
-            assert engine.last_pass.n_read <= READ_BESIDE
-        assert steps == -(-900 // READ_BESIDE)
+            assert engine.last_pass.n_prefilled <= PREFILL_CHUNK
+        assert steps == -(-900 // PREFILL_CHUNK)
 
 
 def test_a_short_question_does_not_wait_for_a_long_document(target_path, tiny_draft_path):
@@ -228,7 +228,7 @@ def test_a_short_question_does_not_wait_for_a_long_document(target_path, tiny_dr
 
 @given(st.integers(1, 512), st.lists(st.integers(1, 2000), max_size=20))
 def test_what_is_read_is_dealt(budget, wanted):
-    given_ = dict(deal(budget, list(enumerate(wanted))))
+    given_ = dict(split_prefill_budget(budget, list(enumerate(wanted))))
     assert sum(given_.values()) == min(budget, sum(wanted))
     assert all(0 < n <= wanted[i] for i, n in given_.items())
     if wanted:
@@ -242,11 +242,11 @@ def test_a_text_that_pauses_goes_on_where_it_was(target_path, tiny_draft_path, a
     ]
     with shared(target_path, tiny_draft_path, n_cells=512) as engine:
         streams = [engine.stream(one.tokens, one.options) for one in requests]
-        texts = list(engine._texts.batcher.texts)
+        texts = list(engine._requests.batcher.requests)
         was_paused = set()
         while not all(stream.finished for stream in streams):
             engine.step()
-            was_paused |= {i for i, text in enumerate(texts) if text.is_paused}
+            was_paused |= {i for i, text in enumerate(texts) if text.is_preempted}
             for stream in streams:
                 stream.made()
         assert was_paused and 0 not in was_paused, "the first never pauses"
@@ -259,7 +259,7 @@ def test_the_draft_models_passes_are_shared(target_path, tiny_draft_path):
         for i in range(3):
             engine.stream(COMMON[: 30 + i], params=GREEDY, n_predict=40, drafter="model", gamma=2)
         sizes = []
-        forward = Cache.forward
+        forward = KVCache.forward
 
         def counted(self, parts):
             if self.model is engine.draft:
@@ -267,7 +267,7 @@ def test_the_draft_models_passes_are_shared(target_path, tiny_draft_path):
             return forward(self, parts)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Cache, "forward", counted)
+            patch.setattr(KVCache, "forward", counted)
             for _ in range(6):
                 engine.step()
         assert sizes.count(3) >= 6

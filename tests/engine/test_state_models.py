@@ -21,7 +21,7 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models import footprint
@@ -48,13 +48,13 @@ def plain(path: Path, prompt: Sequence[int], n_predict: int = N_PREDICT) -> tupl
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The passes that are made: the model's name, and tokens."""
     made: list[tuple[str, int]] = []
-    real = Cache.eval
+    real = KVCache.forward
 
-    def noted(self: Cache, pieces: Any, **options: Any) -> Any:
-        made.extend((self.model.name, len(piece.tokens)) for piece in pieces)
-        return real(self, pieces, **options)
+    def noted(self: KVCache, parts: Any) -> Any:
+        made.extend((self.model.name, len(part.tokens)) for part in parts)
+        return real(self, parts)
 
-    monkeypatch.setattr(Cache, "eval", noted)
+    monkeypatch.setattr(KVCache, "forward", noted)
     return made
 
 
@@ -205,9 +205,9 @@ def test_ctrl_c_leaves_an_engine_that_goes_on(
 ) -> None:
     """In the prefill, or in a step: after the pass, as it is not broken off."""
     expected = plain(tiny(name), PROMPT)
-    decode, n_passes = Cache._decode, 0
+    decode, n_passes = KVCache._decode, 0
 
-    def interrupted(self: Cache, *arguments: Any) -> None:
+    def interrupted(self: KVCache, *arguments: Any) -> None:
         nonlocal n_passes
         decode(self, *arguments)
         n_passes += 1
@@ -218,7 +218,7 @@ def test_ctrl_c_leaves_an_engine_that_goes_on(
     with opened(tiny(name), parallel=parallel, drafter="suffix", prefix_cache=0) as engine:
         other = engine.stream(PROMPT[::-1], **options) if parallel > 1 else None
         with monkeypatch.context() as patch:
-            patch.setattr(Cache, "_decode", interrupted)
+            patch.setattr(KVCache, "_decode", interrupted)
             stream = engine.stream(PROMPT, **options)
             with pytest.raises(KeyboardInterrupt):
                 list(stream)

@@ -15,10 +15,10 @@ from edgespec.forge.training.head import HeadFamily, HeadRollout, HeadSettings
 from edgespec.forge.training.losses import choose_tokens
 from edgespec.forge.training.weights import ModelWeights
 from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.head_file import TargetEmbeddings, read_head
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model
 from tiny_training import IDS, N_EMBD, ROWS, TinyTexts, tiny_head, write_target
 
@@ -49,8 +49,8 @@ class LlamaHead:
         self.fusion = to_floats(raw.copy(), file.fusion_type, 2 * N_EMBD)
         self.embeddings = TargetEmbeddings(read_header(target))
         self.model = Model(path, kernels=False, header=header)
-        size = CacheSize(n_ctx=256, n_batch=64, n_logits_max=64)
-        self.cache = Cache(self.model, size, n_threads=1, takes_inputs=True)
+        size = KVCacheSize(n_ctx=256, n_batch=64, n_logits_max=64)
+        self.cache = KVCache(self.model, size, n_threads=1, takes_inputs=True)
         self.sequence = self.cache.take()
 
     def __call__(self, tokens, features):

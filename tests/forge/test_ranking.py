@@ -12,8 +12,8 @@ from edgespec.forge.training.weights import ModelWeights
 from edgespec.forge.vocabulary_cut import SourceVocabulary, read_vocabulary
 from edgespec.forge.vocabulary_ranking import coverage, expectations, rank
 from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, CONTROL_TOKENS, EOS, N_WORDS, write_tiny_gguf
 
@@ -77,8 +77,8 @@ def target(tmp_path_factory):
 def test_expectations_are_the_targets_own_probabilities(target):
     """From features that the library gives, against softmax of the logits that it gives."""
     tokens = np.random.default_rng(2).integers(0, N_WORDS, 40)
-    size = CacheSize(n_ctx=64)
-    with Model(target.path, kernels=False) as model, Cache(model, size, n_threads=1) as cache:
+    size = KVCacheSize(n_ctx=64)
+    with Model(target.path, kernels=False) as model, KVCache(model, size, n_threads=1) as cache:
         (result,) = cache.forward([SequenceTokens(0, tokens.tolist(), n_logits=40, with_features=True)])
         logits = result.rows[:-1].astype(np.float64)
         features = result.features[:-1].astype(np.float16)

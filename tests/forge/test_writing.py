@@ -31,7 +31,7 @@ from edgespec.forge.writing import (
 )
 from edgespec.llama import hidden_states
 from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, IM_END, write_tiny_gguf
@@ -75,7 +75,7 @@ def fill(
 
 
 def plain_features(model: Model, tokens: list[int]) -> np.ndarray:
-    with Cache(model, CacheSize(n_ctx=512, n_logits_max=512), n_threads=1) as cache:
+    with KVCache(model, KVCacheSize(n_ctx=512, n_logits_max=512), n_threads=1) as cache:
         return cache.forward([SequenceTokens(cache.take(), tokens, with_features=True)])[0].copy().features
 
 
@@ -147,7 +147,7 @@ def test_sampled_tokens_are_the_models(tiny_target: Model, dataset: Dataset) -> 
         texts = fill(writing, dataset, prompts_of(8, lambda temperature: temperature == 0.6))
     for text in texts:
         tokens = text.tokens.tolist()
-        with Cache(tiny_target, CacheSize(n_ctx=256, n_logits_max=256), n_threads=1) as cache:
+        with KVCache(tiny_target, KVCacheSize(n_ctx=256, n_logits_max=256), n_threads=1) as cache:
             part = SequenceTokens(cache.take(), tokens, len(tokens))
             rows = cache.forward([part])[0].rows.astype(np.float64) / 0.6
         probs = np.exp(rows - rows.max(axis=1, keepdims=True))
@@ -222,13 +222,13 @@ def test_no_pass_is_larger_than_the_kernels_take(
     writing: TargetWriter, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[list[int]] = []
-    real = Cache.forward
+    real = KVCache.forward
 
-    def counting(self: Cache, parts: list[SequenceTokens]) -> list[ForwardResult]:
+    def counting(self: KVCache, parts: list[SequenceTokens]) -> list[ForwardResult]:
         passes.append([len(part.tokens) for part in parts])
         return real(self, parts)
 
-    monkeypatch.setattr(Cache, "forward", counting)
+    monkeypatch.setattr(KVCache, "forward", counting)
     long = TextPrompt(BUILT_IN, ("a b c d e f g h i j " * 2,))
     texts = fill(writing, dataset, [long, *prompts_of(10)])
     assert len(texts) == 11

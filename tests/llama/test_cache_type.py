@@ -51,7 +51,7 @@ def test_a_state_of_a_quantized_cache_comes_back(kernels, packable_path):
     with Model(packable_path, header=with_cache_type(read_header(packable_path), "q8_0")) as model:
         with Session(model, n_ctx=128, n_threads=1) as session:
             session.eval(TOKENS[:60])
-            state, timeline = session.state(), session.timeline
+            state, timeline = session.state(), session.tokens
             expected = session.eval(TOKENS[60:70], n_logits=10).copy()
         with Session(model, n_ctx=96, n_threads=1) as other:
             other.restore(state, timeline)

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.decoding.forward import Forward
 from edgespec.llama.backend import llama, quantize
-from edgespec.llama.cache import Cache, CacheSize
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_architectures import ARCHITECTURES, write_architecture
@@ -245,8 +245,8 @@ def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
     kernels, quantized, architecture, n_logits, monkeypatch
 ):
     """They and the states have the bits of a pass that computes all; other passes are not touched."""
-    size = CacheSize(n_ctx=N_CTX, n_logits_max=32, n_timelines=2)
-    with Model(quantized(architecture, "q4_0")) as model, Cache(model, size, n_threads=2) as cache:
+    size = KVCacheSize(n_ctx=N_CTX, n_logits_max=32, n_sequences=2)
+    with Model(quantized(architecture, "q4_0")) as model, KVCache(model, size, n_threads=2) as cache:
         first, second = Session.within(cache), Session.within(cache)
         found = []
         for _ in range(2):
@@ -266,11 +266,11 @@ def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
 
 def test_logits_that_are_left_out_are_not_computed(kernels, quantized):
     """Else a pass for hidden states would cost what it cost before."""
-    size = CacheSize(n_ctx=N_CTX, n_logits_max=32)
+    size = KVCacheSize(n_ctx=N_CTX, n_logits_max=32)
     with Model(quantized("qwen2", "q4_0")) as model:
         found = []
         for left_out in (True, False):
-            with Cache(model, size, n_threads=1) as cache:
+            with KVCache(model, size, n_threads=1) as cache:
                 session = Session.within(cache)
                 session.eval(TOKENS[30:60], n_logits=30)
                 session.clear()

@@ -13,8 +13,8 @@ import pytest
 
 from edgespec.errors import NodeLost
 from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.gguf_header import read_header
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.placement import Placement, RemoteLayers
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -128,8 +128,8 @@ def test_a_node_that_hangs(tmp_path, path):
 
 @pytest.mark.parametrize("sequence", [0, 1])
 def test_a_pass_that_asks_nothing_back_is_waited_for(tmp_path, path, sequence):
-    size = CacheSize(n_ctx=256, n_timelines=2)
-    with on_a_node(tmp_path, path) as (model, server), Cache(model, size, n_threads=1) as cache:
+    size = KVCacheSize(n_ctx=256, n_sequences=2)
+    with on_a_node(tmp_path, path) as (model, server), KVCache(model, size, n_threads=1) as cache:
         cache.forward([SequenceTokens(sequence, [5, 6], n_logits=0)])
         os.kill(server, signal.SIGSTOP)
         try:

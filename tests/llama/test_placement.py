@@ -38,7 +38,7 @@ def written(model):
             rows.append(session.eval([9, *[11, 12, 13, 14, 15, 16]], n_logits=7, parents=TREE).copy())
         session.rewind(session.rewind(30))
         rows.append(session.eval([*TOKENS[session.n_past :], 5]).copy())
-        state, timeline, copies = session.state(), session.timeline, session.copies()
+        state, timeline, copies = session.state(), session.tokens, session.copies()
         rows.append(session.eval([17, 18, 19], n_logits=3).copy())
     with Session(model, n_ctx=512, n_threads=2, n_batch=32) as larger:
         larger.restore(state, timeline, copies)

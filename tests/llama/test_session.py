@@ -1,4 +1,4 @@
-"""Timelines: the right rows, and rewinds that leave no trace."""
+"""SequencePool: the right rows, and rewinds that leave no trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.decoding.forward import Forward
 from edgespec.errors import EdgespecError
 from edgespec.llama import context as context_module
 from edgespec.llama.backend import llama, quantize
-from edgespec.llama.cache import MAX_LEAVES, Cache, CacheSize
+from edgespec.llama.kv_cache import MAX_LEAVES, KVCache, KVCacheSize
 from edgespec.llama.rollback import Cells
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -192,15 +192,15 @@ def test_abort_restores_the_timeline(tiny_target: Model) -> None:
 def test_ctrl_c_between_two_passes_restores_the_timeline(
     tiny_target: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = Cache._decode
+    decode = KVCache._decode
     with Session(tiny_target, n_ctx=128, n_threads=1, n_batch=4) as session:
         session.eval(PROMPT[:6])
 
-        def interrupted(self: Cache, *arguments: object) -> None:
+        def interrupted(self: KVCache, *arguments: object) -> None:
             decode(self, *arguments)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Cache, "_decode", interrupted)
+        monkeypatch.setattr(KVCache, "_decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.eval(PROMPT[6:20])
         assert session.n_past == 6
@@ -379,9 +379,9 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
     address = ctypes.cast(abort, ctypes.c_void_p).value or 0
     tokens = PROMPT[: 3 + len(SPREAD)]
     tree = {"n_logits": len(SPREAD) + 1, "parents": SPREAD}
-    decode = Cache._decode
+    decode = KVCache._decode
 
-    def interrupted(self: Cache, *arguments: object) -> None:
+    def interrupted(self: KVCache, *arguments: object) -> None:
         decode(self, *arguments)
         raise KeyboardInterrupt
 
@@ -404,7 +404,7 @@ def test_ctrl_c_in_a_tree(tiny_target: Model, monkeypatch: pytest.MonkeyPatch, w
                 limit = n_calls // 4
                 n_calls = 0
             else:
-                patch.setattr(Cache, "_decode", interrupted)
+                patch.setattr(KVCache, "_decode", interrupted)
                 if when != "after it":
                     patch.setattr(Cells, "undo", interrupted_again)
             with pytest.raises(KeyboardInterrupt):
@@ -509,8 +509,8 @@ def test_features_are_what_the_output_matrix_takes(tmp_path: Path) -> None:
     tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
     matrix = tensors.get("output.weight", tensors["token_embd.weight"])
     output = gguf.quants.dequantize(matrix.data, matrix.tensor_type).astype(np.float32)
-    size = CacheSize(n_ctx=128, n_timelines=2, n_logits_max=48)
-    with Model(path) as model, Cache(model, size, n_threads=1) as cache:
+    size = KVCacheSize(n_ctx=128, n_sequences=2, n_logits_max=48)
+    with Model(path) as model, KVCache(model, size, n_threads=1) as cache:
         first, second = Session.within(cache), Session.within(cache)
         for n_logits, parents in ((1, None), (3, [-1, -1])):
             other = Forward(second, PROMPT[:7], n_logits, parents)
@@ -522,8 +522,8 @@ def test_features_are_what_the_output_matrix_takes(tmp_path: Path) -> None:
 
 
 def test_passes_with_and_without_features_give_the_same_rows(tiny_target: Model) -> None:
-    size = CacheSize(n_ctx=128, n_logits_max=32)
-    with Cache(tiny_target, size, n_threads=1) as cache:
+    size = KVCacheSize(n_ctx=128, n_logits_max=32)
+    with KVCache(tiny_target, size, n_threads=1) as cache:
         session = Session.within(cache)
         found = []
         for _ in range(2):

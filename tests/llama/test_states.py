@@ -12,12 +12,12 @@ import pytest
 
 from edgespec.decoding.forward import Forward
 from edgespec.llama.backend import llama
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.decode import CacheFull
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
 from edgespec.llama.states import LONG, MOST_COPIES
-from edgespec.llama.timelines import Timelines
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import states_bytes, target_rollback
 from tiny_states import SOME, STATEFUL, tiny
@@ -50,9 +50,9 @@ def text(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(5, 250, n).tolist()
 
 
-def opened(model: Model, size: RollbackSize, n_timelines: int = 1, n_batch: int = 128) -> Cache:
-    cells = CacheSize(n_ctx=512 * n_timelines, n_batch=n_batch, n_timelines=n_timelines, rollback=size)
-    return Cache(model, cells, n_threads=1)
+def opened(model: Model, size: RollbackSize, n_sequences: int = 1, n_batch: int = 128) -> KVCache:
+    cells = KVCacheSize(n_ctx=512 * n_sequences, n_batch=n_batch, n_sequences=n_sequences, rollback=size)
+    return KVCache(model, cells, n_threads=1)
 
 
 class Reader:
@@ -68,7 +68,7 @@ class Reader:
 
 def assert_right(session: Session, reader: Reader, token: int = 7) -> None:
     """Assert that the session goes on as if nothing had ever been taken back."""
-    timeline = [*session.timeline, token]
+    timeline = [*session.tokens, token]
     assert np.allclose(session.eval([token])[0], reader.after(timeline), atol=TOLERANCE)
 
 
@@ -88,15 +88,15 @@ def test_the_header_says_how_large_a_state_is_and_whether_there_are_snapshots(mo
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("n_timelines", [1, 3])
-def test_a_walk_back_and_forth(model: Model, size: RollbackSize, n_timelines: int) -> None:
-    rng = np.random.default_rng(n_timelines)
-    with opened(model, size, n_timelines) as cache:
+@pytest.mark.parametrize("n_sequences", [1, 3])
+def test_a_walk_back_and_forth(model: Model, size: RollbackSize, n_sequences: int) -> None:
+    rng = np.random.default_rng(n_sequences)
+    with opened(model, size, n_sequences) as cache:
         reader = Reader(model)
-        sessions = [Session.within(cache) for _ in range(n_timelines)]
+        sessions = [Session.within(cache) for _ in range(n_sequences)]
         n_taken_back = 0
         for _ in range(20):
-            chosen = rng.choice(n_timelines, rng.integers(1, n_timelines + 1), replace=False)
+            chosen = rng.choice(n_sequences, rng.integers(1, n_sequences + 1), replace=False)
             several = [sessions[i] for i in chosen]
             parts = []
             for session in several:
@@ -105,13 +105,13 @@ def test_a_walk_back_and_forth(model: Model, size: RollbackSize, n_timelines: in
                 parts.append(Forward(session, tokens, n_logits))
             rows = [result.rows[-1].copy() for result in cache.forward(parts)]
             for session, part, row in zip(several, parts, rows, strict=True):
-                timeline = session.timeline
+                timeline = session.tokens
                 assert np.allclose(row, reader.after(timeline), atol=TOLERANCE)
                 n_before = len(timeline) - len(part.tokens)
                 n_keep = int(rng.integers(n_before, len(timeline) + 1))
                 expected = session.n_reachable(n_keep)
                 assert session.rewind(n_keep) == session.n_past == expected <= n_keep
-                assert session.timeline == timeline[:expected]
+                assert session.tokens == timeline[:expected]
                 if not (model.header.has_snapshots and size.n_snapshots):
                     assert expected >= n_before or part.n_logits == 1 or n_before == 0
                 elif n_keep > n_before:
@@ -171,7 +171,7 @@ def test_marks_are_rare_in_the_distance(one_of_two: Model) -> None:
 def test_a_prompt_is_read_from_where_it_parts_from_another(model: Model) -> None:
     begin, reader = text(4 * LONG), Reader(model)
     prompts = [[*begin, *text(LONG + n, n)] for n in range(4)]
-    with Timelines(opened(model, RollbackSize(n_marks=1, n_kept=3), 4)) as timelines:
+    with SequencePool(opened(model, RollbackSize(n_marks=1, n_kept=3), 4)) as timelines:
         known = []
         for prompt in prompts:
             session = timelines.begin(prompt)
@@ -189,7 +189,7 @@ def test_a_prompt_is_read_from_where_it_parts_from_another(model: Model) -> None
 def test_another_ending_of_the_same_prompt_reads_only_that(one_of_two: Model) -> None:
     """As where a template leaves out what was thought before an answer."""
     prompt, reader = text(4 * LONG), Reader(one_of_two)
-    with Timelines(opened(one_of_two, RollbackSize())) as timelines:
+    with SequencePool(opened(one_of_two, RollbackSize())) as timelines:
         session = timelines.begin(prompt)
         session.eval(prompt)
         session.eval(text(30, 1), n_logits=0)
@@ -201,7 +201,7 @@ def test_another_ending_of_the_same_prompt_reads_only_that(one_of_two: Model) ->
 
 def test_a_larger_cache_goes_on(model: Model) -> None:
     prompt, reader = text(4 * LONG), Reader(model)
-    with Timelines(opened(model, target_rollback(model.header))) as timelines:
+    with SequencePool(opened(model, target_rollback(model.header))) as timelines:
         session = timelines.begin(prompt)
         session.eval(prompt)
         session.eval(text(5, 1), n_logits=5)
@@ -209,7 +209,7 @@ def test_a_larger_cache_goes_on(model: Model) -> None:
         timelines.end(session)
         kept = timelines.last()
         assert kept is not None and len(kept.tokens) == n_kept >= len(prompt)
-    with Timelines(opened(model, target_rollback(model.header), 2)) as timelines:
+    with SequencePool(opened(model, target_rollback(model.header), 2)) as timelines:
         timelines.adopt(kept)
         session = timelines.begin([*kept.tokens, 7, 8])
         assert session.n_past == n_kept
@@ -237,8 +237,8 @@ class Interrupts:
 @pytest.mark.parametrize("n_before", [0, 20])
 def test_ctrl_c_in_a_long_pass(model: Model, n_before: int) -> None:
     interrupts, reader = Interrupts(), Reader(model)
-    size = CacheSize(n_ctx=512, n_batch=LONG, rollback=target_rollback(model.header))
-    with Cache(model, size, n_threads=1, interrupt=interrupts.interrupt) as cache:  # type: ignore[arg-type]
+    size = KVCacheSize(n_ctx=512, n_batch=LONG, rollback=target_rollback(model.header))
+    with KVCache(model, size, n_threads=1, interrupt=interrupts.interrupt) as cache:  # type: ignore[arg-type]
         session = Session.within(cache)
         if n_before:
             session.eval(text(n_before))
@@ -252,14 +252,14 @@ def test_ctrl_c_in_a_long_pass(model: Model, n_before: int) -> None:
             with pytest.raises(KeyboardInterrupt):
                 session.eval(text(2 * LONG, 1), n_logits=0)
             interrupts.limit = 1 << 30
-            assert session.timeline == text(20)[:n_before]
+            assert session.tokens == text(20)[:n_before]
         assert_right(session, reader)
 
 
 def test_ctrl_c_in_a_pass_of_several_empties_them(one_of_two: Model) -> None:
     interrupts, reader = Interrupts(), Reader(one_of_two)
-    size = CacheSize(n_ctx=1024, n_batch=256, n_timelines=3, rollback=RollbackSize())
-    with Cache(one_of_two, size, n_threads=1, interrupt=interrupts.interrupt) as cache:  # type: ignore[arg-type]
+    size = KVCacheSize(n_ctx=1024, n_batch=256, n_sequences=3, rollback=RollbackSize())
+    with KVCache(one_of_two, size, n_threads=1, interrupt=interrupts.interrupt) as cache:  # type: ignore[arg-type]
         sessions = [Session.within(cache) for _ in range(3)]
         for session in sessions:
             session.eval(text(20))
@@ -276,29 +276,29 @@ def test_ctrl_c_in_a_pass_of_several_empties_them(one_of_two: Model) -> None:
 @pytest.mark.parametrize("n_drafted", [0, 3])
 def test_ctrl_c_after_a_short_pass(model: Model, monkeypatch: pytest.MonkeyPatch, n_drafted: int) -> None:
     """Such a pass is not broken off: what it was to read for good may stay, nothing else."""
-    decode, reader, interrupts = Cache._decode, Reader(model), Interrupts()
+    decode, reader, interrupts = KVCache._decode, Reader(model), Interrupts()
     interrupts.limit = 0  # is not asked
 
-    def interrupted(self: Cache, *arguments: object) -> None:
+    def interrupted(self: KVCache, *arguments: object) -> None:
         decode(self, *arguments)
         raise KeyboardInterrupt
 
-    size = CacheSize(n_ctx=512, rollback=target_rollback(model.header))
-    with Cache(model, size, n_threads=1, interrupt=interrupts.interrupt) as cache:  # type: ignore[arg-type]
+    size = KVCacheSize(n_ctx=512, rollback=target_rollback(model.header))
+    with KVCache(model, size, n_threads=1, interrupt=interrupts.interrupt) as cache:  # type: ignore[arg-type]
         session = Session.within(cache)
         session.eval(text(20))
         session.eval([5])
         with monkeypatch.context() as patch:
-            patch.setattr(Cache, "_decode", interrupted)
+            patch.setattr(KVCache, "_decode", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 session.eval([6, *text(n_drafted, 1)], n_logits=1 + n_drafted)
-        assert session.timeline in ([*text(20), 5], [*text(20), 5, 6])
+        assert session.tokens in ([*text(20), 5], [*text(20), 5, 6])
         assert_right(session, reader)
 
 
 def test_what_fails_before_it_begins_changes_nothing(one_of_two: Model) -> None:
     reader = Reader(one_of_two)
-    with Cache(one_of_two, CacheSize(n_ctx=256, n_timelines=2), n_threads=1) as cache:
+    with KVCache(one_of_two, KVCacheSize(n_ctx=256, n_sequences=2), n_threads=1) as cache:
         sessions = [Session.within(cache) for _ in range(2)]
         for session in sessions:
             session.eval(text(20))

@@ -1,4 +1,4 @@
-"""Timelines of a cache: copies, what is kept for prompts that begin alike, several at once in one pass."""
+"""SequencePool of a cache: copies, what is kept for prompts that begin alike, several at once in one pass."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from edgespec.decoding.forward import Forward
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import EdgespecError
-from edgespec.llama.cache import Cache, CacheSize
 from edgespec.llama.decode import CacheFull
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.sequence_pool import SequencePool, n_common
 from edgespec.llama.session import Session
-from edgespec.llama.timelines import Timelines, n_common
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 from tree_shapes import SPREAD, random_shape, trunk
@@ -34,16 +34,18 @@ def open_session(model: Model, n_ctx: int = 256, **others: int) -> Session:
     return Session(model, n_ctx=n_ctx, n_threads=1, **others)
 
 
-def open_timelines(model: Model, n_cells: int = 1024, n_timelines: int = 4, **options: int) -> Timelines:
-    return Timelines(Cache(model, CacheSize(n_ctx=n_cells, n_timelines=n_timelines), n_threads=1), **options)
+def open_timelines(model: Model, n_cells: int = 1024, n_sequences: int = 4, **options: int) -> SequencePool:
+    return SequencePool(
+        KVCache(model, KVCacheSize(n_ctx=n_cells, n_sequences=n_sequences), n_threads=1), **options
+    )
 
 
-def read(timelines: Timelines, tokens: list[int]) -> int:
+def read(timelines: SequencePool, tokens: list[int]) -> int:
     """Do as the engine does with a prompt that gets no answer; return how much was not read again."""
     session = timelines.begin(tokens)
     n_known = session.n_past
     session.eval(tokens[n_known:])
-    assert session.timeline == tokens
+    assert session.tokens == tokens
     timelines.end(session)
     return n_known
 
@@ -93,9 +95,9 @@ def test_the_timeline_is_what_was_read_and_stayed(model: Model) -> None:
                 parents = random_shape(rng, int(rng.integers(1, min(len(tokens), 12))))
                 session.eval(tokens, n_logits=len(parents) + 1, parents=parents)
                 expected += tokens[: len(tokens) - len(parents) + trunk(parents)]
-            assert session.timeline == expected
+            assert session.tokens == expected
         session.clear()
-        assert session.timeline == []
+        assert session.tokens == []
 
 
 @pytest.mark.parametrize("others", [{}, {"n_ctx": 512}, {"n_ctx": 130}, {"n_logits_max": 1}, {"n_batch": 7}])
@@ -108,7 +110,7 @@ def test_a_copy_serves_another_session(model: Model, others: dict[str, int]) -> 
     with open_session(model, **others) as second:
         second.eval(text(2, 30))  # what was there is gone
         second.restore(copy, tokens)
-        assert second.timeline == tokens
+        assert second.tokens == tokens
         for token in NEXT[:-1]:
             second.eval([token])
         assert np.allclose(second.eval(NEXT[-1:])[0], expected, atol=1e-3)
@@ -117,7 +119,7 @@ def test_a_copy_serves_another_session(model: Model, others: dict[str, int]) -> 
 def test_the_rows_after_a_copy_are_those_before_it(model: Model) -> None:
     with open_session(model) as first, open_session(model) as second:
         first.eval(text(1, 120))
-        second.restore(first.state(), first.timeline)
+        second.restore(first.state(), first.tokens)
         assert np.array_equal(rows(second), rows(first))
         first.eval(text(5, 60))
         second.eval(text(5, 60))
@@ -133,13 +135,13 @@ def test_copies_after_trees_and_rewinds(model: Model) -> None:
             tokens = rng.integers(0, 256, 2 + len(SPREAD)).tolist()
             session.eval(tokens, n_logits=len(SPREAD) + 1, parents=SPREAD)
             session.rewind(session.n_past - int(rng.integers(0, 4)))
-        timeline, expected = session.timeline, rows(session)
+        timeline, expected = session.tokens, rows(session)
         other.restore(session.state(), timeline)
-        assert other.timeline == timeline
+        assert other.tokens == timeline
         assert np.allclose(rows(other), expected, atol=1e-3)
         for one in (session, other):  # and trees go on from there
             one.eval([7, *text(8, len(SPREAD))], n_logits=len(SPREAD) + 1, parents=SPREAD)
-        assert session.timeline == other.timeline
+        assert session.tokens == other.tokens
         assert np.allclose(rows(other), rows(session), atol=1e-3)
 
 
@@ -148,9 +150,9 @@ def test_an_empty_timeline_is_copied_too(model: Model) -> None:
         nothing = session.state()
         session.eval(text(1, 9))
         session.restore(nothing, [])
-        assert session.timeline == []
+        assert session.tokens == []
         session.eval(text(1, 9))
-        assert session.timeline == text(1, 9)
+        assert session.tokens == text(1, 9)
 
 
 def test_a_copy_that_does_not_fit_leaves_nothing(model: Model) -> None:
@@ -159,15 +161,15 @@ def test_a_copy_that_does_not_fit_leaves_nothing(model: Model) -> None:
         small.eval(text(2, 20))
         before = small.state()
         with pytest.raises(EdgespecError, match="could not restore a cache of 300 tokens"):
-            small.restore(large.state(), large.timeline)
-        assert small.timeline == []
+            small.restore(large.state(), large.tokens)
+        assert small.tokens == []
         with pytest.raises(EdgespecError, match="could not restore a cache of 19 tokens"):
             small.restore(before, text(2, 19))  # of another length than it says
         with pytest.raises(EdgespecError, match="could not restore a cache of 20 tokens"):
             small.restore(before[: before.nbytes // 2], text(2, 20))
-        assert small.timeline == []
+        assert small.tokens == []
         small.restore(before, text(2, 20))
-        assert small.timeline == text(2, 20)
+        assert small.tokens == text(2, 20)
 
 
 # Several timelines in one cache
@@ -203,7 +205,7 @@ def test_one_pass_serves_chains_trees_and_pieces(model: Model) -> None:
             assert np.allclose(found, wanted, atol=1e-3)
         kept = [1, 1 + trunk(SPREAD), 12, 2 + trunk(SPREAD)]
         for session, one, extra, n_kept in zip(sessions, texts, more, kept, strict=True):
-            assert session.timeline == one + extra[:n_kept]
+            assert session.tokens == one + extra[:n_kept]
             after = session.eval(NEXT)[0]
             assert np.allclose(after, alone(model, one + extra[:n_kept] + NEXT)[0], atol=1e-3)
 
@@ -215,7 +217,7 @@ def test_a_pass_that_fails_leaves_all_timelines(tiny_target: Model) -> None:
         two.eval(text(2, 100))
         with pytest.raises(CacheFull, match="context is full"):
             timelines.cache.forward([Forward(one, text(3, 30)), Forward(two, text(4, 30))])
-        assert (one.timeline, two.timeline) == (text(1, 100), text(2, 100))
+        assert (one.tokens, two.tokens) == (text(1, 100), text(2, 100))
         assert np.allclose(rows(one), alone(tiny_target, text(1, 100) + NEXT, len(NEXT)), atol=1e-3)
 
 
@@ -230,7 +232,7 @@ def test_timelines_come_and_go(tiny_target: Model, data: st.DataObject) -> None:
                 seed = data.draw(st.integers(0, 3))
                 tokens = text(seed, data.draw(st.integers(1, 90)))
                 session = timelines.begin(tokens)
-                assert session.timeline == tokens[: session.n_past]
+                assert session.tokens == tokens[: session.n_past]
                 session.eval(tokens[session.n_past :], n_logits=0)
                 sessions.append(session)
             elif sessions and data.draw(st.integers(0, 2)) == 0:
@@ -245,7 +247,7 @@ def test_timelines_come_and_go(tiny_target: Model, data: st.DataObject) -> None:
             found = [result.rows.copy() for result in timelines.cache.forward(parts)]
             for session, row in zip(sessions, found, strict=True):
                 fresh.clear()
-                assert np.allclose(row, fresh.eval(session.timeline), atol=1e-3)
+                assert np.allclose(row, fresh.eval(session.tokens), atol=1e-3)
 
 
 # What is kept for prompts that begin alike
@@ -257,7 +259,7 @@ def test_a_timeline_under_way_is_shared(model: Model) -> None:
         first = timelines.begin(tokens)
         first.eval(tokens)
         second = timelines.begin(tokens[:10] + NEXT)
-        assert second.timeline == tokens[:10]
+        assert second.tokens == tokens[:10]
         second.eval(NEXT)
         first.rewind(3)
         assert np.allclose(rows(second), alone(model, tokens[:10] + NEXT + NEXT, len(NEXT)), atol=1e-3)
@@ -266,7 +268,7 @@ def test_a_timeline_under_way_is_shared(model: Model) -> None:
 
 def test_the_only_timeline_is_a_prefix(tiny_target: Model) -> None:
     tokens = text(1, 100)
-    with open_timelines(tiny_target, n_timelines=1) as timelines:
+    with open_timelines(tiny_target, n_sequences=1) as timelines:
         assert read(timelines, tokens) == 0
         assert read(timelines, tokens + NEXT) == 100
         assert read(timelines, tokens) == 99  # its last logits are wanted
@@ -291,7 +293,7 @@ def test_a_conversation_goes_on_after_another(tiny_target: Model) -> None:
 
 def test_the_one_unused_for_longest_goes_first(tiny_target: Model) -> None:
     texts = [text(seed, 200) for seed in range(4)]
-    with open_timelines(tiny_target, n_cells=768, n_timelines=8) as timelines:
+    with open_timelines(tiny_target, n_cells=768, n_sequences=8) as timelines:
         for one in texts[:3]:
             read(timelines, one)
         assert timelines.n_kept == 600
@@ -304,7 +306,7 @@ def test_the_one_unused_for_longest_goes_first(tiny_target: Model) -> None:
 
 
 def test_what_is_kept_leaves_the_reserve(tiny_target: Model) -> None:
-    with open_timelines(tiny_target, n_cells=512, n_timelines=8, reserved=256) as timelines:
+    with open_timelines(tiny_target, n_cells=512, n_sequences=8, reserved=256) as timelines:
         for seed in range(4):
             read(timelines, text(seed, 100))
             assert timelines.n_kept <= 256
@@ -332,8 +334,8 @@ def test_n_common() -> None:
 # The draft model
 
 
-def drafting(model: Model, n_ctx: int, n_timelines: int = 4) -> DraftModel:
-    timelines = open_timelines(model, 4 * n_ctx, n_timelines, n_ctx=n_ctx)
+def drafting(model: Model, n_ctx: int, n_sequences: int = 4) -> DraftModel:
+    timelines = open_timelines(model, 4 * n_ctx, n_sequences, n_ctx=n_ctx)
     draft = DraftModel(timelines.begin([0]), n_vocab=model.n_vocab)
     draft.timelines = timelines
     return draft

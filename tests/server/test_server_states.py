@@ -12,7 +12,7 @@ from tiny_states import SOME, tiny
 
 GREEDY = {"temperature": 0, "max_tokens": 30}
 SYSTEM = "the quick brown fox jumps over the lazy dog " * 8
-"""With more tokens than a stop to copy a state is worth (llama/timelines.py)."""
+"""With more tokens than a stop to copy a state is worth (llama/sequence_pool.py)."""
 
 
 @pytest.mark.parametrize("parallel", [1, 3])

@@ -83,7 +83,7 @@ class ToyHeadSession(ToySession):
     piece = ToyTargetSession.piece
 
     @property
-    def timeline(self) -> list[int]:
+    def tokens(self) -> list[int]:
         return list(self.tokens)
 
     def eval(self, tokens, **_options):

@@ -26,7 +26,7 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.options import Waking
 from edgespec.decoding.records import Logprobs, Origin, Step, StopReason, Tally
-from edgespec.decoding.timeline import Timeline
+from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.energy import Phase
 from edgespec.llama.session import Rows, Session
@@ -74,15 +74,15 @@ class Confidence:
 class SmallModel(DraftModel):
     """The small model of a cascade, which writes, and drafts for the target's spans.
 
-    It has read the timeline already when a span begins.
+    It has read the sequence already when a span begins.
     """
 
     def start(self) -> None:
-        """Forget everything: nothing of the timeline is read yet."""
+        """Forget everything: nothing of the sequence is read yet."""
         super().begin()
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Keep what was read: the drafter begins, the timeline does not."""
+        """Keep what was read: the drafter begins, the sequence does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,12 @@ class Cascade:
         self.n_woken = 0
         """Times that the target was woken."""
         self.n_read = 0
-        """Tokens that it read then: each of the timeline's once at most."""
+        """Tokens that it read then: each of the sequence's once at most."""
         self._target = target
         self._small = small
         self._drafter = drafter
         self._task = task
-        self._timeline = Timeline(
+        self._sequence = TokenSequence(
             prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
         )
         self._span: Generation | None = None
@@ -154,18 +154,18 @@ class Cascade:
         self._confidence = Confidence(waking)
         self._to_the_end = False
         self._sampler = params.sampler(target.model.n_vocab, 0)
-        # What the drafter may put into the small model's context beside the timeline.
+        # What the drafter may put into the small model's context beside the sequence.
         self._reserve = 1 + (drafter.n_max if drafter else 0)
 
     @property
     def tokens(self) -> list[int]:
         """The prompt and what was emitted."""
-        return self._span.tokens if self._span else self._timeline.tokens
+        return self._span.tokens if self._span else self._sequence.tokens
 
     @property
     def n_left(self) -> int | None:
         """Tokens that may still be emitted; None: no limit."""
-        return self._timeline.n_left
+        return self._sequence.n_left
 
     def events(self) -> Generator[Prefill | DraftPrefill | SoloStep | Step]:
         """Run: a DraftPrefill, then an Alone for each pass of the small model, and the spans' own events."""
@@ -186,7 +186,7 @@ class Cascade:
             self._small.read(self.tokens)
         self.mark("draft")
         yield DraftPrefill(time.perf_counter() - started)
-        while not (end := self._timeline.end()):
+        while not (end := self._sequence.end()):
             if self._small_can_hold() and not self._to_the_end:
                 alone = self._alone()
                 yield alone
@@ -198,24 +198,24 @@ class Cascade:
         self.stop_reason = end
 
     def _small_can_hold(self) -> bool:
-        return len(self._timeline.tokens) + self._reserve <= self._small.n_ctx
+        return len(self._sequence.tokens) + self._reserve <= self._small.n_ctx
 
     def _alone(self) -> SoloStep:
         """Let the small model write a token, if it is sure of it."""
         self.mark("rest")
         started = time.perf_counter()
-        row = self._small.run(self._timeline.tokens)[0]
+        row = self._small.run(self._sequence.tokens)[0]
         token = None
         if not self._confidence.lost(signal_of(row, self._waking.signal)):
             (coin,) = self._task.coins.take(1)
-            token = self._sampler.sample(row, self._timeline.recent(), coin, -1)
-            self._timeline.tokens.append(token)
+            token = self._sampler.sample(row, self._sequence.recent(), coin, -1)
+            self._sequence.tokens.append(token)
         self.mark("draft")
         return SoloStep(token, time.perf_counter() - started)
 
     def _wake(self) -> Generator[Prefill | DraftPrefill | Step]:
         """Let the target read what it has not, and write."""
-        n = self._timeline.n_left
+        n = self._sequence.n_left
         if self._waking.span == "rest":
             self._to_the_end = True
         elif not self._to_the_end:
@@ -224,16 +224,16 @@ class Cascade:
         self._span = Generation(
             self._target,
             self._drafter,
-            self._timeline.tokens,
+            self._sequence.tokens,
             Task(options=options, rule="match", coins=self._task.coins),
-            n_ctx=self._timeline.n_ctx,
+            n_ctx=self._sequence.n_ctx,
             n_known=self._target.n_past,
         )
         self.n_woken += 1
         self.n_read += self._span.n_read
         self._span.mark = self.mark
         yield from self._span.events()
-        self._timeline.tokens = self._span.tokens
+        self._sequence.tokens = self._span.tokens
         self._span = None
         self._confidence.forget()
 

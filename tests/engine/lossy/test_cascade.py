@@ -376,7 +376,7 @@ def test_what_a_cascade_tells(engine, between):
     n_alone = sum(token.origin == "alone" for token in tokens)
     assert result.target_share == pytest.approx(1 - n_alone / len(tokens))
     assert "".join(token.text for token in tokens) == result.text
-    assert stream.timeline[result.prompt_tokens :] == list(result.token_ids)
+    assert stream.tokens[result.prompt_tokens :] == list(result.token_ids)
     assert "the target was woken" in result.note
     assert "tokens then" in result.note
     stats = result.stats

@@ -1,7 +1,7 @@
-"""The timelines of one cache: those under way, and ended ones kept for prompts that begin like them.
+"""The sequences of one cache: those under way, and ended ones kept for prompts that begin like them.
 
-A prompt that begins like a timeline shares its cells, so this beginning is not read again and takes no second
-place. A timeline that ended stays as long as nobody needs its cells: the one unused for longest goes first.
+A prompt that begins like a sequence shares its cells, so this beginning is not read again and takes no second
+place. A sequence that ended stays as long as nobody needs its cells: the one unused for longest goes first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from edgespec.llama.backend import llama
-from edgespec.llama.cache import Cache
+from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.rollback import State
 from edgespec.llama.session import Session
 from edgespec.platform.closing import Closing
@@ -22,8 +22,8 @@ _WORTH_A_STOP = 256  # tokens to read: a stop to copy a state, where there is on
 _ENDING = 8  # tokens: those that a chat template puts after a question may be others in later prompts
 
 
-class KeptTimeline(NamedTuple):
-    """A copy of a timeline, for a larger cache."""
+class CachedPrefix(NamedTuple):
+    """A copy of a sequence, for a larger cache."""
 
     state: State
     tokens: list[int]
@@ -31,15 +31,15 @@ class KeptTimeline(NamedTuple):
     """States that it can be cut back to, where the model keeps one."""
 
 
-class Timelines(Closing):
+class SequencePool(Closing):
     """Opens the sessions of one cache. A context manager; it closes the cache."""
 
     def __init__(
-        self, cache: Cache, *, n_ctx: int | None = None, reserved: int = 0, keeps: bool = True
+        self, cache: KVCache, *, n_ctx: int | None = None, reserved: int = 0, keeps: bool = True
     ) -> None:
         """Open sessions of up to `n_ctx` tokens (None: all) in `cache`.
 
-        Timelines that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
+        Sequences that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
         read from its beginning.
         """
         self.cache = cache
@@ -58,30 +58,30 @@ class Timelines(Closing):
 
     @property
     def n_used(self) -> int:
-        """Cells of the timelines under way, what they share counted for each: so maybe fewer."""
+        """Cells of the sequences under way, what they share counted for each: so maybe fewer."""
         return sum(session.n_past for session in self._running)
 
     @property
     def n_kept(self) -> int:
-        """Cells of the timelines that are kept, counted likewise."""
+        """Cells of the sequences that are kept, counted likewise."""
         return sum(session.n_past for session in self._kept.values())
 
     def begin(self, tokens: Sequence[int]) -> Session:
         """Open a session that holds as much of the beginning of `tokens` as is known.
 
         At most len(tokens) - 1 of them: the last one must be read for its logits. One of the cache's
-        timelines must not be under way.
+        sequences must not be under way.
         """
         best, n, n_same = self._best(tokens)
         session: Session | None = None
         if best and id(best) in self._kept:
-            # With no number left, or if little follows what both have, the timeline itself goes on.
-            is_last = self.cache.n_open == self.cache.n_timelines and len(self._kept) == 1
+            # With no number left, or if little follows what both have, the sequence itself goes on.
+            is_last = self.cache.n_open == self.cache.n_sequences and len(self._kept) == 1
             if is_last or best.n_past - n < _WORTH_KEEPING:
                 session = self._kept.pop(id(best))
                 session.rewind(n)
         if session is None:
-            if self.cache.n_open == self.cache.n_timelines:
+            if self.cache.n_open == self.cache.n_sequences:
                 self._drop_oldest(but=best)
             session = Session.within(self.cache, self.n_ctx)
             if best and n:
@@ -103,28 +103,28 @@ class Timelines(Closing):
             session.keep()
 
     def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int, int]:
-        """Return the timeline that gives most of the beginning of `tokens`, how many, and how many are known.
+        """Return the sequence that gives most of the beginning of `tokens`, how many, and how many are known.
 
         Where a model keeps a state, not all that are known can be had.
         """
         best, n_best, n_same = None, 0, 0
         if self._keeps:
             for session in [*self._running, *self._kept.values()]:
-                n = min(n_common(session.timeline, tokens), len(tokens) - 1)
+                n = min(n_common(session.tokens, tokens), len(tokens) - 1)
                 n_same = max(n_same, n)
                 if n > n_best and self._has_all(session, n) and (n := session.n_reachable(n)) > n_best:
                     best, n_best = session, n
         return best, n_best, n_same
 
     def _has_all(self, session: Session, n: int) -> bool:
-        """Say whether a timeline still has all that its first `n` tokens need.
+        """Say whether a sequence still has all that its first `n` tokens need.
 
         Where attention has a sliding window, tokens before the window may have been overwritten.
         """
         return self._window == 0 or session.n_past < self._window or n == session.n_past
 
     def end(self, session: Session) -> None:
-        """End a session under way, and keep its timeline if that is worth it."""
+        """End a session under way, and keep its sequence if that is worth it."""
         if session not in self._running:
             return
         self._running.remove(session)
@@ -133,9 +133,9 @@ class Timelines(Closing):
             session.close()
             return
         session.rest()
-        timeline = session.timeline
+        timeline = session.tokens
         for key, other in list(self._kept.items()):
-            n_both = n_common(other.timeline, timeline)
+            n_both = n_common(other.tokens, timeline)
             if n_both == other.n_past:  # it says no more than the new one
                 self._kept.pop(key).close()
         self._kept[id(session)] = session
@@ -143,7 +143,7 @@ class Timelines(Closing):
             self._drop_oldest()
 
     def make_room(self, n_cells: int) -> bool:
-        """Drop timelines that are kept until `n_cells` cells are free; return whether they are."""
+        """Drop sequences that are kept until `n_cells` cells are free; return whether they are."""
         while self.n_used + self.n_kept + n_cells > self.cache.n_ctx:
             if not self._kept:
                 return False
@@ -155,18 +155,18 @@ class Timelines(Closing):
         self._kept.pop(key).close()
 
     def forget(self) -> None:
-        """Drop all timelines that are kept."""
+        """Drop all sequences that are kept."""
         while self._kept:
             self._drop_oldest()
 
-    def last(self) -> KeptTimeline | None:
-        """Return a copy of the timeline that was kept last, for `adopt`; None if none is kept."""
+    def last(self) -> CachedPrefix | None:
+        """Return a copy of the sequence that was kept last, for `adopt`; None if none is kept."""
         for session in reversed(self._kept.values()):
-            return KeptTimeline(session.state(), session.timeline, session.copies())
+            return CachedPrefix(session.state(), session.tokens, session.copies())
         return None
 
-    def adopt(self, kept: KeptTimeline) -> None:
-        """Keep a timeline that `last` copied from a smaller cache."""
+    def adopt(self, kept: CachedPrefix) -> None:
+        """Keep a sequence that `last` copied from a smaller cache."""
         session = Session.within(self.cache, self.n_ctx)
         session.restore(kept.state, kept.tokens, kept.copies)
         self._kept[id(session)] = session
@@ -179,5 +179,5 @@ class Timelines(Closing):
 
 
 def n_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of tokens with which both timelines begin."""
+    """Return the number of tokens with which both sequences begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -29,34 +29,34 @@ from edgespec.platform.closing import Closing
 MAX_LEAVES = 32
 """Most leaves of the trees of a pass: the library keeps room for a row of logits for each."""
 
-MAX_TIMELINES = MAX_SEQUENCES - MAX_LEAVES
-"""Most timelines of a cache."""
+MAX_SEQUENCES_OPEN = MAX_SEQUENCES - MAX_LEAVES
+"""Most sequences of a cache."""
 
 _SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSize:
+class KVCacheSize:
     """How large a cache and its passes are."""
 
     n_ctx: int
-    """Cells: tokens of all timelines together, what several share counted once."""
+    """Cells: tokens of all sequences together, what several share counted once."""
     n_batch: int = 512
     """Most tokens computed in one pass."""
     n_logits_max: int = 64
     """Most rows of logits of one pass; it sets the size of buffers."""
-    n_timelines: int = 1
+    n_sequences: int = 1
     rollback: RollbackSize = field(default_factory=RollbackSize)
 
     def __post_init__(self) -> None:
         if self.n_ctx < 1 or self.n_batch < 1 or self.n_logits_max < 1:
             raise ValueError("n_ctx, n_batch and n_logits_max must be at least 1")
-        if not 1 <= self.n_timelines <= MAX_TIMELINES:
-            raise ValueError(f"n_timelines {self.n_timelines}: must be 1 to {MAX_TIMELINES}")
+        if not 1 <= self.n_sequences <= MAX_SEQUENCES_OPEN:
+            raise ValueError(f"n_sequences {self.n_sequences}: must be 1 to {MAX_SEQUENCES_OPEN}")
 
 
-class Cache(Closing):
-    """A context of a model and the timelines in its cache. A context manager.
+class KVCache(Closing):
+    """A context of a model and the sequences in its cache. A context manager.
 
     The library is always asked for the number of cached tokens: a second count could become wrong when Ctrl-C
     lands between two lines. A cache keeps its model alive. Two threads must not use it at once.
@@ -65,7 +65,7 @@ class Cache(Closing):
     def __init__(
         self,
         model: Model,
-        size: CacheSize,
+        size: KVCacheSize,
         *,
         n_threads: int,
         embeddings: EmbeddingsFn | None = None,
@@ -77,7 +77,7 @@ class Cache(Closing):
         `takes_inputs`: each part of a pass brings the rows that the first layer takes for its tokens.
 
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
-        cache between timelines.
+        cache between sequences.
         """
         if n_threads < 1:
             raise ValueError("n_threads must be at least 1")
@@ -88,8 +88,8 @@ class Cache(Closing):
         has_trees = model.can_rewind and not model.keeps_state
         self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if has_trees else 1
         """Most leaves of the trees of a pass; 1: chains only."""
-        self.n_timelines = size.n_timelines
-        if self.n_timelines > 1 and not model.can_rewind:
+        self.n_sequences = size.n_sequences
+        if self.n_sequences > 1 and not model.can_rewind:
             raise EdgespecError(
                 f"{model.name} cannot hold several texts in one cache "
                 f"(architecture {model.header.architecture}); ask for one at a time"
@@ -99,7 +99,7 @@ class Cache(Closing):
         if model.keeps_state:
             self._rollback = _states(model, size, self.n_batch)
         else:
-            self._rollback = self._trees = Cells(self.n_timelines, self.max_leaves)
+            self._rollback = self._trees = Cells(self.n_sequences, self.max_leaves)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
         has_several = llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
@@ -108,7 +108,7 @@ class Cache(Closing):
                 f"{model.name} cannot take embeddings in place of tokens "
                 f"(architecture {model.header.architecture})"
             )
-        n_sequences = self.n_timelines + self._rollback.n_spare
+        n_sequences = self.n_sequences + self._rollback.n_spare
         context = create_context(
             model,
             n_ctx=self.n_ctx,
@@ -134,19 +134,19 @@ class Cache(Closing):
             with_tokens=model.takes_states,
             tokens_alone=model.takes_tokens_alone,
         )
-        self._free_sequences = list(reversed(range(self.n_timelines)))
+        self._free_sequences = list(reversed(range(self.n_sequences)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
-        self._written: list[list[int]] = [[] for _ in range(self.n_timelines)]
-        self._n_ctx_of = [self.n_ctx] * self.n_timelines
+        self._written: list[list[int]] = [[] for _ in range(self.n_sequences)]
+        self._n_ctx_of = [self.n_ctx] * self.n_sequences
 
-    # ---- timelines ----
+    # ---- sequences ----
 
     @property
     def n_open(self) -> int:
-        """Timelines in use."""
-        return self.n_timelines - len(self._free_sequences)
+        """Sequences in use."""
+        return self.n_sequences - len(self._free_sequences)
 
     def take(self, n_ctx: int | None = None) -> int:
         """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
@@ -156,13 +156,13 @@ class Cache(Closing):
         return sequence
 
     def release(self, sequence: int) -> None:
-        """Empty a timeline and let others use its number."""
+        """Empty a sequence and let others use its number."""
         if self._finalizer.alive:
             self.cut(sequence, 0)
         self._free_sequences.append(sequence)
 
     def n_past(self, sequence: int) -> int:
-        """Return the number of tokens in a timeline."""
+        """Return the number of tokens in a sequence."""
         self.require_open()
         return self._rollback.n_past(sequence)
 
@@ -182,16 +182,16 @@ class Cache(Closing):
 
     @property
     def rollback(self) -> Rollback:
-        """What takes tokens of its timelines back."""
+        """The part of the cache that takes tokens of sequences back."""
         self.require_open()
         return self._rollback
 
     def cut(self, sequence: int, n_keep: int) -> int:
-        """Cut a timeline back to `n_keep` tokens, or to the most below that can be had; return how many."""
+        """Cut a sequence back to `n_keep` tokens, or to the most below that can be had; return how many."""
         return self._rollback.cut(sequence, n_keep)
 
     def clear(self) -> None:
-        """Empty all timelines."""
+        """Empty all sequences."""
         self.require_open()
         self._rollback.clear()
 
@@ -334,7 +334,7 @@ class Cache(Closing):
         return int(llama.llama_state_seq_get_size(self._context, sequence))
 
     def state(self, sequence: int) -> State:
-        """Return a copy of a timeline's cache."""
+        """Return a copy of a sequence's cache."""
         size = self.state_bytes(sequence)
         state: State = np.empty(size, np.uint8)
         with self._decoder.on_nodes():
@@ -344,7 +344,7 @@ class Cache(Closing):
         return state
 
     def restore(self, sequence: int, state: State) -> bool:
-        """Put a copied cache into an empty timeline; return whether the library could."""
+        """Put a copied cache into an empty sequence; return whether the library could."""
         with self._decoder.on_nodes():
             n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
@@ -359,11 +359,11 @@ class Cache(Closing):
             raise EdgespecError(f"{self.model.path}: the session is closed")
 
 
-def _states(model: Model, size: CacheSize, n_batch: int) -> States:
+def _states(model: Model, size: KVCacheSize, n_batch: int) -> States:
     """Return how tokens are taken back on a model that keeps a state, in passes of up to `n_batch` tokens."""
     # The library wants room in a pass for a token more than snapshots reach.
     wanted = replace(size.rollback, n_snapshots=max(0, min(size.rollback.n_snapshots, n_batch - 2)))
-    return States(size.n_timelines, wanted, has_snapshots=model.header.has_snapshots)
+    return States(size.n_sequences, wanted, has_snapshots=model.header.has_snapshots)
 
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:

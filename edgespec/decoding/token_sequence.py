@@ -11,7 +11,7 @@ from edgespec.decoding.options import Options
 from edgespec.decoding.records import StopReason
 
 
-class Timeline:
+class TokenSequence:
     """The prompt and what was emitted after it."""
 
     def __init__(

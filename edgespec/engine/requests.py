@@ -1,4 +1,4 @@
-"""The texts that an engine writes: what each has of models and sessions, and what is kept when it ends."""
+"""The requests that an engine runs: their sessions and drafters, and what is kept when they end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.engine.batcher import Batcher, Passed, Text
+from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.lossy.cascade import Cascade
 from edgespec.engine.pair import Pair
 from edgespec.engine.plan import Plan
@@ -26,12 +26,12 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 
 _LEADING = 32  # tokens of a text
-_SOON = 256  # tokens that a text is expected to need soon
+_SOON = 256  # tokens that a request is expected to need soon
 
 
 @dataclass(eq=False, slots=True)
-class Running:
-    """A stream under way, and what it has of the engine."""
+class RunningRequest:
+    """A request under way, and the sessions and drafter that it has."""
 
     prompt: str | Sequence[int]
     plan: Plan
@@ -39,57 +39,57 @@ class Running:
     session: Session | None = None
     draft: DraftModel | None = None
     scheduler: Scheduler | None = None
-    text: Text | None = None
-    """Where it shares passes."""
+    batched: BatchedRequest | None = None
+    """Its entry in the batcher, where it shares passes."""
     events: Generator[Event] | None = None
-    """Where it runs by itself."""
+    """Its events, where it runs by itself."""
     n_steps: int = 0
     shares: float = 0.0
-    """Of these steps, the parts that were its own."""
+    """The request's share of those steps: the sum of 1 / requests running."""
 
     @property
     def n_soon(self) -> int:
-        """Tokens that it is expected to need beside those it has."""
+        """Tokens that it is expected to need in addition to those it has."""
         n_left = self.loop.n_left
         return _SOON if n_left is None else min(_SOON, n_left)
 
 
-class Texts:
-    """The streams under way."""
+class RequestRunner:
+    """Runs the requests under way, and tells their streams."""
 
     def __init__(self, pair: Pair, knowledge: LearnedState, earlier_texts: EarlierTexts) -> None:
-        """Write with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them."""
+        """Run with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them."""
         self._pair = pair
         self._knowledge = knowledge
         self._earlier_texts = earlier_texts
-        self._running: dict[Stream, Running] = {}
+        self._running: dict[Stream, RunningRequest] = {}
         self._unkept: list[list[int]] = []
         self.batcher: Batcher | None = None
-        """What runs them; None before the first."""
+        """The batcher that runs them; None before the first."""
         self._is_advancing = False
 
     @property
     def n_running(self) -> int:
-        """Streams under way."""
+        """Requests under way."""
         return len(self._running)
 
     @property
-    def last_pass(self) -> Passed:
+    def last_pass(self) -> StepSummary:
         """The last step's pass of the target."""
-        return self.batcher.last if self.batcher else Passed()
+        return self.batcher.last if self.batcher else StepSummary()
 
     def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
+        """Say whether a request of `n_prompt` tokens, and `n_predict` to come, can begin now."""
         running = [one for stream, one in self._running.items() if not stream.finished]
         if len(running) >= self._pair.parallel:
             return False
         if not running or self.batcher is None:
             return True
-        if any(one.text is None or one.text.is_paused for one in running):
+        if any(one.batched is None or one.batched.is_preempted for one in running):
             return False
-        held = sum(len(one.loop.tokens) + one.n_soon for one in running)  # of prompts what is unread, too
+        held = sum(len(one.loop.tokens) + one.n_soon for one in running)  # prompts not yet prefilled included
         needed = n_prompt + min(_SOON, n_predict or _SOON)
-        return held + needed <= self.batcher.timelines.cache.n_ctx
+        return held + needed <= self.batcher.sequences.cache.n_ctx
 
     def begin(
         self,
@@ -97,10 +97,10 @@ class Texts:
         tokens: list[int],
         plan: Plan,
         on_step: Callable[[DraftStep], None] | None,
-    ) -> Running:
-        """Prepare a text over sessions that are large enough for it; `tokens` are those of its prompt.
+    ) -> RunningRequest:
+        """Prepare a request over sessions that are large enough for it; `tokens` are those of its prompt.
 
-        Raises UsageError if as many are under way as there may be, EdgespecError if it does not fit.
+        Raises UsageError if too many are under way, EdgespecError if it does not fit.
         """
         self._refuse_inside_step()
         if self.n_running >= self._pair.parallel:
@@ -108,7 +108,7 @@ class Texts:
             raise UsageError(problem, field="parallel", value=self._pair.parallel)
         if plan.options.cascade and self._pair.parallel > 1:
             raise UsageError("a cascade writes one text at a time: use an engine for one", field="cascade")
-        running = Running(prompt, plan)
+        running = RunningRequest(prompt, plan)
         try:
             running.loop = self._loop(running, tokens, on_step)
         except BaseException:
@@ -116,15 +116,15 @@ class Texts:
             raise
         return running
 
-    def start(self, stream: Stream, running: Running) -> None:
+    def start(self, stream: Stream, running: RunningRequest) -> None:
         """Let `stream` be told what its loop does."""
         loop = running.loop
         self._running[stream] = running
         stream.on_closed = self._ended
         if isinstance(loop, Generation) and running.session and self.batcher:
-            text = Text(loop, running.session, running.scheduler, stream.take, stream.end)
-            running.text = text
-            self.batcher.add(text)
+            batched = BatchedRequest(loop, running.session, running.scheduler, stream.take, stream.end)
+            running.batched = batched
+            self.batcher.add(batched)
             stream.advance = self.step
         else:
             running.events = loop.events()
@@ -147,7 +147,7 @@ class Texts:
             self._is_advancing = False
 
     def step(self) -> None:
-        """Make one pass of the target for all streams: `Engine.step`."""
+        """Make one pass of the target for all requests: `Engine.step`."""
         if self.batcher:
             with self._advancing():
                 self.batcher.step()
@@ -157,14 +157,14 @@ class Texts:
                 running.shares += 1.0 / n_running
 
     def _loop(
-        self, running: Running, tokens: list[int], on_step: Callable[[DraftStep], None] | None
+        self, running: RunningRequest, tokens: list[int], on_step: Callable[[DraftStep], None] | None
     ) -> Generation | Cascade:
-        """Return the loop that generates the text, over sessions that are large enough for it."""
+        """Return the loop of a request, over sessions that are large enough for it."""
         plan = running.plan
         n_predict = plan.options.n_predict
         n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
         timelines = self._pair.timelines(n_ctx)
-        if self.batcher is None or self.batcher.timelines is not timelines:
+        if self.batcher is None or self.batcher.sequences is not timelines:
             self.batcher = Batcher(timelines, self._knowledge.clocks)
         drafter = features = None
         if plan.options.cascade:
@@ -173,7 +173,7 @@ class Texts:
             if plan.policy:
                 drafter = self._drafter(running, plan.policy, small, on_step)
             return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
-        # A prompt's logits are not kept: where they are asked for, all of it is read.
+        # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
         target = running.session = timelines.begin(known)
         n_known = target.n_past
@@ -190,7 +190,7 @@ class Texts:
 
     def _drafter(
         self,
-        running: Running,
+        running: RunningRequest,
         policy: Policy,
         model: DraftModel | None,
         on_step: Callable[[DraftStep], None] | None,
@@ -210,9 +210,9 @@ class Texts:
         )
 
     def end_all(self, why: str) -> None:
-        """End the streams under way; `why` is told to those who read on, lest the text seem complete.
+        """End the requests under way; `why` is told to those who read on, lest the text seem complete.
 
-        Raises UsageError inside a step, whose texts cannot be ended.
+        Raises UsageError inside a step, whose requests cannot be ended.
         """
         self._refuse_inside_step()
         for stream in list(self._running):
@@ -223,20 +223,20 @@ class Texts:
             raise UsageError("on_step was called in the middle of a text: begin and end others after it")
 
     def keep(self) -> None:
-        """Remember the texts that ended for drafting; until then they can be forgotten."""
+        """Store the texts that ended for drafting; until then they can be forgotten."""
         while self._unkept:
             self._earlier_texts.keep(self._unkept.pop(0))
 
     def forget(self) -> None:
-        """End the streams under way, and forget the texts that were not kept yet."""
+        """End the requests under way, and forget the texts that were not stored yet."""
         self.end_all("the engine was told to forget")
         self._unkept.clear()
 
     def _ended(self, stream: Stream) -> None:
-        """Keep what can be used of a stream that has ended, and free the rest."""
+        """Keep what later requests can use of a stream that has ended, and free the rest."""
         running = self._running.pop(stream)
-        if running.text and self.batcher:
-            self.batcher.close(running.text)
+        if running.batched and self.batcher:
+            self.batcher.close(running.batched)
         if running.events:
             running.events.close()
         if running.n_steps:
@@ -247,12 +247,12 @@ class Texts:
             unfinished = result.stop_reason == "length"
             self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
         # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
-        self._unkept.append(stream.timeline[max(0, result.n_cached - _LEADING) :])
+        self._unkept.append(stream.tokens[max(0, result.n_cached - _LEADING) :])
 
-    def _release(self, running: Running) -> None:
-        """Give back the sessions of a text, and what was learnt with it."""
+    def _release(self, running: RunningRequest) -> None:
+        """Give back the sessions of a request, and what was learnt with it."""
         if running.session and self.batcher:
-            self.batcher.timelines.end(running.session)
+            self.batcher.sequences.end(running.session)
         if running.draft:
             self._pair.end_draft(running.draft)
         if running.scheduler:

@@ -42,7 +42,7 @@ class Watched(Engine):
 
     def step(self) -> None:
         super().step()
-        self.most_at_once = max(self.most_at_once, self.last_pass.n_texts)
+        self.most_at_once = max(self.most_at_once, self.last_pass.n_requests)
 
 
 @pytest.fixture(scope="module")

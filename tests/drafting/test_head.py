@@ -208,8 +208,8 @@ def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
                 prompt, options = waiting.pop(0)
                 running.append((prompt, options, engine.stream(prompt, options)))
             engine.step()
-            if engine._texts.batcher:
-                n_paused += sum(text.is_paused for text in engine._texts.batcher.texts)
+            if engine._requests.batcher:
+                n_paused += sum(text.is_preempted for text in engine._requests.batcher.requests)
             for one in list(running):
                 prompt, options, stream = one
                 stream.made()

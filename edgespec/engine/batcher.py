@@ -1,9 +1,9 @@
 """Runs several generations together: each pass of a model serves all of them (continuous batching).
 
 A step is one pass of the target, and before it what the requests draft for it: decided for all at once
-(shared_decision.py), with the draft model's passes shared as well. Requests come and go between steps (Yu et al., Orca,
-OSDI 2022). Prompts are prefilled in chunks together with the requests that are decoding (Agrawal et al.,
-Sarathi, arXiv 2308.16369).
+(shared_decision.py), with the draft model's passes shared as well. Requests come and go between steps (Yu et
+al., Orca, OSDI 2022). Prompts are prefilled in chunks together with the requests that are decoding (Agrawal
+et al., Sarathi, arXiv 2308.16369).
 
 Nobody is starved:
 - a decoding request gets its token in every pass; if the drafts of all do not fit in one, the requests left

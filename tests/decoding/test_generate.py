@@ -6,7 +6,6 @@ import itertools
 import math
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,10 +18,10 @@ from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.decoding.records import Step
 from edgespec.drafting.costs import N_MAX, CostCurve, OnlineCurve, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter
@@ -59,12 +58,10 @@ MODEL = Policy(suffix=False, model=True, staged=False)
 AUTO = Policy()
 
 
-def chain_of(
-    session, *, gamma=4, policy=MODEL, scheduler=Scheduler, is_eog=lambda token: False, on_step=None
-):
+def chain_of(session, *, gamma=4, policy=MODEL, is_eog=lambda token: False, on_step=None):
     """A drafter over `session`'s model with `gamma` tokens a step."""
     target, draft = (OnlineCurve(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
-    chosen = scheduler(LearnedCosts(target, draft, Predictor()), replace(policy, gamma=gamma))
+    chosen = FixedLength(gamma, LearnedCosts(target, draft, Predictor()), policy)
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
     suffix = SuffixDrafts(4096)
     return TreeDrafter(

@@ -22,6 +22,7 @@ from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.energy import EnergyMeter

@@ -26,7 +26,7 @@ from edgespec.benchmark.summary import (
     summarise_cell,
 )
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.files import beside, write_atomically
+from edgespec.platform.files import temporary_path, write_atomically
 
 Summaries = tuple[tuple[CategorySummary, ...], ...]
 """The result of `summarise_cell` for each cell of an outcome, in their order."""
@@ -228,7 +228,7 @@ def check_writable(path: Path, field: str) -> None:
         file = _resolve(path)
         if _is_special(file):
             return
-        temporary = beside(file)
+        temporary = temporary_path(file)
         try:
             temporary.open("wb").close()
         finally:

@@ -202,9 +202,9 @@ def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
 
 def _name_drafts() -> None:
     """Say which drafts were trained on what is deleted now."""
-    from edgespec.models.made_drafts import made_drafts
+    from edgespec.models.draft_records import draft_records
 
-    for draft in made_drafts(on_message=message):
+    for draft in draft_records(on_message=message):
         if draft.uses_own_texts:
             out.print(
                 f"{draft.name}: kept, a draft trained on your texts, of which it may still know; "

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
+from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Registry
-from edgespec.models.made_drafts import made_drafts
 from edgespec.models.registry import load_registry
 
 
@@ -32,7 +32,7 @@ def complete_pair() -> list[str]:
 def complete_draft() -> list[str]:
     """Return the drafts that were made here."""
     try:
-        return [draft.name for draft in made_drafts()]
+        return [draft.name for draft in draft_records()]
     except (EdgespecError, OSError):
         return []
 

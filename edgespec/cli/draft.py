@@ -22,7 +22,7 @@ from edgespec.cli.made_drafts import described, full_table
 from edgespec.cli.options import Compute
 from edgespec.cli.progress import pull_named
 from edgespec.engine.model_choice import choose_models
-from edgespec.models.made_drafts import made_drafts
+from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
 draft_app = typer.Typer(
@@ -96,7 +96,7 @@ def make_command(
 @draft_app.command("list", epilog="Example: edgespec draft list --json")
 def list_command(json: _Json = False) -> None:
     """List the drafts that were made here: for which file, from what, and what was measured of them."""
-    drafts = made_drafts(on_message=message)
+    drafts = draft_records(on_message=message)
     if json:
         out.print_json(data={"drafts": [described(draft) for draft in drafts]})
     elif drafts:

@@ -11,8 +11,8 @@ import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.errors import UsageError
+from edgespec.models.draft_records import Family
 from edgespec.models.entries import nearest
-from edgespec.models.made_drafts import Family
 
 if TYPE_CHECKING:
     from edgespec.forge.builder import TrainingRequest

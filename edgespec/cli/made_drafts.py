@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from edgespec.models.made_drafts import MadeDraft
+from edgespec.models.draft_records import DraftRecord
 
 _SHORT = 12  # digits of a SHA-256 that are shown: enough to tell files apart
 
@@ -20,12 +20,12 @@ _SOURCES = {
 }
 
 
-def described(draft: MadeDraft) -> dict[str, Any]:
+def described(draft: DraftRecord) -> dict[str, Any]:
     """Return a draft's record as JSON has it."""
     return asdict(draft) | {"gain": draft.gains.mean, "uses_own_texts": draft.uses_own_texts}
 
 
-def drafts_table(drafts: Sequence[MadeDraft]) -> Table:
+def drafts_table(drafts: Sequence[DraftRecord]) -> Table:
     """Return a table with a row for each draft."""
     table = Table("draft", "family", "target", "SHA-256", "made from", "accepted", "c", "gain", box=None)
     table.pad_edge = False
@@ -44,7 +44,7 @@ def drafts_table(drafts: Sequence[MadeDraft]) -> Table:
     return table
 
 
-def full_table(drafts: Sequence[MadeDraft]) -> Table:
+def full_table(drafts: Sequence[DraftRecord]) -> Table:
     """Return a table with all that people may ask of each draft."""
     table = Table("draft", "family", "target", "SHA-256", "made from", box=None, pad_edge=False)
     for title in ("trained on", "hours", "accepted", "c", "greedy", "at 0.8"):
@@ -74,7 +74,7 @@ def acceptance_text(shares: Sequence[float]) -> str:
     return " ".join(f"{share:.2f}" for share in shares) or "-"
 
 
-def made_from(draft: MadeDraft) -> str:
+def made_from(draft: DraftRecord) -> str:
     """Return what a draft was made from, such as "built-in 1.2 M, history 30 k tokens"."""
     return sources_text(draft.data)
 

@@ -15,9 +15,9 @@ from edgespec.cli.made_drafts import described, drafts_table
 from edgespec.cli.models_pair import pair_command
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.hub_names import hub_name
-from edgespec.models.made_drafts import made_drafts
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, Verification, hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
@@ -71,7 +71,7 @@ def list_command(json: _Json = False) -> None:
     registry, store = load_registry(), Store.default()
     known = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
     pairs = {name: asdict(pair) for name, pair in registry.pairs.items()}
-    made = made_drafts(registry, message)
+    made = draft_records(registry, message)
     if json:
         drafts = [described(draft) for draft in made]
         out.print_json(data={"models": list(known.values()), "pairs": pairs, "drafts": drafts})

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgespec.energy.base import SourceFinding, UnreadableError, read_number, read_text
 from edgespec.energy.rapl_counters import KIND, RaplCounters, RaplZone
-from edgespec.energy.through_pyrapl import PyRAPLCounters
+from edgespec.energy.through_pyrapl import PyRaplCounters
 from edgespec.platform.cpu import read_cpu
 
 GROUP_FIX = (
@@ -100,7 +100,7 @@ def _through_pyrapl(root: Path, direct: RaplCounters) -> RaplCounters | None:
     if root != Path("/") or not is_for_pyrapl(root, direct.zones):
         return None
     try:
-        return PyRAPLCounters(direct.zones)
+        return PyRaplCounters(direct.zones)
     except UnreadableError:
         return None
 

@@ -16,7 +16,7 @@ from edgespec.energy.rapl_counters import RaplCounters, RaplZone
 _PLACES = {"package-0": 0, "dram-0": 1}  # in what Sensor.energy returns
 
 
-class PyRAPLCounters(RaplCounters):
+class PyRaplCounters(RaplCounters):
     """The counters of one package, and its memory, of the running machine."""
 
     def __init__(self, zones: Sequence[RaplZone]) -> None:

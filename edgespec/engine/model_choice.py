@@ -1,7 +1,7 @@
 """Which models run where none, or only one, was named: the one place that decides it.
 
 target   as named, else the default pair's
-draft    as named, else the best that was made here for this very file of the target (made_drafts.py),
+draft    as named, else the best that was made here for this very file of the target (draft_records.py),
          else that of the registry's first pair with the target. Where there is none, or it would have to
          be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py)
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.errors import UsageError
-from edgespec.models.made_drafts import drafts_for
+from edgespec.models.draft_records import drafts_for
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate

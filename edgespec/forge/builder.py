@@ -25,8 +25,8 @@ from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
 from edgespec.llama.weights import Model
+from edgespec.models.draft_records import Family, drafts_for
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import Family, drafts_for
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve

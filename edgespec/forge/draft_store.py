@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.dataset import forge_root
-from edgespec.models.made_drafts import MadeDraft, read_record, record_file, write_record
+from edgespec.models.draft_records import DraftRecord, read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
 from edgespec.models.sources import check_disk
@@ -75,7 +75,7 @@ class DraftStore:
         """Raise EdgespecError unless the disk holds so many bytes of candidates."""
         check_disk(self._root, n_bytes, f"drafts for {self._target}")
 
-    def keep(self, made: Path, record: MadeDraft) -> Path:
+    def keep(self, made: Path, record: DraftRecord) -> Path:
         """Give a candidate its name and its place among the models, in place of an older one of that name.
 
         Raises OSError and EdgespecError; then there is no new draft, and no half of one.
@@ -97,7 +97,7 @@ class DraftStore:
         return file
 
 
-def remove_draft(name: str) -> tuple[MadeDraft | None, list[Path]]:
+def remove_draft(name: str) -> tuple[DraftRecord | None, list[Path]]:
     """Remove a draft that was made here: its name, its file and its record.
 
     Returns the record, None if it was damaged, and the files that were deleted. Raises UsageError for a name

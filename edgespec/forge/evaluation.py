@@ -35,8 +35,8 @@ from edgespec.forge.evaluation_process import (
 )
 from edgespec.forge.progress import ProgressFn, StageContext, StageProgress, unseen
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.draft_records import DraftRecord, DraftSpeedups, drafts_for, read_record, write_record
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import DraftSpeedups, MadeDraft, drafts_for, read_record, write_record
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
@@ -280,7 +280,7 @@ def keep_judged(judged: CandidateResult) -> None:
         write_record(path, changed)
 
 
-def _target(record: MadeDraft, target: str | None) -> ModelFile:
+def _target(record: DraftRecord, target: str | None) -> ModelFile:
     try:
         return model_file(target or record.target_name)
     except UsageError:
@@ -290,7 +290,7 @@ def _target(record: MadeDraft, target: str | None) -> ModelFile:
         raise UsageError(problem, field="target") from None
 
 
-def _other(record: MadeDraft, target: ModelFile) -> Candidate:
+def _other(record: DraftRecord, target: ModelFile) -> Candidate:
     """Return the best other draft of the target that is here, or none."""
     names = [one.name for one in drafts_for(str(target.path)) if one.name != record.name]
     paired = load_registry().complete(target.name, None)[1]

@@ -16,7 +16,7 @@ from edgespec.forge.dataset import Dataset
 from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.forge.vocabulary_ranking import Ids
-from edgespec.models.made_drafts import Family
+from edgespec.models.draft_records import Family
 from edgespec.models.sources import format_size
 from edgespec.platform.files import write_atomically
 from edgespec.platform.memory import available_bytes

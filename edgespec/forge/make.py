@@ -38,9 +38,9 @@ from edgespec.forge.runs import RunState, name_training, tidy
 from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
+from edgespec.models.draft_records import DraftRecord, drafts_for
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hashes import sha256_of
-from edgespec.models.made_drafts import MadeDraft, drafts_for
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.platform.cpu import default_threads, read_cpu
@@ -78,7 +78,7 @@ class MakeResult:
     """What the best is compared with: what was there, or plain decoding where that was faster."""
     gain: float
     """How much better it is than that: 0.1 is 10 %."""
-    kept: MadeDraft | None
+    kept: DraftRecord | None
     """The record of the best, if it was kept."""
     path: Path | None
     """Its file."""
@@ -231,12 +231,12 @@ class _MakeRun:
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
         return dict(counts)
 
-    def _record(self, best: DraftFile, judged: CandidateResult, texts: dict[str, int]) -> MadeDraft:
+    def _record(self, best: DraftFile, judged: CandidateResult, texts: dict[str, int]) -> DraftRecord:
         timing = judged.timing
         assert timing is not None  # noqa: S101 - for the type checker: a candidate has a draft model
         name = self._request.name
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
-        return MadeDraft(
+        return DraftRecord(
             name=name or self._workshop.free_name(f"{stem}-{best.label}"),
             family=best.family,
             target_name=self._target.name,

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgespec.energy import Measurement
 from edgespec.forge.vocabulary_ranking import Ids
-from edgespec.models.made_drafts import Family
+from edgespec.models.draft_records import Family
 from edgespec.platform.files import replacing, write_atomically
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.state_file import StateFile, parse_struct

@@ -56,7 +56,7 @@ class Derivation:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The figures of a model's header that determine its memory beside the weights."""
+    """Figures of a model's header that determine its memory without the weights."""
 
     cache: int
     """Bytes of an F16 cache of keys and values for each token of context."""
@@ -112,10 +112,10 @@ class PairNames:
     target: str
     draft: str
     small: str | None = None
-    """The model that writes text of its own where the draft, a head, cannot; None: the draft can."""
+    """Model that writes alone where the draft, a head, cannot; None: the draft can."""
 
     def partner(self, *, writes: bool = False) -> str:
-        """Return the draft, or for one that `writes` text of its own the small model."""
+        """Return the draft, or the small model for one that `writes` alone."""
         return self.small or self.draft if writes else self.draft
 
 

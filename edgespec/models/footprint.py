@@ -70,7 +70,7 @@ def session_bytes(header: GGUFHeader, n_ctx: int) -> int:
 
 
 def shape_of(header: GGUFHeader) -> ModelShape:
-    """Return the figures of the header that determine the model's memory beside its weights."""
+    """Return the figures of the header that determine the model's memory without its weights."""
     return ModelShape(
         cache=cell_bytes(header),
         heads=header.n_head,

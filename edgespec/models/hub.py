@@ -110,7 +110,7 @@ def _hub_failures() -> Iterator[None]:
         raise SourceFailure(one_line(what + (str(error) or kind))) from None
 
 
-class _Quiet:
+class _HubSilence:
     """Silences the hub library's progress bars and warnings of retries: the caller shows progress.
 
     A context manager for several threads at once: it lasts until the last one leaves.
@@ -155,4 +155,4 @@ def _silence() -> Iterator[None]:
             enable_progress_bars(bars)
 
 
-_quiet = _Quiet()
+_quiet = _HubSilence()

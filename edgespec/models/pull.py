@@ -15,8 +15,7 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -219,20 +218,14 @@ class Puller:
         if entry.derived:  # before this entry's lock is taken: no process holds two
             self.ensure(self.registry.get(entry.derived.base))
         try:
-            with self._lock(entry):
+            self.store.root.mkdir(parents=True, exist_ok=True)
+            waiting = f"{entry.name}: another process is pulling it; waiting"
+            with locked(self.store.root / f".{entry.name}.lock", lambda: self.on_message(waiting)):
                 if not self.store.is_present(entry, self.registry):
                     self._make(entry)
         except OSError as error:
             raise EdgespecError(f"cannot pull {entry.name}: {describe_os_error(error)}") from error
         return self.store.file(entry)
-
-    @contextmanager
-    def _lock(self, entry: Entry) -> Iterator[None]:
-        """Hold the lock of this model, which is freed even if the process is killed."""
-        self.store.root.mkdir(parents=True, exist_ok=True)
-        waiting = f"{entry.name}: another process is pulling it; waiting"
-        with locked(self.store.root / f".{entry.name}.lock", lambda: self.on_message(waiting)):
-            yield
 
     def _make(self, entry: Entry) -> None:
         if entry.derived:

@@ -8,7 +8,7 @@ Each node is named once:
     127.0.0.1, localhost     directly: a node of this machine, or the end of a tunnel that the user has opened
     host, --unsafe-no-ssh    directly, over the open network; user@host goes through ssh all the same
     :PORT                    the node's port; without it that of the one which runs there (directly: 50052)
-    =LAYERS                  so many of the model's layers; without it as splitting.py decides
+    =LAYERS                  number of the model's layers there; without it splitting.py decides
 """
 
 from __future__ import annotations

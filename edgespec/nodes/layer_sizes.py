@@ -33,10 +33,10 @@ class LayerSizes:
     """Weights that a pass of `TOKENS` tokens reads in each layer: not all experts."""
     cache: tuple[int, ...]
     """Keys and values of all tokens, and states."""
-    beside: int
+    outside: int
     """Tensors that belong to no layer."""
     buffers: int
-    """On each machine with layers."""
+    """Buffers of a pass, on each machine with layers."""
     logits: int
     """Rows of logits, which are on this machine."""
 
@@ -56,7 +56,7 @@ class LayerSizes:
 
     def home(self, n: int) -> int:
         """Return what the first `n` layers and all that is of none take here."""
-        return self.beside + self.buffers + self.logits + self._held[n]
+        return self.outside + self.buffers + self.logits + self._held[n]
 
     def node(self, begin: int, end: int) -> int:
         """Return what the layers `begin` .. `end` - 1 take on a node."""
@@ -73,7 +73,7 @@ def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: i
     `own_kernels`: the passes are edgespec's, whose attention keeps no scores.
     """
     n_layers = header.n_layer - header.n_mtp
-    weights, read, beside = [0] * n_layers, [0.0] * n_layers, 0
+    weights, read, outside = [0] * n_layers, [0.0] * n_layers, 0
     share = _experts_read(header)
     for tensor in read_tensors(header):
         match = _BLOCK.match(tensor.name)
@@ -81,12 +81,12 @@ def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: i
             weights[int(match[1])] += tensor.bytes
             read[int(match[1])] += tensor.bytes * (share if tensor.n_matrices > 1 else 1.0)
         else:
-            beside += tensor.bytes
+            outside += tensor.bytes
     return LayerSizes(
         weights=tuple(weights),
         read=tuple(read),
         cache=_cache_bytes(header, n_layers, n_cells, n_states),
-        beside=beside,
+        outside=outside,
         buffers=_buffer_bytes(header, n_cells, own_kernels=own_kernels),
         logits=4 * _ROWS * header.n_vocab,
     )

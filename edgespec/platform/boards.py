@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from edgespec.platform.cpu import read_cpu
+from edgespec.platform.files import lines_of, text_of
 
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 _HWCAPS = {
@@ -72,19 +73,12 @@ BOARDS = (
 
 def device_model(root: Path = Path("/")) -> str:
     """Return the device's model, such as "Raspberry Pi 5 Model B Rev 1.0"; "" if the kernel names none."""
-    try:
-        return (root / "proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
-    except OSError:
-        return ""
+    return text_of(root / "proc/device-tree/model").strip("\0 \n")
 
 
 def device_revision(root: Path = Path("/")) -> str:
     """Return a Raspberry Pi's revision code, such as "c03114"; "" on other machines."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
+    pairs = (line.partition(":") for line in lines_of(root / "proc/cpuinfo"))
     return next((value.strip() for name, _, value in pairs if name.strip() == "Revision"), "")
 
 

@@ -27,7 +27,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     Symlinks are followed and the file's mode is kept. Raises OSError.
     """
     file = file.resolve()
-    temporary = beside(file)
+    temporary = temporary_path(file)
     try:
         with temporary.open("wb") as stream:
             yield stream
@@ -42,7 +42,20 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def beside(file: Path) -> Path:
+def text_of(file: Path) -> str:
+    """Return the text of a file of the system without space around it; "" if it cannot be read."""
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a file of the system; none if it cannot be read."""
+    return text_of(file).splitlines()
+
+
+def temporary_path(file: Path) -> Path:
     """Return a temporary path in the same folder, unique to this process and thread."""
     # Not derived from the file's name, which may already be as long as the system allows.
     return file.with_name(f".edgespec-{os.getpid()}-{threading.get_ident()}.tmp")

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.platform.files import lines_of
+
 ROOT = Path("/")
 _NO_LIMIT = 1 << 60
 """Bytes: a limit of version 1 is a little less than 2^63 where there is none."""
@@ -97,14 +99,6 @@ def why_refused(root: Path = ROOT) -> str:
 def is_refusal(reason: str) -> bool:
     """Say whether a message tells that the system refused memory or a thread: `why_refused` may know why."""
     return _REFUSAL.search(reason) is not None
-
-
-def lines_of(path: Path) -> list[str]:
-    """Return the lines of a file of the system; none if it cannot be read."""
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _spent_task_limits(root: Path) -> Iterator[Limit]:

@@ -1,10 +1,12 @@
-"""How busy other programs keep the machine: measurements beside them are unreliable."""
+"""How busy other programs keep the machine: measurements taken meanwhile are unreliable."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from time import perf_counter
+
+from edgespec.platform.files import text_of
 
 MOST_OTHER_LOAD = 0.15
 """Processors that other work may keep busy, on top of half of those the measurement leaves idle."""
@@ -17,7 +19,7 @@ class OtherLoad:
     """How many of the processors this process may use are kept busy by other programs."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        """Start watching; `stat` is a parameter for tests, with what else is read beside it."""
+        """Start watching; `stat` is a parameter for tests, with its neighbours in /proc."""
         self._stat = stat
         self._began = self._now()
 
@@ -48,19 +50,12 @@ class OtherLoad:
 
 def _of_children(proc: Path, process: str) -> float:
     """Return the CPU time of the processes that `process` started and that run, in seconds; 0 if unknown."""
-    children = [_text(listed).split() for listed in (proc / process / "task").glob("*/children")]
+    children = [text_of(listed).split() for listed in (proc / process / "task").glob("*/children")]
     spent = 0.0
     for child in [pid for pids in children for pid in pids]:
         # The name, in parentheses, may hold anything; the state is what follows it.
-        facts = _text(proc / child / "stat").rpartition(")")[2].split()
+        facts = text_of(proc / child / "stat").rpartition(")")[2].split()
         if len(facts) > _CSTIME:
             spent += sum(map(int, facts[_UTIME : _CSTIME + 1])) / os.sysconf("SC_CLK_TCK")
             spent += _of_children(proc, child)
     return spent
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:  # the process has ended by now
-        return ""

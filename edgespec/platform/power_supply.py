@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.platform.files import text_of
+
 _STORES = {"Battery", "UPS"}
 
 
@@ -18,20 +20,12 @@ def on_battery(root: Path = Path("/")) -> bool:
     stores = [
         supply
         for supply in supplies
-        if _text(supply / "type") in _STORES and _text(supply / "scope") != "Device"
+        if text_of(supply / "type") in _STORES and text_of(supply / "scope") != "Device"
     ]
-    states = {_text(store / "status") for store in stores}
+    states = {text_of(store / "status") for store in stores}
     if "Discharging" in states:
         return True
     if not stores or states - {"Unknown", ""}:
         return False
-    plugs = [_text(supply / "online") for supply in supplies if supply not in stores]
+    plugs = [text_of(supply / "online") for supply in supplies if supply not in stores]
     return "0" in plugs and "1" not in plugs
-
-
-def _text(file: Path) -> str:
-    """Return a kernel file's text, "" if it cannot be read."""
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""Standard input beside arguments: text that was piped in, or an open pipe into which nobody ever writes."""
+"""Text on standard input, where there is any: a pipe may be open without anybody writing to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgespec.platform.limits import lines_of
+from edgespec.platform.files import lines_of
 
 PATIENCE_S = 1.0
 """How long a program that started this process with a pipe may take to begin to write."""

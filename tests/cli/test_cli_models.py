@@ -16,7 +16,7 @@ from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import QUANT_TYPES
 from edgespec.models import entries, pull
-from edgespec.models.made_drafts import record_file
+from edgespec.models.draft_records import record_file
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve

@@ -14,7 +14,7 @@ from edgespec.energy.base import EnergyReading, UnreadableError
 from edgespec.energy.power import PmicPower, find_battery, find_ina, find_pmic
 from edgespec.energy.rapl import GROUP_FIX, find_rapl, is_for_pyrapl
 from edgespec.energy.rapl_counters import RaplCounters
-from edgespec.energy.through_pyrapl import PyRAPLCounters, _pyrapl
+from edgespec.energy.through_pyrapl import PyRaplCounters, _pyrapl
 from edgespec.errors import UsageError
 from energy_trees import (
     AMD,
@@ -215,7 +215,7 @@ def pyrapl(tmp_path, monkeypatch):
 
 
 def test_through_pyrapl(pyrapl):
-    source = PyRAPLCounters(counters(pyrapl.root).zones)
+    source = PyRaplCounters(counters(pyrapl.root).zones)
     assert source.name == "RAPL through pyRAPL"
     assert source.read() == (1000, 200)
     pyrapl.set("intel-rapl:0", 5_001_000)
@@ -224,7 +224,7 @@ def test_through_pyrapl(pyrapl):
 
 def test_pyrapls_counters_wrap(pyrapl):
     pyrapl.set("intel-rapl:0", INTEL_RANGE - 10)
-    source = PyRAPLCounters(counters(pyrapl.root).zones)
+    source = PyRaplCounters(counters(pyrapl.root).zones)
     before = EnergyReading(0, source.read())
     pyrapl.set("intel-rapl:0", 30)
     assert source.joules(before, EnergyReading(1, source.read())) == pytest.approx((40e-6, 0))
@@ -232,12 +232,12 @@ def test_pyrapls_counters_wrap(pyrapl):
 
 def test_pyrapl_without_memory(pyrapl):
     (pyrapl.folder / "intel-rapl:0:2/name").write_text("other\n")
-    source = PyRAPLCounters(counters(pyrapl.root).zones)
+    source = PyRaplCounters(counters(pyrapl.root).zones)
     assert (source.domains, source.read()) == (("package-0",), (1000,))
 
 
 def test_pyrapl_meets_no_number(pyrapl):
-    source = PyRAPLCounters(counters(pyrapl.root).zones)
+    source = PyRaplCounters(counters(pyrapl.root).zones)
     pyrapl.set("intel-rapl:0", "")
     with pytest.raises(UnreadableError, match="pyRAPL: could not convert"):
         source.read()
@@ -246,7 +246,7 @@ def test_pyrapl_meets_no_number(pyrapl):
 def test_pyrapl_has_another_idea_of_the_machine(pyrapl):
     write(pyrapl.root / "sys/devices/system/cpu/cpu1/topology/physical_package_id", 1)
     with pytest.raises(UnreadableError, match="pyRAPL"):
-        PyRAPLCounters(counters(pyrapl.root).zones)
+        PyRaplCounters(counters(pyrapl.root).zones)
 
 
 def test_where_pyrapl_serves(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
-from edgespec.models.made_drafts import DraftSpeedups, MadeDraft, write_record
+from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_record
 from edgespec.models.registry import add_local, remove_local, user_models_file
 from tiny_states import tiny
 
@@ -35,7 +35,7 @@ def make_draft(folder, name, target, gain):
     file = folder / f"{name}.gguf"
     file.write_bytes(b"draft")
     data = Path(target).read_bytes()
-    record = MadeDraft(
+    record = DraftRecord(
         name=name,
         family="shallow",
         target_name="target",

@@ -19,7 +19,7 @@ from edgespec.forge.progress import StageContext
 from edgespec.llama.backend import llama
 from edgespec.llama.embeddings import read_cut
 from edgespec.llama.gguf_header import read_header
-from edgespec.models.made_drafts import read_record, record_file, write_record
+from edgespec.models.draft_records import read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
 from random_heads import write_random_head

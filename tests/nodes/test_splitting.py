@@ -57,7 +57,7 @@ def every_way(sizes, memory, costs, wished):
         ends = [*cuts, n]
         pieces = [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
         held = [sum(sizes.weights[i] + sizes.cache[i] for i in piece) for piece in pieces]
-        held[0] += sizes.beside + sizes.logits + sizes.buffers
+        held[0] += sizes.outside + sizes.logits + sizes.buffers
         held[1:] = [
             bytes_ + sizes.buffers if piece else 0 for bytes_, piece in zip(held[1:], pieces[1:], strict=True)
         ]
@@ -124,7 +124,7 @@ def counts(split):
 
 def test_weights_and_cache_are_all_counted_once(header, sizes):
     tensors = sum(tensor.bytes for tensor in header.gguf.tensors)
-    assert sum(sizes.weights) + sizes.beside == tensors
+    assert sum(sizes.weights) + sizes.outside == tensors
     assert sum(sizes.cache) == header.kv_bytes(N_CELLS)
     assert len(set(sizes.weights)) == 1
 
@@ -134,7 +134,7 @@ def test_experts_and_states_are_counted(tmp_path, name):
     header = check_model_file(make_tiny(name, tmp_path / "tiny.gguf"))
     sizes = sizes_of(header, N_CELLS, own_kernels=True, n_states=3)
     tensors = sum(tensor.bytes for tensor in header.gguf.tensors)
-    assert sum(sizes.weights) + sizes.beside == tensors
+    assert sum(sizes.weights) + sizes.outside == tensors
     states = 3 * header.state_bytes
     assert header.kv_bytes(N_CELLS) + states - 3 * header.n_layer <= sum(sizes.cache)
     assert sum(sizes.cache) <= header.kv_bytes(N_CELLS) + states

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.models.made_drafts import DraftSpeedups, MadeDraft, write_record
+from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_record
 from edgespec.models.registry import add_local
 
-RECORD = MadeDraft(
+RECORD = DraftRecord(
     name="mine",
     family="head",
     target_name="target",
@@ -29,7 +29,7 @@ RECORD = MadeDraft(
 )
 
 
-def keep_draft(models: Path, name: str, target: Path, **changes: Any) -> MadeDraft:
+def keep_draft(models: Path, name: str, target: Path, **changes: Any) -> DraftRecord:
     """Put a draft of the file `target` into the folder `models` and the user's models.toml."""
     content = target.read_bytes()
     facts = {

@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.made_drafts import (
+from edgespec.models.draft_records import (
+    DraftRecord,
     DraftSpeedups,
-    MadeDraft,
+    draft_records,
     drafts_for,
-    made_drafts,
     read_record,
     record_file,
     write_record,
 )
 from edgespec.models.registry import add_local, remove_local
 
-RECORD = MadeDraft(
+RECORD = DraftRecord(
     name="mine",
     family="head",
     target_name="target",
@@ -109,8 +109,8 @@ def test_the_best_draft_of_the_very_file(keep, target):
     keep("of-another", target_sha256="cd" * 32)
     keep("of-another-size", target_bytes=8)
     assert [one.name for one in drafts_for(str(target))] == ["best", "good"]
-    assert next(one.name for one in made_drafts()) == "best", "the oldest first"
-    assert len(made_drafts()) == 4
+    assert next(one.name for one in draft_records()) == "best", "the oldest first"
+    assert len(draft_records()) == 4
     target.write_bytes(b"another")
     assert drafts_for(str(target)) == []
 
@@ -120,7 +120,7 @@ def test_a_draft_without_its_name_or_its_file(keep, target):
     keep("b").unlink()
     remove_local("a")
     assert drafts_for(str(target)) == []
-    assert made_drafts() == []
+    assert draft_records() == []
 
 
 def test_a_damaged_record_is_one_line(keep, target):

@@ -1,4 +1,4 @@
-"""Drafts that were made on this machine: a record beside each file, and which of them a target has.
+"""Records of the drafts that were made on this machine, and which of them a target has.
 
     models/NAME.gguf         the draft, an ordinary entry of the user's models.toml
     models/NAME.draft.json   its record: for which file it was made, from what, and what was measured of it
@@ -53,7 +53,7 @@ class DraftSpeedups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeDraft:
+class DraftRecord:
     """The record of a draft that was made on this machine."""
 
     name: str
@@ -103,7 +103,7 @@ def record_file(draft: Path) -> Path:
     return draft.with_name(draft.name.removesuffix(".gguf") + _SUFFIX)
 
 
-def write_record(draft: Path, record: MadeDraft) -> None:
+def write_record(draft: Path, record: DraftRecord) -> None:
     """Write the record of the file `draft`, whole or not at all. Raises EdgespecError."""
     try:
         text = msgspec.json.format(msgspec.json.encode(record), indent=2)
@@ -112,11 +112,11 @@ def write_record(draft: Path, record: MadeDraft) -> None:
         raise EdgespecError(f"cannot write the draft's record: {describe_os_error(error)}") from error
 
 
-def read_record(draft: Path) -> MadeDraft | None:
+def read_record(draft: Path) -> DraftRecord | None:
     """Return the record of the file `draft`; None if it has none. Raises EdgespecError for a damaged one."""
     file = record_file(draft)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=MadeDraft)
+        return msgspec.json.decode(file.read_bytes(), type=DraftRecord)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -128,7 +128,7 @@ def read_record(draft: Path) -> MadeDraft | None:
         ) from None
 
 
-def made_drafts(registry: Registry | None = None, on_message: MessageFn = silent) -> list[MadeDraft]:
+def draft_records(registry: Registry | None = None, on_message: MessageFn = silent) -> list[DraftRecord]:
     """Return the records of all drafts that have a name and a file here, oldest first.
 
     `on_message` takes a line for each record that cannot be used.
@@ -147,7 +147,7 @@ def made_drafts(registry: Registry | None = None, on_message: MessageFn = silent
     return sorted(found, key=lambda record: record.made)
 
 
-def drafts_for(target: str, on_message: MessageFn = silent) -> list[MadeDraft]:
+def drafts_for(target: str, on_message: MessageFn = silent) -> list[DraftRecord]:
     """Return the drafts that were made for the very file `target` means (a path or a name), the best first.
 
     Nothing is pulled: a target that is not here has none. Raises UsageError for an unknown target.
@@ -155,8 +155,8 @@ def drafts_for(target: str, on_message: MessageFn = silent) -> list[MadeDraft]:
     return sorted(_fitting(target, on_message), key=lambda one: (one.gains.mean, one.made), reverse=True)
 
 
-def _fitting(target: str, on_message: MessageFn) -> Iterator[MadeDraft]:
-    records = made_drafts(on_message=on_message)
+def _fitting(target: str, on_message: MessageFn) -> Iterator[DraftRecord]:
+    records = draft_records(on_message=on_message)
     if not records:
         return
     found = locate(target)

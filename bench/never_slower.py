@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import prompts as prompt_sets
@@ -225,6 +225,29 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def report_runs(
+    args: argparse.Namespace,
+    bench: Bench,
+    prompts: Sequence[Prompt],
+    temperature: float,
+    runs: list[Run],
+    *,
+    in_use: str,
+) -> None:
+    """Print what was measured at one temperature."""
+    comparable = at_plains_length(runs)
+    ratios = Ratios(comparable)
+    print(f"\ntemperature {temperature:g}, {ratios.summaries[OVERALL].n_prompts} prompts")
+    if args.second_run:
+        report_second(ratios)
+        return
+    texts = {prompt.id: prompt.text for prompt in prompts}
+    one_text = bench.one_text(temperature)
+    report(ratios, texts, bench.notes, own_kernels=in_use != STOCK, one_text=one_text)
+    if short := sorted({one.prompt for one in comparable if not one.tokens}):
+        print(f"not comparable in some round, an answer of fewer than {FEWEST} tokens: {short}")
+
+
 def main() -> None:
     args = arguments()
     own = () if args.second_run else (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
@@ -266,18 +289,8 @@ def main() -> None:
     print(
         f"{args.rounds} rounds, interleaved; {args.n_predict} tokens where a prompt has no limit of its own"
     )
-    texts = {prompt.id: prompt.text for prompt in prompts}
     for temperature, some_runs in runs.items():
-        comparable = at_plains_length(some_runs)
-        ratios = Ratios(comparable)
-        print(f"\ntemperature {temperature:g}, {ratios.summaries[OVERALL].n_prompts} prompts")
-        if args.second_run:
-            report_second(ratios)
-        else:
-            one_text = bench.one_text(temperature)
-            report(ratios, texts, bench.notes, own_kernels=in_use != STOCK, one_text=one_text)
-            if short := sorted({one.prompt for one in comparable if not one.tokens}):
-                print(f"not comparable in some round, an answer of fewer than {FEWEST} tokens: {short}")
+        report_runs(args, bench, prompts, temperature, some_runs, in_use=in_use)
     result = {
         **models,
         "kernels in use": in_use,

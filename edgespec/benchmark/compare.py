@@ -29,7 +29,7 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import FileFacts
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, ReportingChild
+from edgespec.platform.child import REFUSED, ChildExit, ReportingChild
 from edgespec.platform.files import write_atomically
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
@@ -214,18 +214,7 @@ class ComparisonRun:
     def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
         """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
         plan = self.plan
-        draft, settings = combination.draft_model, combination.restrict(plan.settings)
-        request = CellRequest(
-            target=str(self._paths[combination.target]),
-            draft=str(self._paths[draft]) if draft else None,
-            drafter=combination.drafter(settings),
-            kernels=combination.kernels,
-            n_threads=plan.n_threads,
-            prompts=plan.prompts,
-            settings=settings,
-            round=round_,
-            assume_watts=plan.assume_watts,
-        )
+        request = self._request(combination, round_)
         kernels, peak = "", 0
         runs: list[Run] = []
         throughput: list[Throughput] = []
@@ -266,13 +255,33 @@ class ComparisonRun:
             measured = _CellFile(plan.key(combination), round_, cell, tuple(warnings))
             write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
             return
+        self._skipped[combination] = self._why_ended(ended)
+
+    def _request(self, combination: Combination, round_: int) -> CellRequest:
+        """Return the job of a cell's process."""
+        plan, draft = self.plan, combination.draft_model
+        settings = combination.restrict(plan.settings)
+        return CellRequest(
+            target=str(self._paths[combination.target]),
+            draft=str(self._paths[draft]) if draft else None,
+            drafter=combination.drafter(settings),
+            kernels=combination.kernels,
+            n_threads=plan.n_threads,
+            prompts=plan.prompts,
+            settings=settings,
+            round=round_,
+            assume_watts=plan.assume_watts,
+        )
+
+    def _why_ended(self, ended: ChildExit) -> str:
+        """Return in a line why a cell's process failed."""
         why = ended.complaint
         for name, path in self._paths.items():  # the process knows its models by their files
             why = why.replace(str(path), name)
-        if ended.code != REFUSED:
-            how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
-            why = f"its process ended {how}: {why or 'it may have run out of memory'}"
-        self._skipped[combination] = why
+        if ended.code == REFUSED:
+            return why
+        how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
+        return f"its process ended {how}: {why or 'it may have run out of memory'}"
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class DraftOutcome:
     """The verified part of a draft, and what verifying it took."""
 
     path: Sequence[int]
@@ -69,7 +69,7 @@ class Drafter(Protocol):
     def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
         """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
-    def accept(self, tokens: Sequence[int], outcome: Acceptance) -> None:
+    def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
         """Learn what became of the last draft; the sequence now holds `tokens`."""
 
     def sources(self) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
-from edgespec.decoding.drafter import Acceptance, Drafter, Position
+from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, TargetForward, run_alone
 from edgespec.decoding.logprobs import logprobs_of
@@ -257,7 +257,7 @@ class Generation:
         if self._drafter:
             n_evaluated, seconds = evaluated.n_tokens, evaluated.seconds
             self._drafter.accept(
-                self.tokens, Acceptance(path, emitted, self.n_pending, n_evaluated, seconds, judged)
+                self.tokens, DraftOutcome(path, emitted, self.n_pending, n_evaluated, seconds, judged)
             )
             if drafts:
                 self.mark("draft")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.decoding.drafter import Acceptance
+from edgespec.decoding.drafter import DraftOutcome
 from edgespec.decoding.tree import Tree
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.proposal import Proposal, SuffixOffer
 
 
-def learn_step(predictor: Predictor, proposal: Proposal, outcome: Acceptance) -> None:
+def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) -> None:
     """Learn what became of `proposal`."""
     n_right = proposal.n_right(outcome.emitted)
     _learn_offers(predictor, proposal.offers, n_right, outcome.emitted)
@@ -49,7 +49,7 @@ def _learn_others(
             predictor.other.learn(depth, bucket, emitted[depth] == token)
 
 
-def _learn_tree(predictor: Predictor, tree: Tree, outcome: Acceptance) -> None:
+def _learn_tree(predictor: Predictor, tree: Tree, outcome: DraftOutcome) -> None:
     """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
     judged = {i: (p, q) for i, p, q in outcome.judged}
     at = -1

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from edgespec.decoding.drafter import Acceptance, Position
+from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
@@ -209,7 +209,7 @@ class TreeDrafter:
             return ()
         return self._suffix_source.tree() if proposal.offers[0].tokens else ()
 
-    def accept(self, tokens: Sequence[int], outcome: Acceptance) -> None:
+    def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
         """Learn what became of the draft, and follow the timeline."""
         started = time.perf_counter()
         proposal, emitted = self._proposal, outcome.emitted
@@ -234,7 +234,7 @@ class TreeDrafter:
         if self._on_step:
             self._on_step(self._told(proposal, outcome))
 
-    def _told(self, proposal: Proposal, outcome: Acceptance) -> DraftStep:
+    def _told(self, proposal: Proposal, outcome: DraftOutcome) -> DraftStep:
         return DraftStep(
             rate=proposal.rate,
             unit=self._scheduler.unit,

@@ -42,6 +42,30 @@ class Engine(Closing):
 
         with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
             print(engine.generate("Write a quicksort").text)
+
+    Args of the constructor, which loads the models and pulls missing ones:
+        drafter: What may draft (decoding/choices.py); "suffix" and "none" load no draft model.
+        n_ctx: Context in tokens; None: as much as a generation needs.
+        n_threads: None: one per physical core, fewer under a CPU quota.
+        kernels: "auto" uses edgespec's own if possible, "off" llama.cpp's.
+        objective: What drafting should save: time or joules.
+        profile: Start with what is stored about this pair on this machine, and store what was learnt.
+        history: Draft from earlier prompts and answers on disk, and add those of this engine (docs/cache.md).
+        meter: Measures the joules of each generation.
+        signals: Lets Ctrl-C, or another thread, end a running pass.
+        prefix_cache: None reads every prompt from its beginning; 0 reads only the part of a prompt that is
+            new after the last sequence; more keeps earlier sequences too, in at most that many bytes.
+        parallel: Most requests at once, whose passes are shared; None: as many as pay and fit in memory.
+        n_cells: Tokens that the KV cache holds, of all requests together; None: as many as one request needs,
+            or for several what capacity.py says.
+        cache_type: How the target's cache holds keys and values: "f16", or "q8_0", which takes half the
+            memory and changes the logits a little.
+        chat_template: In place of the target's own: the name of another in its file or of a form of
+            llama.cpp's ("chatml"), a file, or a program in Jinja.
+        nodes: Machines that hold layers of the target (`read_addresses`).
+        on_message: Takes lines that the user should know.
+
+    Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
     """
 
     _closed = False
@@ -68,26 +92,7 @@ class Engine(Closing):
         nodes: tuple[NodeAddress, ...] = (),
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """Load the models; missing ones are pulled.
-
-        `drafter` says what may draft (choices.py); with "suffix" and "none" no draft model is loaded.
-        `n_ctx`: context in tokens, by default as much as a generation needs. `n_threads`: by default one per
-        physical core, fewer under a CPU quota. `kernels`: "auto" uses edgespec's own if possible, "off"
-        llama.cpp's. `objective`: what drafting should save, time or joules. `profile`: start with what is
-        stored about this pair on this machine, and store what was learnt when closed. `history`: draft from
-        earlier prompts and answers on disk, and add those of this engine (docs/cache.md). `meter`: measures
-        the joules of each generation. `signals`: lets Ctrl-C, or another thread, end a running pass.
-        `prefix_cache`: None reads every prompt from its beginning; 0 reads only the part of a prompt that is
-        new after the last timeline; more keeps earlier timelines too, in at most so many bytes. `parallel`:
-        most texts at once, whose passes are shared; None: as many as pay and fit in memory. `n_cells`: tokens
-        that the cache holds, of all texts together; by default as many as one text needs, or for several what
-        capacity.py says. `cache_type`: how the target's cache holds keys and values, "f16" or "q8_0", which
-        takes half the memory and changes the logits a little. `chat_template`: in place of the target's
-        own, the name of another in its file or of a form of llama.cpp's ("chatml"), a file, or a program in
-        Jinja. `nodes`: machines that hold layers of the target (`read_addresses`).
-        `on_message` takes lines that the user should know.
-        Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
-        """
+        """Load the models; missing ones are pulled. The class says what the arguments mean."""
         check_choice("objective", objective, Objective)
         if objective == "energy" and not profile:
             problem = "takes joules from the profile: leave out profile=False"
@@ -116,20 +121,24 @@ class Engine(Closing):
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
         self._pair.load(on_message)
         try:
-            self._knowledge = LearnedState(
-                self.target,
-                self._pair.draft,
-                kernels=self.kernels,
-                n_threads=self.n_threads,
-                objective=objective if drafts else "latency",
-                kept=profile and drafts,
-                on_message=on_message,
-            )
+            self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
             self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
             self._requests = RequestRunner(self._pair, self._knowledge, self._earlier_texts)
         except BaseException:
             self._pair.close()
             raise
+
+    def _learned(self, objective: Objective, *, kept: bool) -> LearnedState:
+        """Return what is known of the pair on this machine; `kept`: from the disk, and stored at the end."""
+        return LearnedState(
+            self.target,
+            self._pair.draft,
+            kernels=self.kernels,
+            n_threads=self.n_threads,
+            objective=objective,
+            kept=kept,
+            on_message=self._on_message,
+        )
 
     @property
     def target(self) -> Model:

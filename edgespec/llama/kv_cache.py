@@ -75,7 +75,6 @@ class KVCache(Closing):
         """Make a context; arguments as for `Session`.
 
         `takes_inputs`: each part of a pass brings the rows that the first layer takes for its tokens.
-
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
         cache between sequences.
         """
@@ -89,11 +88,7 @@ class KVCache(Closing):
         self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if has_trees else 1
         """Most leaves of the trees of a pass; 1: chains only."""
         self.n_sequences = size.n_sequences
-        if self.n_sequences > 1 and not model.can_rewind:
-            raise EdgespecError(
-                f"{model.name} cannot hold several texts in one cache "
-                f"(architecture {model.header.architecture}); ask for one at a time"
-            )
+        _check_model(model, self.n_sequences, takes_embeddings=embeddings is not None)
         self._trees: Cells | None = None
         self._rollback: Rollback
         if model.keeps_state:
@@ -102,22 +97,8 @@ class KVCache(Closing):
             self._rollback = self._trees = Cells(self.n_sequences, self.max_leaves)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
-        has_several = llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
-        if embeddings and has_several and not model.takes_states:
-            raise EdgespecError(
-                f"{model.name} cannot take embeddings in place of tokens "
-                f"(architecture {model.header.architecture})"
-            )
         n_sequences = self.n_sequences + self._rollback.n_spare
-        context = create_context(
-            model,
-            n_ctx=self.n_ctx,
-            n_threads=n_threads,
-            n_batch=self.n_batch,
-            n_logits_max=self.n_logits_max,
-            n_sequences=n_sequences,
-            n_snapshots=self._rollback.n_snapshots,
-        )
+        context = self._make_context(n_threads, n_sequences)
         # The finalizer's reference keeps the weights until the context that uses them is freed, even if the
         # garbage collector finds both unreachable at once.
         self._finalizer = weakref.finalize(self, _free, context, model)
@@ -140,6 +121,17 @@ class KVCache(Closing):
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self._written: list[list[int]] = [[] for _ in range(self.n_sequences)]
         self._n_ctx_of = [self.n_ctx] * self.n_sequences
+
+    def _make_context(self, n_threads: int, n_sequences: int) -> llama.llama_context_p:
+        return create_context(
+            self.model,
+            n_ctx=self.n_ctx,
+            n_threads=n_threads,
+            n_batch=self.n_batch,
+            n_logits_max=self.n_logits_max,
+            n_sequences=n_sequences,
+            n_snapshots=self._rollback.n_snapshots,
+        )
 
     # ---- sequences ----
 
@@ -357,6 +349,21 @@ class KVCache(Closing):
         """Raise EdgespecError if the cache is closed."""
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.model.path}: the session is closed")
+
+
+def _check_model(model: Model, n_sequences: int, *, takes_embeddings: bool) -> None:
+    """Raise EdgespecError if a cache of `model` cannot have this."""
+    if n_sequences > 1 and not model.can_rewind:
+        raise EdgespecError(
+            f"{model.name} cannot hold several texts in one cache "
+            f"(architecture {model.header.architecture}); ask for one at a time"
+        )
+    has_several = llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
+    if takes_embeddings and has_several and not model.takes_states:
+        raise EdgespecError(
+            f"{model.name} cannot take embeddings in place of tokens "
+            f"(architecture {model.header.architecture})"
+        )
 
 
 def _states(model: Model, size: KVCacheSize, n_batch: int) -> States:

@@ -102,6 +102,11 @@ class Model(Closing):
             alone.vocab_only = True
             words = _load(self.path, alone, lambda _: None, None)
             self._words = weakref.finalize(self, _free, words, None)
+        self._read_facts(model, words)
+        self._templates = self._read_templates(model)
+
+    def _read_facts(self, model: llama.llama_model_p, words: llama.llama_model_p) -> None:
+        """Ask the library for the facts of `model`, and of the tokenizer of `words`."""
         self._vocab = llama.llama_model_get_vocab(words)
 
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
@@ -130,7 +135,6 @@ class Model(Closing):
             llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
         )
         """Whether it keeps a state of a text that every token changes (rollback.py)."""
-        self._templates = self._read_templates(model)
 
     def _open(self, placement: Placement | None, interrupt: Interrupt | None = None) -> None:
         remote = None if placement is None else Remote(placement, self.header, interrupt)

@@ -13,7 +13,8 @@ from edgespec import Engine
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.batcher import PREFILL_CHUNK, split_prefill_budget
+from edgespec.engine.batched_request import PREFILL_CHUNK
+from edgespec.engine.batcher import split_prefill_budget
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import quantize
 from edgespec.llama.kv_cache import KVCache

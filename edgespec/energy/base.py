@@ -33,7 +33,7 @@ class EnergyReading(NamedTuple):
     at: float
     """Seconds of the meter's clock."""
     figures: tuple[float, ...]
-    """One for each of the source's domains: a counter's microjoules, or watts."""
+    """Figure of each of the source's domains: a counter's microjoules, or watts."""
 
 
 class EnergySource(Protocol):
@@ -49,7 +49,7 @@ class EnergySource(Protocol):
 
     @property
     def counted(self) -> tuple[bool, ...]:
-        """Which domains to add up for the total; the others overlap with these."""
+        """Whether each domain counts for the total; those that do not overlap with the others."""
 
     @property
     def counts(self) -> bool:

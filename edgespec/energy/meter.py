@@ -61,7 +61,7 @@ class Window:
         self.fault = ""
         """Why the window will have no joules; "" so far as is known."""
         self.marks: list[tuple[float, Phase, TrailPoint | None]] = []
-        """When each phase ended and, if the source is a counter, the energy spent until then."""
+        """End of each phase and, if the source is a counter, the energy spent until then."""
         self.measured: Measurement | None = None
 
     def mark(self, phase: Phase) -> None:

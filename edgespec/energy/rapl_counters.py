@@ -19,7 +19,7 @@ _LATE_S = 1.0  # how old a counter's figure may be when it is read; a generous b
 
 @dataclass(frozen=True, slots=True)
 class RaplZone:
-    """One counter."""
+    """A counter of RAPL."""
 
     domain: str
     """package-0, dram-0, psys."""

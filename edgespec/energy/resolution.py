@@ -16,7 +16,7 @@ _ENOUGH_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How finely a source measures energy."""
+    """Smallest differences that a source measures."""
 
     step_j: float | None = None
     """The smallest step seen of a counter; None for a source of power or a counter that stood still."""

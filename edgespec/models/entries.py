@@ -23,7 +23,7 @@ class HubSource:
 
     @property
     def label(self) -> str:
-        """How messages call this source; also identifies a partial download as its own."""
+        """Name of this source in messages; also identifies a partial download as its own."""
         return f"hub {self.repo}/{self.file}@{self.revision[:12]}"
 
 
@@ -36,7 +36,7 @@ class WheelsSource:
 
     @property
     def label(self) -> str:
-        """How messages call this source; also identifies a partial download as its own."""
+        """Name of this source in messages; also identifies a partial download as its own."""
         return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
 
 

@@ -37,7 +37,7 @@ class _FileHash:
 @dataclass(frozen=True, slots=True)
 class _HashTable:
     files: dict[str, _FileHash] = field(default_factory=dict)
-    """In the order in which they were hashed."""
+    """Path -> hash, in the order of hashing."""
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:

@@ -1,4 +1,4 @@
-"""Which models have a head in their own file that drafts (llama/mtp.py)."""
+"""Models that have a drafting head in their own file (llama/mtp.py)."""
 
 from __future__ import annotations
 

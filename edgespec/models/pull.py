@@ -49,7 +49,7 @@ class PullProgress:
     done: int
     """Bytes; for a quantization, tensors."""
     total: int | None
-    """In the same unit; None if unknown."""
+    """Total in the same unit; None if unknown."""
 
 
 ProgressFn = Callable[[PullProgress], None]

@@ -1,4 +1,4 @@
-"""Where nodes are: the text of `--nodes`.
+"""Addresses of nodes: the text of `--nodes`.
 
     pi@board1,board2:50053,127.0.0.1:50060,board3=12
 
@@ -27,14 +27,14 @@ _MOST_LAYERS = 512  # of llama.cpp's models
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where one node is."""
+    """Address of one node."""
 
     name: str
     """The user's text, without the layers."""
     host: str
     """Host for ssh, or for a socket."""
     port: int | None
-    """None: the port of the only node that runs there."""
+    """Port; None: that of the only node that runs there."""
     direct: bool
     """Whether it is connected to without ssh."""
     n_layers: int | None = None

@@ -37,7 +37,7 @@ _MOST_BYTES = 1 << 30
 
 
 class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a machine is as a node."""
+    """Speed of a machine as a node."""
 
     kernels: str
     """The instruction set of edgespec's kernels, or "stock": llama.cpp's."""
@@ -64,7 +64,7 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A machine, and the nodes that run on it."""
 
     edgespec: str
-    """Version, as the next two."""
+    """Version; the next two are versions too."""
     llama_cpp_python: str
     ggml: str
     protocol: tuple[int, int, int]
@@ -75,10 +75,10 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that a node started now could give its clients; None: unknown."""
     total_bytes: int | None
     speed: NodeSpeed
-    """That of the first running node, else measured now."""
+    """Speed of the first running node, else measured now."""
     running: tuple[RunningNode, ...]
     network: str = ""
-    """Whose ports they listen on (`network`); "": unknown."""
+    """Identity of the network whose ports the nodes listen on (`network`); "": unknown."""
 
 
 def describe(n_threads: int, loaded: kernels.Kernels) -> NodeDescription:
@@ -101,7 +101,7 @@ def describe(n_threads: int, loaded: kernels.Kernels) -> NodeDescription:
 
 
 def network() -> str:
-    """Return what is the same for two names of this machine alone: its last start, and its network there.
+    """Return an identity of this machine and its network, the same under all of its names.
 
     Containers of one machine have networks of their own. "": the system does not say.
     """

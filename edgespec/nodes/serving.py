@@ -44,13 +44,13 @@ _MOST_ENDS, _ENDS_S = 5, 60.0  # so many in so many seconds: something is wrong 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """How a node serves."""
+    """Options of a node."""
 
     port: int
-    """0: a free one."""
+    """Port; 0: a free one."""
     n_threads: int
     folder: Path
-    """Where weights are kept."""
+    """Folder of the stored weights."""
     kernels: KernelsChoice = "auto"
     memory_bytes: int | None = None
     """Memory that clients may take; None: all that is free. Only edgespec's kernels keep to it."""

@@ -1,4 +1,4 @@
-"""Which of a model's layers go to which machine: pure, from sizes, free memory and measured speed.
+"""The split of a model's layers over machines: pure, from sizes, free memory and measured speed.
 
     this machine   embedding, layers 0 .. n_home - 1, last norm, output matrix
     node 1         the layers that follow            each with its part of the cache
@@ -32,7 +32,7 @@ from edgespec.nodes.description import NodeSpeed
 from edgespec.nodes.layer_sizes import TOKENS, LayerSizes, sizes_of
 
 WORTH_IT = 1.1
-"""How many times as fast as here a node must be to get layers that could be here: its weights come over the
+"""Speed-up over this machine that a node needs to get layers which could be here: its weights come over the
 network first, and speeds are measured within a few per cent."""
 
 _SAME_MS = 1e-9
@@ -46,7 +46,7 @@ class LocalMachine:
     memory_bytes: int
     """Memory that the model may take here: weights, cache and buffers of its passes."""
     speed: NodeSpeed | None
-    """None: unknown."""
+    """Measured speed; None: unknown."""
     n_states: int = 1
     """States that a cache of recurrent layers keeps, snapshots included (footprint.target_rollback)."""
 
@@ -56,7 +56,7 @@ class LayerShare:
     """Layers that one machine gets."""
 
     node: ConnectedNode | None
-    """None: this machine."""
+    """Node; None: this machine."""
     n_layers: int
     n_bytes: int
     """Memory for weights, cache and buffers; on this machine with embedding and output matrix."""
@@ -68,7 +68,7 @@ class LayerShare:
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """Which machine gets how many layers."""
+    """Numbers of layers on each machine."""
 
     home: LayerShare
     nodes: tuple[LayerShare, ...]

@@ -37,7 +37,7 @@ class Board:
     """Name in `make pi5` and `dist/pi5`. The llama.cpp wheel for it has the build tag "1" + name."""
     title: str
     models: tuple[str, ...]
-    """How /proc/device-tree/model begins on the boards that these wheels suit best."""
+    """Prefixes of /proc/device-tree/model on the boards that these wheels suit best."""
     arch: str
     """GCC's -march for llama.cpp's kernels, which are not chosen at run time."""
     tune: str

@@ -33,7 +33,7 @@ sys.exit({function}(*sys.argv[1:]))
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """How a child ended."""
+    """Exit of a child process."""
 
     code: int | None
     """Its exit code, -N if signal N ended it; None if it took too long and was killed."""
@@ -78,7 +78,7 @@ class ReportingChild:
         self._what = module, function
         self._request = msgspec.json.encode(request)
         self.ended = ChildExit(None, "")
-        """How the child ended, after the last pair."""
+        """Exit of the child, after the last pair."""
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         # The request is a file, not a pipe: a child that ends early would break a pipe, or leave it full.

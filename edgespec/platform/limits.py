@@ -39,7 +39,7 @@ class Limit:
 
     @property
     def left(self) -> int:
-        """How much can still be taken."""
+        """Amount that can still be taken."""
         return max(0, int(self.most) - self.used)
 
 

@@ -1,4 +1,4 @@
-"""How busy other programs keep the machine: measurements taken meanwhile are unreliable."""
+"""Load of other programs: measurements taken meanwhile are unreliable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORTEST_S = 1.0  # ticks of /proc/stat are 10 ms: a shorter time shows little 
 
 
 class OtherLoad:
-    """How many of the processors this process may use are kept busy by other programs."""
+    """Processors, of those this process may use, that other programs keep busy."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         """Start watching; `stat` is a parameter for tests, with its neighbours in /proc."""

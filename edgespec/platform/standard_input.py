@@ -12,7 +12,7 @@ from pathlib import Path
 from edgespec.platform.files import lines_of
 
 PATIENCE_S = 1.0
-"""How long a program that started this process with a pipe may take to begin to write."""
+"""Seconds that a program which started this process with a pipe may take to begin to write."""
 TOLD_AFTER_S = 3.0
 
 

@@ -1,4 +1,4 @@
-"""What a speculative step costs outside `llama_decode`: the C core against llama.cpp's samplers.
+"""Measures the cost of a speculative step outside `llama_decode`: the C core against llama.cpp's samplers.
 
 One step at gamma 4: four drafted tokens are sampled, then verified against five target rows with
 the block rule. Run in turn (A B, B A, ...) over the same rows of logits:

@@ -70,7 +70,7 @@ class Bench:
         self._seeded = seeded
         self._remembered: dict[str, list[int]] = {}
         self.notes: dict[str, str] = {}
-        """By prompt: the engine's last note on why auto drafted or did not."""
+        """The engine's last note, by prompt, on why auto drafted or did not."""
 
     def one_text(self, temperature: float) -> bool:
         """Whether all variants should write the same text."""

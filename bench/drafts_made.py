@@ -1,4 +1,4 @@
-"""What drafts gain: stock plain, edgespec plain, and `auto` with each of several drafts, in turns.
+"""Measures what drafts gain: stock plain, edgespec plain, and `auto` with each of several drafts, in turns.
 
 Every draft has an engine of its own, with edgespec's kernels; one more has llama.cpp's, and is loaded before
 edgespec's enter the process. Whole generations through the real loop: each round asks each variant once on

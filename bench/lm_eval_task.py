@@ -49,7 +49,7 @@ metadata: {{version: 1}}
 
 @dataclass(frozen=True)
 class Scores:
-    """What a server says of each item's answers: sums of log-probabilities."""
+    """A server's scores of each item's answers: sums of log-probabilities."""
 
     name: str
     of_items: list[list[float]]

@@ -1,4 +1,4 @@
-"""What bench/clients.py measured: the loads, their tables, and the goals."""
+"""Results of bench/clients.py: the loads, their tables, and the goals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLDER = "older"
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted of edgespec's `auto` beside another contender, with so many clients."""
+    """The goal of edgespec's `auto` against another contender, with that many clients."""
 
     n_clients: int
     other: str
@@ -86,7 +86,7 @@ class Load:
     """Time between two pieces of text of one answer: median and 90 %."""
     records: tuple[Record, ...]
     failed: tuple[str, ...]
-    """What came instead of an answer, one line each."""
+    """Errors in place of an answer, one line each."""
 
     @property
     def tokens_per_s(self) -> float:

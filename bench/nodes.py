@@ -68,7 +68,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Passed:
-    """What went over the network for one answer, over all nodes."""
+    """Traffic of one answer over the network, of all nodes."""
 
     variant: str
     prompt: str
@@ -228,7 +228,7 @@ def running_nodes(n: int, kernels: str, folder: Path) -> Iterator[list[int]]:
 
 @dataclass
 class Compared:
-    """What was measured over one network with so many nodes."""
+    """The measurements over one network with that many nodes."""
 
     nodes: int
     link: Link

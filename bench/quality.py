@@ -69,7 +69,7 @@ class Agreement:
 
 @dataclass
 class Quality:
-    """What was found on one model file."""
+    """The quality found on one model file."""
 
     n_tokens: int
     nll: dict[str, list[float]]

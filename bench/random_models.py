@@ -38,7 +38,7 @@ class Shape:
     n_layer: int
     n_embd: int
     n_ff: int
-    """Of an expert, if there are any."""
+    """Width of an expert, if there are any."""
     n_head: int
     n_head_kv: int
     head_dim: int

@@ -46,12 +46,12 @@ _CANCELLED = 'edgespec_generations_total{outcome="cancelled"}'
 _FINISHED = 'edgespec_generations_total{outcome="finished"}'
 _REQUESTS = 'edgespec_requests_total{method="POST",route="/v1/chat/completions",'
 MAX_GROWTH = 0.05
-"""Of the server's memory, from the second quarter of the time to the last."""
+"""Growth of the server's memory from the second quarter of the time to the last."""
 
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """The observations of the clients."""
 
     sent: int = 0
     """Requests."""

@@ -138,7 +138,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks."""
+    """The request of a client."""
 
     messages: Sequence[dict[str, str]]
     n_predict: int

@@ -55,7 +55,7 @@ _COMMANDS = (  # enum rpc_cmd in llama.cpp's ggml-rpc.cpp
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a network is like."""
+    """The delay and rate of a network."""
 
     round_trip_s: float = 0.0
     bits_per_s: float | None = None
@@ -64,14 +64,14 @@ class Link:
 
 @dataclass(slots=True)
 class Traffic:
-    """What has passed since the beginning."""
+    """The traffic since the beginning."""
 
     bytes_to_node: int = 0
     bytes_from_node: int = 0
     round_trips: int = 0
     """How often the node spoke after the client had: each such time the client may have waited for it."""
     requests: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By command: how many, and their bytes."""
+    """Number and bytes of requests, by command."""
 
 
 class _Requests:

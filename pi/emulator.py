@@ -26,7 +26,7 @@ QEMU = "qemu-aarch64-static"
 
 _PYTHON = "3.11"
 _TOOLS = ("pytest", "hypothesis", "gguf", "matplotlib")
-"""What the tests need beside the wheels; pyproject.toml has the versions."""
+"""Packages that the tests need in addition to the wheels; pyproject.toml has the versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ MACHINE = "aarch64"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What pi/wheels.py writes beside the wheels of a board."""
+    """The manifest that pi/wheels.py writes beside the wheels of a board."""
 
     board: str
     machine: str

@@ -12,10 +12,10 @@ from pi.console import message, status
 from pi.ssh import Connection
 
 Wish = Literal["start", "stop", "keep"]
-"""What becomes of a board: a node; none; or what it was, of the version that is there now."""
+"""The wish for a board: a node; none; or as it was, of the version that is there now."""
 
 WISHES: dict[bool | None, Wish] = {True: "start", False: "stop", None: "keep"}
-"""By the option: --node, --no-node or neither."""
+"""The wish by option: --node, --no-node or neither."""
 
 # $1 is the folder with the venv, $2 the wish. Prints one line: what became of it, and why.
 _SCRIPT = r"""

@@ -44,20 +44,20 @@ _PART = re.compile(r"^::(\w+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a board reports; sizes in bytes."""
+    """The facts that a board reports; sizes in bytes."""
 
     host: str
     """How ssh reaches it."""
     machine: str
     """`uname -m`: the kernel's, whose programs may be 32-bit all the same."""
     bits: int
-    """Of programs: 32 or 64; 0 if it is not known."""
+    """Bits of its programs: 32 or 64; 0 if not known."""
     glibc: str
     """Version; "" if the C library is another."""
     model: str
     """/proc/device-tree/model; "" if it has none."""
     features: frozenset[str]
-    """Of /proc/cpuinfo, those that all processors have."""
+    """Features in /proc/cpuinfo that all processors have."""
     system: str
     """PRETTY_NAME of /etc/os-release."""
     memory: int

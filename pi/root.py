@@ -22,7 +22,7 @@ from pi.console import BUILD, run
 
 _SUITE, _ARCHITECTURE = "bookworm", "arm64"
 _PACKAGES = ("python3.11", "python3.11-venv", "libpython3.11-dev", "libgomp1", "libstdc++6")
-"""What is asked for; apt-get adds what these depend on, the C library among it."""
+"""Packages asked for; apt-get adds those they depend on, the C library among them."""
 _KEYRINGS = tuple(f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("gpg", "pgp"))
 _STAMP = "edgespec-root.json"
 
@@ -40,7 +40,7 @@ _CAUSES = {
     "does not have a Release file": f"the mirror that this machine's apt uses has no Debian {_SUITE}",
     "don't have enough free space": "the disk is full",
 }
-"""What apt-get's output says, and what a user is told."""
+"""Signs in apt-get's output, and what a user is told."""
 
 
 def ensure_root() -> Path:

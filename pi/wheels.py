@@ -45,7 +45,7 @@ _EPOCH = "315532800"  # 1980, the earliest time that a zip file can say
 
 
 TRIPLE = "aarch64-linux-gnu"
-"""What the compilers make code for."""
+"""The platform that the compilers make code for."""
 
 _MACHINE = "aarch64"
 _BOARDS = {board.name: board for board in BOARDS}

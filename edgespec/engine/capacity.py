@@ -36,7 +36,7 @@ CACHE_SHARE = 0.25
 """Largest share of the available memory for the caches of target and draft together."""
 
 DRAFT_SHARE = 0.25
-"""Of the bytes for sequences that are kept, the draft model's share: its tokens take fewer."""
+"""Fraction of the prefix-cache budget given to the draft model, whose tokens are smaller."""
 
 KEPT = 16
 """Most sequences kept beside those under way, for prompts that begin like them."""
@@ -47,14 +47,14 @@ _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve deci
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine for several texts holds."""
+    """The capacity of an engine for several requests."""
 
     parallel: int
     """Most texts at once."""
     n_cells: int | None
     """Tokens that the target's cache holds, of all texts together; None: as many as one text needs."""
     n_bytes: int
-    """Of the caches of target and draft; with n_cells None, for one text of the longest context."""
+    """Bytes of the caches of target and draft; with n_cells None, for one request of the longest context."""
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -66,7 +66,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class CapacityRequest:
-    """What the user asks of an engine; None: what suits the machine."""
+    """The capacity that the user asks for; None: whatever suits the machine."""
 
     parallel: int | None = None
     n_ctx: int | None = None

@@ -192,7 +192,7 @@ class Engine(Closing):
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
-        """What makes rows for timed passes of the draft model, in place of tokens; None: it takes tokens."""
+        """Makes the input rows of timed passes of the draft model; None: it takes tokens."""
         return self._pair.draft.timed_inputs
 
     def forget(self, *, tables: bool = False) -> None:

@@ -82,7 +82,7 @@ class Pair(Closing):
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
         self.draft = find_draft(self.target_name, self.target_header, draft_name, options.drafter)
-        """What drafts besides the suffix store; `load` may replace it."""
+        """The draft, in addition to the suffix store; `load` may replace it."""
         self._remote: RemoteTarget | None = None
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
@@ -98,7 +98,7 @@ class Pair(Closing):
 
     @property
     def rollback(self) -> RollbackSize:
-        """What the target's cache sets aside to take drafts back."""
+        """Room that the target's cache sets aside to take drafts back."""
         drafts = self.options.drafter != "none"
         return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
 

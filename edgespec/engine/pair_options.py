@@ -29,7 +29,7 @@ class PairOptions:
     """None: one per physical core."""
     kernels: KernelsChoice = "auto"
     cache_type: CacheType = "f16"
-    """Of the target's cache; a draft's, which is small, is in F16."""
+    """Type of the target's cache; a draft's, which is small, is F16."""
     prefix_cache: int | None = None
     """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
     is read from its beginning."""

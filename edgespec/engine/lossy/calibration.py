@@ -32,12 +32,12 @@ FORMAT = 1
 _LONGEST_STEM = 60  # characters of a model's name in a file's
 
 LossMeasure = Literal["tokens", "pass@1"]
-"""What is lost: tokens that the target would have written otherwise, or problems of HumanEval solved."""
+"""The loss: tokens that the target would have written otherwise, or problems of HumanEval solved."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """What one threshold costs and saves."""
+    """The cost and savings of one threshold."""
 
     threshold: float
     window: int
@@ -70,7 +70,7 @@ class ThresholdChoice:
 
     @property
     def waking(self) -> Waking:
-        """What a cascade is told."""
+        """The rule that a cascade is told."""
         return Waking(self.signal, self.point.threshold, self.point.window, self.span)
 
 
@@ -82,7 +82,7 @@ class Calibration:
     """`file_fingerprint` of its file."""
     draft: str
     choices: dict[str, ThresholdChoice] = field(default_factory=dict)
-    """By signal and span, as "margin 16"."""
+    """The choices by signal and span, as "margin 16"."""
     format: int = FORMAT
 
     def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:

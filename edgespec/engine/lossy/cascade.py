@@ -149,7 +149,7 @@ class Cascade:
             prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
         )
         self._span: Generation | None = None
-        """What writes now; None: the small model."""
+        """The target's loop while it writes; None: the small model does."""
         self._waking = waking
         self._confidence = Confidence(waking)
         self._to_the_end = False

@@ -24,12 +24,12 @@ _AT_ONCE = 16  # tokens of a pass: two models' logits of them are 19 MB with 152
 
 @dataclass(frozen=True, slots=True)
 class TeacherScores:
-    """What target and small model say of an answer: an entry for each of its tokens."""
+    """Scores of an answer by target and small model: an entry for each of its tokens."""
 
     margin: list[float] = field(default_factory=list)
-    """Of the small model before the token, as `cascade.signal_of`."""
+    """The small model's margin before the token, as `cascade.signal_of`."""
     entropy: list[float] = field(default_factory=list)
-    """As margin; nats."""
+    """The small model's entropy before the token, in nats."""
     agrees: list[bool] = field(default_factory=list)
     """Whether both models like the same token best."""
     best: list[bool] = field(default_factory=list)

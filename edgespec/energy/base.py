@@ -9,6 +9,7 @@ For each kind of source, a SourceFinding tells whether this machine has it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -84,6 +85,20 @@ class SourceFinding:
     """Steps that make it available, a line each; () if nothing can be done."""
     present: bool = False
     """Whether the machine has it, available or not."""
+
+
+def finding(kind: str, find: Callable[[], EnergySource | None], missing: str) -> SourceFinding:
+    """Return whether `find` gives a source that can be read; `missing` says why it may give None."""
+    try:
+        source = find()
+        if source is None:
+            return SourceFinding(kind, None, missing)
+        source.read()
+    except OSError as error:
+        return SourceFinding(kind, None, describe_os_error(error), present=True)
+    except UnreadableError as error:
+        return SourceFinding(kind, None, str(error), error.fix, present=True)
+    return SourceFinding(kind, source, present=True)
 
 
 class PowerSource:

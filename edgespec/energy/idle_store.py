@@ -9,11 +9,11 @@ A figure holds for one source on one processor model. Failures here raise nothin
 
 from __future__ import annotations
 
-import json
-import math
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from edgespec.errors import describe_os_error
 from edgespec.platform.cpu import read_cpu
@@ -23,8 +23,15 @@ from edgespec.platform.state_file import DamagedFileError, NewerFormatError, Sta
 
 FORMAT, VERSION = "edgespec energy", 1
 
-Entries = dict[str, dict[str, Any]]
-"""Source name -> watts, cpu, measured."""
+
+class _IdleFigure(msgspec.Struct, frozen=True):
+    watts: Annotated[float, msgspec.Meta(gt=0)]
+    cpu: str
+    measured: str = ""
+
+
+Entries = dict[str, _IdleFigure]
+"""Source name -> figure."""
 
 
 def idle_path() -> Path:
@@ -39,9 +46,7 @@ def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn =
     except OSError as error:
         on_message(f"the idle power is not known: {describe_os_error(error)}")
         return None
-    if entry is None or entry["cpu"] != _cpu(root):
-        return None
-    return float(entry["watts"])
+    return entry.watts if entry and entry.cpu == _cpu(root) else None
 
 
 def store_idle_power(
@@ -50,11 +55,11 @@ def store_idle_power(
     """Store the idle power of `source`; return the file, or None if it cannot be written."""
     file = _file(on_message)
     measured = datetime.now().astimezone().isoformat(timespec="seconds")
-    entry = {"watts": float(f"{watts:.6g}"), "cpu": _cpu(root), "measured": measured}
+    entry = _IdleFigure(float(f"{watts:.6g}"), _cpu(root), measured)
 
     def with_entry(kept: Entries | None) -> bytes:
         content = {"format": FORMAT, "version": VERSION, "idle": {**(kept or {}), source: entry}}
-        return json.dumps(content, indent=2).encode() + b"\n"
+        return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
     try:
         file.update(with_entry)
@@ -76,10 +81,6 @@ def _file(on_message: MessageFn) -> StateFile[Entries]:
 def _parse(data: bytes) -> Entries:
     document = parse_json(idle_path(), data, form=FORMAT, version=VERSION)
     try:
-        idle: Entries = document["idle"]
-        for entry in idle.values():
-            if not (0 < entry["watts"] < math.inf and isinstance(entry["cpu"], str)):
-                raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.convert(document["idle"], Entries)
+    except (KeyError, msgspec.ValidationError):
         raise DamagedFileError("damaged: no power of the idle machine") from None
-    return idle

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.energy.base import PowerSource, SourceFinding, UnreadableError, read_number, read_text
-from edgespec.errors import describe_os_error
+from edgespec.energy.base import PowerSource, SourceFinding, UnreadableError, finding, read_number, read_text
 from edgespec.platform.boards import device_model
 
 # ---- Raspberry Pi 5 ----
@@ -84,11 +83,7 @@ def find_pmic(root: Path, vcgencmd: Path | None = None) -> SourceFinding:
             return SourceFinding(PMIC, None, "vcgencmd is not installed", fix, present=True)
         return SourceFinding(PMIC, None, "this is no Raspberry Pi 5")
     source = PmicPower(vcgencmd)
-    try:
-        source.read()
-    except UnreadableError as error:
-        return SourceFinding(PMIC, None, str(error), error.fix, present=True)
-    return SourceFinding(PMIC, source, present=True)
+    return finding(PMIC, lambda: source, "")
 
 
 # ---- INA sensors ----
@@ -133,17 +128,13 @@ class InaPower(PowerSource):
 
 def find_ina(root: Path) -> SourceFinding:
     """Look for INA power sensors among the hwmon devices."""
-    try:
-        chips, rails = _rails(root / "sys/class/hwmon")
-        if not rails:
-            return SourceFinding(INA, None, f"no INA3221 or INA2xx sensor in {root / 'sys/class/hwmon'}")
-        source = InaPower(rails, chips[0])
-        source.read()
-    except OSError as error:
-        return SourceFinding(INA, None, describe_os_error(error), present=True)
-    except UnreadableError as error:
-        return SourceFinding(INA, None, str(error), error.fix, present=True)
-    return SourceFinding(INA, source, present=True)
+    hwmon = root / "sys/class/hwmon"
+
+    def find() -> InaPower | None:
+        chips, rails = _rails(hwmon)
+        return InaPower(rails, chips[0]) if rails else None
+
+    return finding(INA, find, f"no INA3221 or INA2xx sensor in {hwmon}")
 
 
 def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
@@ -221,17 +212,13 @@ def _battery_watts(folder: Path) -> float:
 
 def find_battery(root: Path) -> SourceFinding:
     """Look for discharging batteries that power the machine."""
-    try:
-        folders = list(_batteries(root / "sys/class/power_supply"))
-        if not folders:
-            return SourceFinding(BATTERY, None, f"no battery in {root / 'sys/class/power_supply'}")
-        source = BatteryPower(folders)
-        source.read()
-    except OSError as error:
-        return SourceFinding(BATTERY, None, describe_os_error(error), present=True)
-    except UnreadableError as error:
-        return SourceFinding(BATTERY, None, str(error), error.fix, present=True)
-    return SourceFinding(BATTERY, source, present=True)
+    supplies = root / "sys/class/power_supply"
+
+    def find() -> BatteryPower | None:
+        folders = list(_batteries(supplies))
+        return BatteryPower(folders) if folders else None
+
+    return finding(BATTERY, find, f"no battery in {supplies}")
 
 
 def _batteries(supplies: Path) -> Iterator[Path]:

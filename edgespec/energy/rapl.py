@@ -21,6 +21,7 @@ from edgespec.energy.base import SourceFinding, UnreadableError, read_number, re
 from edgespec.energy.rapl_counters import KIND, RaplCounters, RaplZone
 from edgespec.energy.through_pyrapl import PyRaplCounters
 from edgespec.platform.cpu import read_cpu
+from edgespec.platform.files import text_of
 
 GROUP_FIX = (
     "sudo groupadd --system --force powercap",
@@ -110,9 +111,6 @@ def is_for_pyrapl(root: Path, zones: Sequence[RaplZone]) -> bool:
 
     It expects one package per socket, all with or all without memory, and knows neither dies nor psys.
     """
-    try:
-        intel = "GenuineIntel" in (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return False
+    intel = "GenuineIntel" in text_of(root / "proc/cpuinfo")
     domains = [zone.domain for zone in zones]
     return intel and domains in (["package-0"], ["package-0", "dram-0"])

@@ -82,9 +82,9 @@ class Bench:
 
     def ask(self, prompt: Prompt, variant: Variant, turn: int, temperature: float) -> Result:
         """Generate once."""
-        knowledge = self._engine._knowledge
-        learned = knowledge._learnt.values()
-        known = copy.deepcopy(([one.predictor for one in learned], knowledge._lengths))
+        state = self._engine._knowledge
+        learned = state._learned.values()
+        known = copy.deepcopy(([one.predictor for one in learned], state._lengths))
         result = self._engine.generate(
             prompt.text,
             params=SamplingParams(temperature=temperature),
@@ -97,7 +97,7 @@ class Bench:
             self.notes[prompt.id] = result.note
         else:
             self._engine.forget()  # which ends the generation: then the length of its answer is learnt
-            predictors, knowledge._lengths = known
+            predictors, state._lengths = known
             for one, predictor in zip(learned, predictors, strict=True):
                 one.predictor = predictor
         return result

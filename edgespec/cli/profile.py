@@ -116,7 +116,7 @@ def _profile(key: ProfileKey, measured: PairCosts, stored: Profile | None) -> Pr
         spread=measured.spread,
         reliable=measured.reliable,
     )
-    return fresh if stored is None else fresh.with_learnt_of(stored)
+    return fresh if stored is None else fresh.with_learned_of(stored)
 
 
 def _print(profile: Profile, measured: PairCosts) -> None:

@@ -1,1 +1,1 @@
-"""What drafts, and how much of it: the sources, what is learnt of them, the scheduler (docs/scheduler.md)."""
+"""Drafting: kinds of drafts, their sources of tokens, learned state, the scheduler (docs/scheduler.md)."""

@@ -1,4 +1,4 @@
-"""How long will the answer be? Learnt from earlier answers: to all prompts, and to those that began alike.
+"""Lengths of answers, learned from earlier ones: to all prompts, and to those that began alike.
 
 This decides whether it pays that a draft model reads the prompt. "Translate ..." is answered briefly
 whatever follows, "Write ..." at length. So there is a mean for a prompt's first word, its first two and its
@@ -138,10 +138,10 @@ class AnswerLengths:
         return LengthDistribution(shares)
 
     def learn(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool = False) -> None:
-        """Count an answer of `n_tokens`; `unfinished`: it would have gone on, who knows how long."""
+        """Count an answer of `n_tokens`; `unfinished`: it would have gone on."""
         if unfinished and n_tokens < self.expected(prompt):
             return
-        n_tokens = max(1, n_tokens)  # of an empty answer the token that ends it
+        n_tokens = max(1, n_tokens)  # an empty answer has the token that ends it
         if not unfinished:
             self.mean += MEAN_WEIGHT * (n_tokens - self.mean)
         for key in _keys(prompt):
@@ -156,7 +156,7 @@ class AnswerLengths:
         return {key: [round(mean, 1), n] for key, (mean, n) in self._means.items()}
 
     def restore(self, stored: Any) -> None:  # noqa: ANN401 - whatever a file holds
-        """Take up what `as_dict` gave; anything else is left alone."""
+        """Take up the means that `as_dict` gave; anything else is left alone."""
         if not isinstance(stored, Mapping):
             return
         for key, value in list(stored.items())[-_CAPACITY:]:

@@ -77,7 +77,7 @@ class BlockModel(DraftModel):
         return _FIRST if self._is_new(n_tokens) else _FURTHER
 
     def make_room(self, n_tokens: int) -> None:
-        """As of DraftModel, with room for the masks."""
+        """Start again from the recent half where the timeline and the masks do not fit."""
         super().make_room(n_tokens + len(self._masks))
 
     def read(self, tokens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a pass of a model costs on this machine: curves, measured or guessed, corrected by timed passes.
+"""Costs of a model's passes on this machine: curves, measured or guessed, corrected by timed passes.
 
 A curve is T(n): the seconds of one pass over n tokens with all their logits, at two lengths of context;
 between them it is interpolated, beyond them extended. A run starts from the stored curve (profile.py) or
@@ -23,7 +23,7 @@ CONTEXTS = (128, 2048)
 
 
 def extrapolated(costs: Sequence[float], n: int) -> list[float]:
-    """Return T(0) .. T(n) for `costs` T(0) .. T(N_MAX): beyond these T grows as in their upper half."""
+    """Return T(0) .. T(n) for `costs` T(0) .. T(N_MAX); further on, T grows as in their upper half."""
     slope = max(0.0, (costs[-1] - costs[len(costs) // 2]) / (len(costs) - 1 - len(costs) // 2))
     return [*costs[: n + 1], *(costs[-1] + slope * i for i in range(1, n + 2 - len(costs)))]
 
@@ -35,7 +35,7 @@ class CostCurve:
     passes: tuple[tuple[float, ...], tuple[float, ...]]
     """Element [i][n - 1]: one pass over n = 1 .. N_MAX tokens at context CONTEXTS[i]."""
     read: float
-    """The cost of a token where many are read at once without logits, as of a prompt."""
+    """Cost of a token in prefill, where many are read at once without logits."""
 
     def at(self, n_past: int) -> list[float]:
         """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
@@ -58,10 +58,10 @@ _GUESSED_LONG = 1.13  # T(1) at the longer context over T(1) at the shorter one
 
 
 def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
-    """Return what to expect of a model of that size before any of its passes was timed.
+    """Return the curve to expect of a model of that size before any of its passes was timed.
 
-    Decoding one token reads every weight once, so T(1) follows the file's size; the first real steps
-    correct the scale of the whole curve.
+    Decoding one token reads every weight once, so T(1) follows the file's size. The first real steps correct
+    the scale of the whole curve.
     """
     one = file_bytes / _GUESSED_BYTES_PER_S
     shape = interpolated(_SHAPES[own_kernels])
@@ -70,10 +70,10 @@ def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
 
 
 def block_curve(curve: CostCurve, n_block: int) -> CostCurve:
-    """Return what drafting costs with a head that drafts `n_block` - 1 tokens in one pass over `n_block`.
+    """Return the costs of drafting with a head that drafts `n_block` - 1 tokens in one pass over `n_block`.
 
     T(1) is that of one more token of a draft, which needs no pass; all others are that of the pass that
-    begins it. Of a curve that was made so, the same comes out.
+    begins it. A curve that was made so stays the same.
     """
     near, far = ((_NO_PASS * side[n_block - 1], *[side[n_block - 1]] * (N_MAX - 1)) for side in curve.passes)
     return CostCurve((near, far), curve.read)
@@ -108,7 +108,7 @@ class OnlineCurve:
     def __init__(self, curve: CostCurve, *, guessed: bool = False, unsure: bool = False) -> None:
         """Start from `curve`; a `guessed` one takes its scale from the first passes.
 
-        `unsure`: its shape was not measured, or on a busy machine; so is that of a guess.
+        `unsure`: its shape was not measured, or on a busy machine. A guess is always unsure.
         """
         self._curve = curve
         self._common = 0.0
@@ -131,13 +131,13 @@ class OnlineCurve:
         return self._table
 
     def read(self, n_tokens: int, n_past: int) -> float:
-        """Return the seconds in which `n_tokens` are read into a cache of `n_past`, their logits unwanted."""
+        """Return the seconds of prefilling `n_tokens` into a cache of `n_past`, without logits."""
         if n_tokens < N_MAX:
             return self.at(n_past)[n_tokens]
         return n_tokens * self._curve.read * math.exp(self._read_log)
 
     def of(self, n: int, n_past: int) -> float:
-        """Return T(n) after `n_past` tokens, of any n."""
+        """Return T(n) after `n_past` tokens, for any n."""
         costs = self.at(n_past)
         return costs[n] if n <= N_MAX else extrapolated(costs, n)[n]
 
@@ -169,14 +169,14 @@ class OnlineCurve:
             self._n_own[other] += near
 
     def observe_read(self, n_tokens: int, seconds: float) -> None:
-        """Learn that a prompt of `n_tokens` was read in `seconds`."""
+        """Learn that a prompt of `n_tokens` was prefilled in `seconds`."""
         if n_tokens >= N_MAX:
             error = math.log(max(seconds, 1e-9) / (n_tokens * self._curve.read)) - self._read_log
             self._read_log += error if self._unread else self._READ * error
             self._unread = False
 
     def is_known(self, n: int) -> bool:
-        """Say whether T(n) was measured or timed some passes long, and is no guess from another machine."""
+        """Say whether T(n) was measured, or timed in some passes, and is no guess."""
         return self._n_own[n] >= self._UNSURE + self._TIMED
 
     def curve(self) -> CostCurve:
@@ -192,7 +192,7 @@ class OnlineCurve:
 
 
 class PassCurves(NamedTuple):
-    """What passes of target and draft model take, in seconds; told of every pass."""
+    """Curves of the target's and the draft model's passes, in seconds; told of every pass."""
 
     target: OnlineCurve
     draft: OnlineCurve | None

@@ -1,4 +1,4 @@
-"""What may draft for a target besides the suffix store: nothing, a model of its vocabulary, or of another.
+"""Drafts of a target, besides the suffix store: nothing, a model of its vocabulary, or of another one.
 
     NoDraft           nothing
     PlainDraft        a model of the target's vocabulary; part of its output vocabulary may be cut away
@@ -55,7 +55,7 @@ class Draft(Closing):
     # ---- loading ----
 
     def without_layers(self) -> Draft:
-        """Return what drafts where layers of the target lie on nodes. Raises UsageError if nothing can."""
+        """Return the draft to use where layers of the target lie on nodes. Raises UsageError if none can."""
         return self
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
@@ -116,16 +116,16 @@ class Draft(Closing):
 
     @property
     def embeddings(self) -> EmbeddingsFn | None:
-        """What makes the rows that a pass takes in place of tokens; None: it takes tokens, or states."""
+        """Maker of the rows that a pass takes in place of tokens; None: it takes tokens, or states."""
         return None
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
-        """What makes such rows for a pass that is only timed: the costs do not depend on their values."""
+        """Maker of such rows for a pass that is only timed: the costs do not depend on their values."""
         return self.embeddings
 
     def costs(self, curve: CostCurve) -> CostCurve:
-        """Return what drafting costs, for a `curve` of single passes."""
+        """Return the costs of drafting, for a `curve` of single passes."""
         return curve
 
     def close(self) -> None:

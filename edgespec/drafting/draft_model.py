@@ -28,12 +28,11 @@ class DraftModel:
     """
 
     starts_idle = True
-    """Whether reading a prompt costs enough to wait until the first steps show that it pays."""
+    """Whether prefill costs enough to wait until the first steps show that it pays."""
     features: TargetFeatures | None = None
     """The target's hidden states, where it is a head that reads them."""
     timelines: SequencePool | None = None
-    """Where its session is from: what was read before need not be read again in a timeline that begins like
-    it."""
+    """The pool of its session; a sequence that begins like an earlier one need not be read again."""
 
     def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
         """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
@@ -50,10 +49,10 @@ class DraftModel:
         """Enter it around what is computed from its logits: an error then names this model."""
 
     def _set_tokens(self, token_ids: npt.NDArray[np.int64] | None) -> None:
-        """Say which tokens the logits are of; None: of all."""
+        """Say which tokens have logits; None: all."""
         known = None if token_ids is None else token_ids[: int(np.searchsorted(token_ids, self.n_vocab))]
         self.ids: npt.NDArray[np.int32] | None = None if known is None else known.astype(np.int32)
-        """Where rows of logits have some tokens only: those, ascending, as `_core.Sampler` takes them."""
+        """The tokens of a row of logits, ascending, as `_core.Sampler` takes them; None: all."""
         self._n_row = self.n_vocab if known is None else len(known)
 
     @property
@@ -101,7 +100,7 @@ class DraftModel:
             self._start_at(n_tokens - n_recent)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what of `tokens` it has not, except the last, which is read with the next pass."""
+        """Prefill the unread part of `tokens` except the last, which is read with the next pass."""
         self._session.eval(self._known(tokens[self._offset + self._session.n_past : -1]), n_logits=0)
 
     def make_room(self, n_tokens: int) -> None:
@@ -132,7 +131,7 @@ class DraftModel:
         return whole
 
     def trim(self, n_tokens: int) -> None:
-        """Forget what is in the cache beyond the timeline's first `n_tokens` tokens."""
+        """Remove from the cache all but the timeline's first `n_tokens` tokens."""
         n_keep = n_tokens - self._offset
         if n_keep < self._session.n_past:
             self._session.rewind(max(0, n_keep))

@@ -1,6 +1,6 @@
-"""What a further token gains at one step: its chance to be accepted, less what its time is worth in tokens.
+"""The expected gain of a further token at one step: P(accepted), less the tokens that its time is worth.
 
-All here is arithmetic without a state. A gain is in tokens: P - rate * cost, summed over the tokens drafted.
+A gain is in tokens: P - rate * cost, summed over the tokens drafted. All here is arithmetic without state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.learned_costs import LearnedCosts
 
 MAX_UNREAD = 24
-"""A draft model with more unread tokens is asleep: it runs again when `worth_reading` lets it read them."""
+"""A draft model with more unread tokens is idle, until `Scheduler.n_to_prefill` lets it read them."""
 
 _LOOK_AHEAD = 8  # tokens
 _OWN_SHARE = 0.25  # of reading what the draft model missed: later steps would have to read it too
@@ -27,9 +27,9 @@ class Chain(NamedTuple):
     path: float
     """Probability that all tokens before it are accepted."""
     chances: Sequence[float]
-    """Of each, given that the one before is accepted."""
+    """Probability of each, given that the one before is accepted."""
     again: Sequence[float] = ()
-    """What it costs if one is rejected (`ExpectedGain.again`), of the first one on; empty: nothing."""
+    """Cost of a rejection of each (`ExpectedGain.again`); empty: none."""
 
 
 class Prefix(NamedTuple):
@@ -41,11 +41,11 @@ class Prefix(NamedTuple):
 
 
 def best_prefixes(verify: Sequence[float], rate: float, chains: Sequence[Chain]) -> list[Prefix]:
-    """Return what to take of each of the `chains` that go into one pass.
+    """Return how much to take of each of the `chains` that go into one pass.
 
-    `verify` begins with the T of that pass without them, and has an element more for each token added. The
-    tokens of all chains are taken in the order of their P, as long as the sum of P - rate * added time grows:
-    a later token may pay for one before it, since T has steps.
+    `verify` begins with the T of that pass without them, and has one more element for each token added. The
+    tokens of all chains are taken in the order of their P, as long as the sum of P - rate * added time grows.
+    A later token may pay for one before it, since T has steps.
     """
     candidates: list[tuple[float, int, float]] = []  # (P, chain, price); along a chain P never grows
     for i, (path, chances, again) in enumerate(chains):
@@ -74,21 +74,21 @@ class ExpectedGain:
 
     learned: LearnedCosts
     verify: Sequence[float]
-    """T(n) of the target's pass: n - 1 drafted tokens and what has to be in it. Seconds, or joules."""
+    """T(n) of the target's pass: n - 1 drafted tokens and what is always in it. Seconds, or joules."""
     passes: Sequence[float]
     """T(n) of the draft model's pass; empty without one."""
     rate: float
     """Tokens a second (or a joule) that generation makes now."""
     again: Sequence[float] = ()
-    """What it costs, in tokens, if the token after n drafted ones is rejected: all before it in the pass are
-    then read again with the next one. Empty where rejected ones are taken back alone."""
+    """Cost, in tokens, of rejecting the token after n drafted ones: all before it in the pass are then read
+    again with the next one. Empty where rejected tokens are taken back alone."""
 
     def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
         """Return tokens that may follow after `depth` drafted ones, as a Chain."""
         return Chain(path, chances, self.again[depth:])
 
     def _lost(self, before: float, path: float, depth: int) -> float:
-        """Return what it costs, in tokens, that the one after `depth` may be rejected."""
+        """Return the cost, in tokens, of the chance that the token after `depth` is rejected."""
         return self.again[depth] * (before - path) if self.again else 0.0
 
     @property
@@ -98,11 +98,11 @@ class ExpectedGain:
         return min(1.0, max(0.0, self.rate * least))
 
     def best_prefix(self, path: float, depth: int, chances: Sequence[float]) -> Prefix:
-        """Return how many tokens to take that cost no pass; arguments as of a Chain, after `depth` tokens."""
+        """Return how many tokens to take that cost no pass; the arguments are those of `chain`."""
         return best_prefixes(self.verify[depth + 1 :], self.rate, [self.chain(path, depth, chances)])[0]
 
     def of_token(self, path: float, depth: int, before: float) -> float:
-        """Return what verifying one token gains that is there, and accepted with `path`, after `depth`.
+        """Return the gain of verifying one token after `depth`, which is accepted with `path`.
 
         Those before it are accepted with `before`.
         """
@@ -125,9 +125,9 @@ class ExpectedGain:
     def of_model(
         self, path: float, depth: int, unread: int, bucket: int, guesses: Sequence[float] = ()
     ) -> float:
-        """Return what running the draft model gains, if it goes on while that pays.
+        """Return the gain of running the draft model, for as long as that pays.
 
-        `bucket` is that of the table `next`, `guesses` are the chances of the guesses that it checks.
+        `bucket` is that of the table `next`; `guesses` are the chances of the guesses that it checks.
         """
         if unread > MAX_UNREAD or depth + 1 > MAX_GAMMA:
             return 0.0

@@ -27,7 +27,7 @@ class FixedLength(Scheduler):
         policy: Policy,
         lengths: LengthDistribution | None = None,
     ) -> None:
-        """Draft `gamma` tokens a step from the sources that `policy` allows; arguments as of Scheduler."""
+        """Draft `gamma` tokens a step from the sources that `policy` allows."""
         super().__init__(learned, replace(policy, branches=False), lengths)
         self.n_max = gamma
 
@@ -47,7 +47,7 @@ class FixedLength(Scheduler):
         bucket: int,
         prefix: Prefix | None = None,
     ) -> DraftAction:
-        """Say where the next token comes from, until `gamma` are drafted; arguments as of Scheduler."""
+        """Say where the next token comes from, until `gamma` are drafted."""
         policy = self.policy
         can_run = policy.model and 0 < unread <= MAX_UNREAD
         n_left = self.n_max - depth

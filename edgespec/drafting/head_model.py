@@ -46,11 +46,11 @@ _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
 
 
 def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
-    """Return of how many of a prompt's last tokens the target's hidden states are worth what they cost.
+    """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
 
-    `n_unread` tokens of it are to be read, at most `n_predict` follow. For a short prompt the price is much,
-    and it is spent before anything of the answer is there. So it is left out where a short answer is possible
-    enough; the head then begins with the answer.
+    `n_unread` tokens of the prompt are to be read, at most `n_predict` follow. For a short prompt the price
+    is high, and it is paid before the answer begins. So the states are left out where a short answer is
+    likely enough; the head then begins with the answer.
     """
     learned = scheduler.learned
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
@@ -76,11 +76,11 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
 
 
 def _price_of_states(learned: LearnedCosts, target: Model, n: int, one: float) -> float:
-    """Return what the hidden states of `n` tokens of a prompt cost.
+    """Return the cost of the hidden states of `n` tokens of a prompt.
 
-    Mostly they need a pass of their own (`one`: what one over a single token costs, or 0), and the library
-    computes the logits of each: of the default target a sixth of what reading costs, which edgespec's kernels
-    leave out. A head in the target's file reads as many tokens.
+    Mostly they need their own pass (`one`: the cost of one over a single token, or 0), and the library
+    computes the logits of each: a sixth of the default target's prefill, which edgespec's kernels leave out.
+    A head in the target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:
         return learned.draft.read(n, 0) if learned.draft else 0.0
@@ -151,7 +151,7 @@ class HeadModel(DraftModel):
         return n_tokens - self._find_start()
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what of `tokens` it has not, except the last, which is read with the next pass."""
+        """Prefill the unread part of `tokens` except the last, which is read with the next pass."""
         start = self._find_start()
         if unread := tokens[start:-1]:
             DraftForward(self._session, unread, 0, inputs=self._inputs(start, unread)).answer()
@@ -182,9 +182,9 @@ class HeadModel(DraftModel):
         return replace(evaluated, rows=evaluated.rows[:, : self._n_row], seconds=seconds)
 
     def trim(self, n_tokens: int) -> None:
-        """Forget what is in the cache beyond the timeline's first `n_tokens` tokens.
+        """Remove from the cache all but the timeline's first `n_tokens` tokens.
 
-        And what was read with its own hidden states, where the target's have become known.
+        Tokens read with its own hidden states go too, where the target's have become known.
         """
         if self.features.end >= self._n_true:
             n_tokens = min(n_tokens, self._n_true)

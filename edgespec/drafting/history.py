@@ -45,7 +45,7 @@ _FILE = re.compile(rf"({_FINGERPRINT.pattern})\.tokens(?:\.set-aside(?:-\d+)?)?"
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """What became of the documents handed to `History.extend`."""
+    """The outcome of `History.extend`."""
 
     documents: int
     tokens: int
@@ -147,10 +147,10 @@ class History:
     def extend(self, documents: Iterable[Tokens]) -> HistoryUpdate | None:
         """Store documents, in one write; None where they could not be, and then none of them was.
 
-        Of a document longer than the bound the end is kept. One of the length and CRC of a stored one
-        is taken for the same: it is not stored again, and the older copy stays where it is. When the
-        file is larger than the bound by a quarter, it is rewritten with the newest documents that keep
-        within the bound. Raises ValueError for tokens that are negative or no int32.
+        A document longer than the bound keeps its end. One with the length and CRC of a stored document
+        counts as the same: it is not stored again, and the older copy stays where it is. A file a quarter
+        larger than the bound is rewritten with the newest documents within the bound. Raises ValueError for
+        tokens that are negative or no int32.
         """
         encoded = [encode_tokens(tokens, self.max_tokens - 1) for tokens in documents]
         try:

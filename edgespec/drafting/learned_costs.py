@@ -1,4 +1,4 @@
-"""What is learned of a pair of models: the engine keeps it, the scheduler of each generation reads it."""
+"""Costs and acceptance learned of a pair of models: stored by the engine, read by each scheduler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an engine knows of a pair when it begins, and keeps in the profile when it ends (profile_store.py).
+"""The learned state of an engine: costs of passes, acceptance, lengths of answers.
 
-That is what passes cost, what is accepted and how long answers are. Without a profile there are guesses.
+It begins with the stored profile, else with guesses, and is stored there again (profile_store.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STARTS = "starts"  # beside them in a profile: lengths of answers by how the pr
 
 
 class LearnedState:
-    """What is known of a pair: its curves and tables, these apart for greedy and for sampled generations."""
+    """Curves and tables of a pair of models; greedy and sampled generations have their own tables."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LearnedState:
         kept: bool,
         on_message: Callable[[str], None],
     ) -> None:
-        """Begin with the stored profile if there is one (and `kept`), else with guesses.
+        """Begin with the stored profile if there is one (and `kept` is true), else with guesses.
 
         Raises UsageError when energy is the objective and no joules were measured.
         """
@@ -64,12 +64,12 @@ class LearnedState:
         )
         costs = self._costs(profile)
         self._running: list[tuple[Scheduler, bool]] = []
-        self._learnt: dict[bool, LearnedCosts] = {}
+        self._learned: dict[bool, LearnedCosts] = {}
         for greedy, name in _NAMES.items():
             predictor = Predictor()
             if profile and isinstance(stored := profile.acceptance.get(name), dict):
                 predictor.restore(stored)
-            self._learnt[greedy] = LearnedCosts(
+            self._learned[greedy] = LearnedCosts(
                 costs.target, costs.draft, predictor, in_joules=self._objective == "energy"
             )
 
@@ -101,7 +101,7 @@ class LearnedState:
         `gamma`: tokens drafted in every step; None: as many as pay. Each of several schedulers at once learns
         in its own tables; the next text begins with those of the one that ended last.
         """
-        learned = self._learnt[greedy]
+        learned = self._learned[greedy]
         if self._running:
             learned = learned.fork()
         lengths = self._lengths.of(prompt)
@@ -114,15 +114,15 @@ class LearnedState:
         return scheduler
 
     def ended(self, scheduler: Scheduler) -> None:
-        """Keep what was learnt with `scheduler`."""
+        """Take back what was learned with `scheduler`."""
         for i, (running, greedy) in enumerate(self._running):
             if running is scheduler:
                 del self._running[i]
-                self._learnt[greedy] = scheduler.learned
+                self._learned[greedy] = scheduler.learned
                 return
 
     def forget(self) -> None:
-        """Begin again with what was stored."""
+        """Begin again with the stored profile."""
         self._begin()
 
     def answered(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool) -> None:
@@ -132,7 +132,7 @@ class LearnedState:
             self._answers.append(n_tokens)
 
     def store(self, on_message: Callable[[str], None]) -> None:
-        """Keep what was learnt, if passes were timed."""
+        """Store what was learned, if passes were timed."""
         target, draft = self.clocks.target, self.clocks.draft
         if self._key is None or target.n_observed == 0:
             return
@@ -141,7 +141,7 @@ class LearnedState:
             target=TimedCurve(target.curve(), target.n_observed),
             draft=TimedCurve(draft.curve(), draft.n_observed) if draft else None,
             acceptance={
-                **{name: self._learnt[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
+                **{name: self._learned[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
                 _STARTS: self._lengths.as_dict(),
             },
             answers=self._answers,

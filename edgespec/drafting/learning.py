@@ -1,4 +1,4 @@
-"""What a step's outcome tells of acceptance: the predictor's tables learn it (docs/scheduler.md)."""
+"""Learning from a step's outcome: the predictor's tables count what was accepted (docs/scheduler.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgespec.drafting.proposal import Proposal, SuffixOffer
 
 
 def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) -> None:
-    """Learn what became of `proposal`."""
+    """Count the outcome of `proposal` in the predictor's tables."""
     n_right = proposal.n_right(outcome.emitted)
     _learn_offers(predictor, proposal.offers, n_right, outcome.emitted)
     _learn_others(predictor, proposal.others, n_right, outcome.emitted)
@@ -21,9 +21,9 @@ def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) 
 def _learn_offers(
     predictor: Predictor, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
 ) -> None:
-    """Learn from what the suffix store offered along a trunk, `n_trunk` tokens of which were emitted.
+    """Learn from the suffix store's offers along a trunk, `n_trunk` tokens of which were emitted.
 
-    What was emitted judges every offer, also those that were not taken.
+    The emitted tokens judge every offer, also one that was not taken.
     """
     for offer in offers:
         if n_trunk < offer.at:

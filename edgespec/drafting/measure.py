@@ -51,7 +51,7 @@ class MeasureProgress:
     """How far a measurement is."""
 
     what: str
-    """What is being done, in words."""
+    """The step under way, in words."""
     done_s: float
     total_s: float
     """Seconds, as it is expected now."""
@@ -62,7 +62,7 @@ MeasureProgressFn = Callable[[MeasureProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
-    """What was measured of a pair."""
+    """Measured costs of a pair's passes."""
 
     target: CostCurve
     """Seconds."""

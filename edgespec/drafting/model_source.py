@@ -1,7 +1,7 @@
-"""What a pass of the draft model adds to a proposal: tokens for the trunk, and others beside them.
+"""The draft model as a source: each pass adds tokens to the trunk of a proposal, and alternatives to them.
 
-Exactness: a position may be left out, and the number of tokens drawn there is chosen, because of the model's
-distribution at the position, before a token is drawn: never because of the token.
+Exactness: whether a position is drafted, and how many tokens are drawn there, is decided by the model's
+distribution at the position before a token is drawn, never by the token.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _Place:
     path: float
     """Probability that these are accepted."""
     bucket: int
-    """Of the draft model's confidence here."""
+    """Bucket of the draft model's confidence here."""
 
 
 class ModelSource:
-    """Runs the draft model, and decides what of its distributions is proposed."""
+    """Runs the draft model and decides which of its tokens are proposed."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ModelSource:
         is_eog: Callable[[int], bool],
         constraint: Constraint | None,
     ) -> None:
-        """Propose from `model` what `scheduler` keeps and `constraint` allows; `clock` times its passes."""
+        """Propose tokens of `model` that `scheduler` and `constraint` allow; `clock` times its passes."""
         self._model = model
         self._scheduler = scheduler
         self._predictor = scheduler.learned.predictor
@@ -139,7 +139,7 @@ class ModelSource:
         return True
 
     def _n_siblings(self, place: _Place, proposal: Proposal) -> int:
-        """Return how many tokens to sample beside the one that the trunk goes on with."""
+        """Return how many more tokens to sample at the position of the trunk's next one."""
         if not self._scheduler.policy.siblings:
             return 0
         chance = self._predictor.second.chance(place.depth, place.bucket)
@@ -154,7 +154,7 @@ class ModelSource:
         return n
 
     def _draw_siblings(self, n: int, place: _Place, proposal: Proposal, position: Position) -> None:
-        """Sample `n` tokens beside the trunk's last, each without those before it."""
+        """Sample `n` alternatives to the trunk's last token, each without those before it."""
         last = proposal.trunk[-1]
         chance = self._predictor.second.chance(place.depth, place.bucket)
         for _ in range(n):

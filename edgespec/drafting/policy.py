@@ -1,4 +1,4 @@
-"""What a scheduler is told of a generation before it begins, and what it answers at a step (scheduler.py)."""
+"""The policy of a generation, which its scheduler is given, and the actions that it answers with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a user and the models leave to the scheduler: which sources may propose, in which form."""
+    """The limits set to a scheduler by the user and the models: which sources may propose, and how."""
 
     suffix: bool = True
     """The suffix store may propose to the target."""
@@ -39,14 +39,14 @@ class SuffixAction:
 
 @dataclass(frozen=True, slots=True)
 class ModelAction:
-    """Run the draft model over what it has not read and the first `n_guesses` tokens offered."""
+    """Run the draft model over its unread tokens and the first `n_guesses` tokens offered."""
 
     n_guesses: int
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRequests:
-    """What other texts have in the passes of a step."""
+    """The share of other requests in the passes of a step."""
 
     n_texts: int = 0
     n_target: int = 0

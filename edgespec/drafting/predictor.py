@@ -157,7 +157,7 @@ class AcceptanceTable:
         self._refresh()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a file keeps of it."""
+        """Return the counts for a file."""
         if self._alike:
             return {"usual": round(self._usual_so_far(), 4)}
         return {
@@ -248,6 +248,6 @@ class Predictor:
         return {name: table.as_dict() for name, table in self._tables.items()}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Take up what `as_dict` gave; what does not make sense is left alone."""
+        """Take up the counts that `as_dict` gave; anything else is left alone."""
         for name, table in self._tables.items():
             table.restore(stored.get(name))

@@ -1,14 +1,15 @@
-"""A profile: what is known of a pair of models on this machine, and the JSON in which it is kept."""
+"""A profile: costs and acceptance of a pair of models on this machine, and the JSON of its file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
@@ -37,9 +38,9 @@ class ProfileKey:
     target: str
     """`file_fingerprint` of the target's file."""
     draft: str | None
-    """Of the draft's, marked where it is the head in the target's own; None for a target alone."""
+    """The same for the draft, marked where it is the head in the target's file; None for a target alone."""
     target_name: str = field(compare=False)
-    """The file's name without its ending; of no meaning, but for the profile's own name."""
+    """The file's name without its ending; used for the profile's own name only."""
     draft_name: str | None = field(compare=False)
 
     @classmethod
@@ -59,7 +60,7 @@ class ProfileKey:
 
     @property
     def file_name(self) -> str:
-        """What the profile's file is called: the models, and a hash of everything."""
+        """The name of the profile's file: the models, and a hash of everything."""
         facts = json.dumps([self.cpu, self.llama_cpp, self.kernels, self.threads, self.target, self.draft])
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         stems = "+".join(re.sub(r"[^A-Za-z0-9._@-]", "_", name)[:_LONGEST_STEM] for name in names)
@@ -68,7 +69,7 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of one ProfileKey."""
+    """Costs and acceptance for one ProfileKey."""
 
     key: ProfileKey
     target: CostCurve
@@ -78,20 +79,20 @@ class Profile:
     target_joules: CostCurve | None = None
     draft_joules: CostCurve | None = None
     measured: str | None = None
-    """When `edgespec profile` measured the curves, as an ISO date; None: only learnt from runs."""
+    """When `edgespec profile` measured the curves, as an ISO date; None: only learned from runs."""
     spread: float = 0.0
     """Interquartile range over median of a pass's repeats, the median of all passes; 0 if not measured."""
     reliable: bool = False
     """Whether the curves were measured, with repeats that agree."""
     acceptance: dict[str, Any] = field(default_factory=dict)
-    """What the predictor knows: its own JSON, kept as it is."""
+    """The predictor's own JSON."""
     answer_tokens: float = ANSWER_TOKENS
     """Length of the last answers, a decaying mean."""
     runs: int = 0
     """Runs that added to it."""
 
-    def with_learnt_of(self, earlier: Profile) -> Profile:
-        """Return this profile, its curves measured anew, with what `earlier` had learnt from runs."""
+    def with_learned_of(self, earlier: Profile) -> Profile:
+        """Return this profile, whose curves are new, with what `earlier` had learned from runs."""
         return replace(
             self,
             acceptance=earlier.acceptance,
@@ -119,15 +120,12 @@ def as_json(profile: Profile) -> dict[str, Any]:
             case float():
                 value = _six_digits(value)
         document[entry.name] = value
-    try:
-        from_json(document)
-    except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"not a profile: {error}") from error
+    from_json(document)  # refuses what could not be read again
     return document
 
 
 def as_text(profile: Profile) -> str:
-    """Return that object as the file has it, for people to read. Raises ValueError as `as_json`."""
+    """Return that object as the file has it, for people to read. Raises ValueError for impossible numbers."""
     return _laid_out(as_json(profile)) + "\n"
 
 
@@ -150,67 +148,53 @@ def _six_digits(number: float) -> float:
 
 
 def from_json(document: dict[str, Any]) -> Profile:
-    """Return the profile that `as_json` made an object of.
-
-    Raises KeyError, TypeError, ValueError or OverflowError for what it cannot be.
-    """
-    key = ProfileKey(**document["key"])
-    text_or_null = (str, type(None))
-    kinds = (str, str, str, int, str, text_or_null, str, text_or_null)
-    for entry, kind in zip(fields(key), kinds, strict=True):
-        _checked(getattr(key, entry.name), kind, f"key.{entry.name}")
-    measured = _checked(document["measured"], (str, type(None)), "measured")
-    if measured is not None:
-        datetime.fromisoformat(measured)
-    target = _curve(document["target"], "target")
-    if target is None:
-        raise ValueError("target is null")
-    draft = _curve(document["draft"], "draft")
-    if draft is not None and key.draft is None:
+    """Return the profile that `as_json` made an object of. Raises ValueError for what it cannot be."""
+    try:
+        stored = msgspec.convert(document, _StoredProfile)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    if stored.measured is not None:
+        datetime.fromisoformat(stored.measured)
+    if stored.draft and stored.key.draft is None:
         raise ValueError("draft is there, and key.draft is null")
-    runs: int = _checked(document["runs"], int, "runs")
-    return Profile(
-        key=key,
-        target=target,
-        draft=draft,
-        target_joules=_curve(document["target_joules"], "target_joules"),
-        draft_joules=_curve(document["draft_joules"], "draft_joules"),
-        measured=measured,
-        spread=_number(document["spread"], "spread", zero=True),
-        reliable=_checked(document["reliable"], bool, "reliable"),
-        acceptance=_checked(document["acceptance"], dict, "acceptance"),
-        answer_tokens=_number(document["answer_tokens"], "answer_tokens"),
-        runs=int(_number(runs, "runs", zero=True)),
-    )
+    values: dict[str, Any] = {}
+    for name in stored.__struct_fields__:
+        value = getattr(stored, name)
+        values[name] = value.curve() if isinstance(value, _StoredCurve) else value
+    return Profile(**values)
 
 
-def _curve(value: Any, name: str) -> CostCurve | None:  # noqa: ANN401 - whatever a file holds
-    if value is None:
-        return None
-    stored: dict[str, Any] = _checked(value, dict, name)
-    if stored["contexts"] != [*CONTEXTS]:
-        raise ValueError(f"{name}.contexts are not {[*CONTEXTS]}")
-    sides = []
-    for side in _listed(stored["passes"], len(CONTEXTS), f"{name}.passes"):
-        numbers = _listed(side, N_MAX, f"{name}.passes")
-        sides.append(tuple(_number(number, f"{name}.passes") for number in numbers))
-    return CostCurve((sides[0], sides[1]), _number(stored["read"], f"{name}.read"))
+_LARGEST = 1e300  # finite, which a file's numbers have to be
+_Positive = Annotated[float, msgspec.Meta(gt=0.0, le=_LARGEST)]
+_Side = Annotated[tuple[_Positive, ...], msgspec.Meta(min_length=N_MAX, max_length=N_MAX)]
 
 
-def _checked(value: Any, kind: Any, name: str) -> Any:  # noqa: ANN401 - a type, or a tuple of them
-    if type(value) not in (kind if isinstance(kind, tuple) else (kind,)):  # a bool is no number
-        raise TypeError(f"{name} has the wrong type")
-    return value
+class _StoredCurve(msgspec.Struct):
+    """A CostCurve in a file."""
+
+    contexts: tuple[int, int]
+    passes: tuple[_Side, _Side]
+    read: _Positive
+
+    def __post_init__(self) -> None:
+        if self.contexts != CONTEXTS:
+            raise ValueError(f"contexts are not {[*CONTEXTS]}")
+
+    def curve(self) -> CostCurve:
+        return CostCurve(self.passes, self.read)
 
 
-def _listed(value: Any, length: int, name: str) -> list[Any]:  # noqa: ANN401
-    if len(_checked(value, list, name)) != length:
-        raise ValueError(f"{name}: {len(value)} instead of {length}")
-    return list(value)
+class _StoredProfile(msgspec.Struct):
+    """A Profile in a file: nothing may be missing."""
 
-
-def _number(value: Any, name: str, *, zero: bool = False) -> float:  # noqa: ANN401
-    number = float(_checked(value, (int, float), name))
-    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise ValueError(f"{name} is not a possible number")
-    return number
+    key: ProfileKey
+    target: _StoredCurve
+    draft: _StoredCurve | None
+    target_joules: _StoredCurve | None
+    draft_joules: _StoredCurve | None
+    measured: str | None
+    spread: Annotated[float, msgspec.Meta(ge=0.0, le=_LARGEST)]
+    reliable: bool
+    acceptance: dict[str, Any]
+    answer_tokens: _Positive
+    runs: Annotated[int, msgspec.Meta(ge=0)]

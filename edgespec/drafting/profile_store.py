@@ -69,7 +69,7 @@ def update(
 def store(
     key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
 ) -> Path:
-    """As `update`, but raises NewerFormatError, OSError or UsageError where nothing can be written."""
+    """Do what `update` does; raise NewerFormatError, OSError or UsageError where nothing can be written."""
     file = _file(key, on_message)
     file.update(lambda stored: as_text(change(stored)).encode())
     return file.path
@@ -94,7 +94,7 @@ def merge_learnt(
     answers: Sequence[int] = (),
     on_message: MessageFn = silent,
 ) -> Path | None:
-    """Store what a run learnt, and return the file as `update` does.
+    """Store what a run learned, and return the file as `update` does.
 
     The stored curves are moved towards `target` and `draft`, half the way at most; a first curve of the draft
     model is stored once it rests on enough passes. `acceptance` takes the place of the stored one. `answers`:
@@ -143,9 +143,8 @@ def _file(key: ProfileKey, on_message: MessageFn) -> StateFile[Profile]:
         document = parse_json(path, data, form=FORMAT, version=VERSION)
         try:
             profile = from_json(document)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-            printable = "".join(filter(str.isprintable, reason))[:200]  # it may quote the file
+        except ValueError as error:
+            printable = "".join(filter(str.isprintable, str(error)))[:200]  # it may quote the file
             raise DamagedFileError(f"damaged: {printable}") from None
         if profile.key != key:
             raise DamagedFileError("of another machine or other models")

@@ -1,4 +1,4 @@
-"""What one step proposes, as it grows: a trunk, branches beside it, and what was looked at on the way."""
+"""The proposal of one step, as it grows: a trunk, branches off it, and the offers that were considered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgespec.decoding.tree import Source, Tree, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class SuffixOffer:
-    """What the suffix store offered after `at` drafted tokens, taken or not."""
+    """An offer of the suffix store after `at` drafted tokens, taken or not."""
 
     at: int
     tokens: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Proposal:
     trunk: list[TreeNode] = field(default_factory=list)
     """Each node follows the one before it."""
     branches: list[TreeNode] = field(default_factory=list)
-    """Nodes beside the trunk's, each below a node of the trunk (or the timeline)."""
+    """Nodes off the trunk, each below a node of the trunk (or the sequence)."""
     n_slots: int = 0
     """The sampler's slots in use."""
     offers: list[SuffixOffer] = field(default_factory=list)
@@ -43,13 +43,14 @@ class Proposal:
     n_unread: int | None = None
     """Tokens the draft model had not read; None without one."""
     n_prefilled: int = 0
-    """Tokens the draft model read to wake up."""
+    """Tokens the draft model read to be activated."""
     passes: list[tuple[int, int]] = field(default_factory=list)
     """(tokens read, guesses among them) of each pass of the draft model."""
     stages: list[tuple[str, Tree]] = field(default_factory=list)
-    """What trunk, branches and store gave, and the tree after each pass over it; none without branches."""
+    """The tree of trunk and branches, that of the store, and the tree after each pass over them; none for a
+    chain."""
     tree: Tree = ()
-    """What goes to the target."""
+    """The tree that goes to the target."""
     draft_s: float = 0.0
 
     @property
@@ -69,7 +70,7 @@ class Proposal:
 
     @property
     def n_left(self) -> int:
-        """Nodes that may still be added beside those that stay in any case: trunk, and sampled branches."""
+        """Room for more nodes: the trunk and sampled branches always stay."""
         return self.room - len(self.trunk) - sum(node.slot >= 0 for node in self.branches)
 
     def grow(
@@ -83,7 +84,7 @@ class Proposal:
         slot: int = -1,
         is_top: bool = True,
     ) -> None:
-        """Let the trunk end with `token`; the fields of its Node."""
+        """Append `token` to the trunk; the arguments are fields of its TreeNode."""
         node = TreeNode(
             self.depth - 1, token, source, self.path * chance, slot, chance, bucket, next_bucket, is_top
         )
@@ -102,22 +103,22 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What a step knew, chose and got; `--explain` prints it."""
+    """The state, choice and outcome of a step; `--explain` prints it."""
 
     rate: float
     """Tokens a second (or a joule) that the decision was made with."""
     unit: str
-    """Of the rate: "tokens/s" or "tokens/J"."""
+    """Unit of the rate: "tokens/s" or "tokens/J"."""
     offered: list[float]
     """Estimated acceptances of what the suffix store offered first."""
     n_unread: int | None
     """Tokens the draft model had not read; None without one."""
     n_prefilled: int
-    """Tokens the draft model read to wake up."""
+    """Tokens the draft model read to be activated."""
     passes: list[tuple[int, int]]
     """(tokens read, guesses among them) of each pass of the draft model."""
     passes_of_tree: list[tuple[str, Tree]]
-    """What trunk, branches and store gave, and the tree after each pass; none for a chain."""
+    """`Proposal.stages`."""
     proposed: Tree
     n_accepted: int
     n_emitted: int

@@ -1,11 +1,11 @@
-"""One decision over all texts that share a pass: who drafts what next.
+"""One decision over all requests that share a pass: who drafts what next.
 
 A token is drafted where P >= rate * added time (scheduler.py). The added time is that of one pass over the
-tokens of all texts, so what the suffix store offers to all of them is taken in the order of P, as long as it
-pays. The draft model's next pass is shared too: all for whom it could pay pay their part of it, and those for
-whom it does not leave, until it pays for all who are left.
+tokens of all requests. So what the suffix store offers to them is taken in the order of P, as long as it
+pays. The draft model's next pass is shared too: each request for which it could pay pays its part. Requests
+for which it does not pay leave, until it pays for all that are left.
 
-This is what SmartSpec (arXiv 2406.14066) calls goodput: accepted tokens of all requests over time.
+SmartSpec (arXiv 2406.14066) calls it goodput: accepted tokens of all requests over time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.drafting.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class DraftDecision(Ask):
-    """What a text could draft next; the fields are the arguments of `Scheduler.next`. Answer: a Choice."""
+    """A request's question what to draft next: the arguments of `Scheduler.next`. Answer: a DraftAction."""
 
     scheduler: Scheduler
     path: float
@@ -32,34 +32,34 @@ class DraftDecision(Ask):
     bucket: int
 
     def answer(self) -> DraftAction:
-        """Decide for this text by itself."""
+        """Decide for this request by itself."""
         return self.choice(None)
 
     def choice(self, prefix: Prefix | None) -> DraftAction:
-        """Decide, where at most `prefix` of what is offered may be taken (None: what pays)."""
+        """Decide, where at most `prefix` of the offer may be taken (None: as much as pays)."""
         return self.scheduler.next(self.path, self.depth, self.unread, self.offered, self.bucket, prefix)
 
     @property
     def may_run_model(self) -> bool:
-        """Whether the draft model can run for this text."""
+        """Whether the draft model can run for this request."""
         return self.scheduler.policy.model and 0 < self.unread <= MAX_UNREAD
 
 
 @dataclass(frozen=True, slots=True)
 class PassLoad:
-    """What is in the target's next pass so far."""
+    """The load of the target's next pass so far."""
 
     n_texts: int
     n_tokens: int
-    """Of all texts, what they have drafted among them."""
+    """Tokens of all requests, drafted ones included."""
     n_past: int
-    """Tokens before it, of a text on average."""
+    """Mean context of a request, in tokens."""
     rate: float
-    """Tokens a second (or a joule) of all texts."""
+    """Tokens a second (or a joule) of all requests."""
 
 
 def decide(bids: Sequence[DraftDecision], load: PassLoad) -> list[DraftAction]:
-    """Return the choice for each of `bids`, for one pass of the target."""
+    """Return the action for each of `bids`, for one pass of the target."""
     prefixes = _prefixes(bids, load)
     choices: list[DraftAction] = [None] * len(bids)
     sharing = [i for i, bid in enumerate(bids) if bid.may_run_model]

@@ -1,4 +1,4 @@
-"""What the suffix store adds to a proposal: tokens for the trunk, and a tree of what else it has seen."""
+"""The suffix store as a source: tokens for the trunk of a proposal, and a tree of other continuations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NODES = 8  # of the suffix store's tree
 
 
 class SuffixSource:
-    """Asks the suffix store what may follow a timeline, and says how likely it is right."""
+    """Asks the suffix store for continuations of a timeline, and says how likely they are right."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class SuffixSource:
         is_eog: Callable[[int], bool],
         constraint: Constraint | None,
     ) -> None:
-        """Offer what may follow `document` and `constraint` allows; `predictor` has the acceptances."""
+        """Offer continuations of `document` that `constraint` allows; `predictor` has the acceptances."""
         self._document = document
         self._predictor = predictor
         self._is_eog = is_eog
@@ -36,7 +36,7 @@ class SuffixSource:
         self._document.extend(emitted)
 
     def offer(self, proposal: Proposal) -> SuffixOffer:
-        """Return what may follow the trunk, and remember it to learn from."""
+        """Return a continuation of the trunk, and remember it to learn from."""
         drafted = proposal.drafted
         n = min(proposal.n_left, _OFFERED)
         if n < 1:
@@ -60,7 +60,7 @@ class SuffixSource:
                 break
 
     def tree(self) -> Tree:
-        """Return what the suffix store has seen to follow the timeline, where it has seen several things."""
+        """Return a tree of the likeliest continuations of the sequence, where several were seen."""
         nodes: list[TreeNode] = []
         depths: list[int] = []
         place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be

@@ -1,4 +1,4 @@
-"""What was timed of a model, and the curve that follows from it."""
+"""Timed passes of a model, and the curve that follows from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)
 
 @dataclass
 class TimedSession:
-    """A session that was filled to `n_past` tokens, and what its passes took."""
+    """A session that was filled to `n_past` tokens, and the times of its passes."""
 
     session: Session
     n_past: int
@@ -48,12 +48,12 @@ class TimedSession:
 
 @dataclass
 class ModelTimings:
-    """What was timed of one model, at one or two contexts."""
+    """The timed passes of one model, at one or two contexts."""
 
     timelines: list[TimedSession]
     """The shorter context first."""
     read: float
-    """Seconds a token, of many read at once."""
+    """Seconds of a token in prefill."""
     read_joules: float | None = None
     """The same in joules; None where they cannot be counted."""
 

@@ -1,16 +1,16 @@
 """The drafter: a tree of tokens a step, from the suffix store, the draft model, or one after the other.
 
-    suffix   what the store offers goes to the target as it is: point masses, for free (suffix_source.py)
+    suffix   the store's tokens go to the target as they are: point masses, for free (suffix_source.py)
     model    the draft model's own tokens, a pass each (model_source.py)
-    staged   the draft model checks what the store offers in one pass and adds a token of its own: its
-             tokens at a fraction of the passes (staged speculative decoding, arXiv 2308.04623)
+    staged   the draft model checks the store's tokens in one pass and adds one of its own: its tokens at a
+             fraction of the passes (staged speculative decoding, arXiv 2308.04623)
 
-First the trunk: the scheduler says at each of its ends what comes next. A guess that the draft model checks
-changes nothing in what it proposes: each of its tokens is drawn from its own distribution, and a guess only
-decides whether the distribution after it is already there.
+First the trunk: the scheduler says at its end what comes next. A guess that the draft model checks does not
+change what it proposes. Each of its tokens is drawn from its own distribution; a guess only decides whether
+the distribution after it is already there.
 
-Then the branches, which cost no pass of the draft model: where it hesitated, its next likeliest tokens, or,
-where tokens are sampled, another one sampled without the first; and what else the suffix store has seen. The
+Then the branches, which cost no pass of the draft model: its next likeliest tokens where it hesitated (where
+tokens are sampled: one more, sampled without the first), and other continuations of the suffix store. The
 passes of decoding/passes.py make one tree of trunk and branches, as large as pays. A step without branches
 is a chain.
 """
@@ -84,7 +84,7 @@ class TreeDrafter:
         self._constraint = constraint
         self.n_max = scheduler.n_max
         self._sampled = False
-        self._n_pending = 1  # tokens in the target's next pass in any case
+        self._n_pending = 1  # tokens that are always in the target's next pass
         self._proposal = Proposal(0, 0)
         self._totals: dict[Source, tuple[int, int]] = {}
         self._n_passes = 0
@@ -135,7 +135,7 @@ class TreeDrafter:
     def _grow_trunk(
         self, tokens: Sequence[int], offer: SuffixOffer, proposal: Proposal, position: Position
     ) -> Generator[Ask, Any]:
-        """Add to the trunk what the scheduler chooses, until it chooses nothing; `offer` is the first one."""
+        """Grow the trunk as the scheduler chooses, until it stops; `offer` is the first one."""
         scheduler, model = self._scheduler, self._model
         ran = False  # the draft model, just before
         while proposal.n_left > 0:
@@ -167,7 +167,7 @@ class TreeDrafter:
                 return
 
     def _take_forced(self, proposal: Proposal) -> bool:
-        """Propose what the grammar leaves no choice about, if anything and if it pays."""
+        """Propose tokens that the grammar leaves no choice about, if there are any and they pay."""
         if not self._constraint:
             return False
         tokens = self._constraint.forced_run(proposal.drafted)[: proposal.n_left]
@@ -203,14 +203,14 @@ class TreeDrafter:
         proposal.stages, proposal.tree = stages, tree
 
     def _store_tree(self, proposal: Proposal) -> Tree:
-        """Return what else the suffix store has seen, where that may be proposed."""
+        """Return other continuations of the suffix store, where they may be proposed."""
         policy = self._scheduler.policy
         if not (self._suffix_source and proposal.trunk and policy.suffix and policy.branches):
             return ()
         return self._suffix_source.tree() if proposal.offers[0].tokens else ()
 
     def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
-        """Learn what became of the draft, and follow the timeline."""
+        """Learn the outcome of the draft, and follow the sequence."""
         started = time.perf_counter()
         proposal, emitted = self._proposal, outcome.emitted
         if self._model:

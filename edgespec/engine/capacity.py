@@ -1,4 +1,4 @@
-"""How many texts at once pay, and how many tokens of them the caches hold."""
+"""The number of requests at once that pays, and the number of tokens that the caches hold."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from edgespec.models.footprint import (
 )
 
 MOST_BY_DEFAULT = 16
-"""Most texts at once where the user asks for no number."""
+"""Most requests at once where the user asks for no number."""
 
 USUAL_CELLS = 1024
-"""Tokens for each of several texts."""
+"""Tokens for each of several requests."""
 
 DRAFT_CELLS = 1024
-"""Tokens that the draft model keeps of each of several texts."""
+"""Tokens that the draft model keeps of each of several requests."""
 
 CACHE_SHARE = 0.25
 """Largest share of the available memory for the caches of target and draft together."""
 
 DRAFT_SHARE = 0.25
-"""Fraction of the prefix-cache budget given to the draft model, whose tokens are smaller."""
+"""Fraction of the prefix cache given to the draft model, whose tokens are smaller."""
 
 KEPT = 16
-"""Most sequences kept beside those under way, for prompts that begin like them."""
+"""Most sequences in the prefix cache."""
 
 _UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
 _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
@@ -47,12 +47,12 @@ _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve deci
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity of an engine for several requests."""
+    """The capacity of an engine: requests at once, and the size of its caches."""
 
     parallel: int
-    """Most texts at once."""
+    """Most requests at once."""
     n_cells: int | None
-    """Tokens that the target's cache holds, of all texts together; None: as many as one text needs."""
+    """Tokens that the target's cache holds, of all requests together; None: as many as one request needs."""
     n_bytes: int
     """Bytes of the caches of target and draft; with n_cells None, for one request of the longest context."""
 
@@ -66,14 +66,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class CapacityRequest:
-    """The capacity that the user asks for; None: whatever suits the machine."""
+    """The capacity that a user asks for; None: what suits the machine."""
 
     parallel: int | None = None
     n_ctx: int | None = None
-    """Most tokens of one text."""
+    """Most tokens of one request."""
     n_cells: int | None = None
     kept_bytes: int = 0
-    """For sequences beside those under way."""
+    """Bytes for the prefix cache."""
 
 
 def choose_capacity(
@@ -83,15 +83,14 @@ def choose_capacity(
     demand: CapacityRequest,
     available: int | None,
 ) -> Capacity:
-    """Return how much a pair holds at once.
+    """Return the capacity of a pair.
 
-    `costs`: T(0), T(1) .. of the target's passes, in any unit. `available`: bytes of memory beside the
-    weights; None: unknown, so no limit. The caches take at most a quarter of them, unless the demand is for
-    more.
+    `costs`: T(0), T(1) .. of the target's passes, in any unit. `available`: bytes of memory besides the
+    weights; None: unknown, so no limit. The caches take at most a quarter of them, unless more is demanded.
     """
     longest = demand.n_ctx or target.n_ctx_train
     one = cell_bytes(target)
-    # Of one of several texts, and of one that is kept.
+    # States of one of several requests, and of a cached prefix.
     states = states_bytes(target, target_rollback(target, parallel=2)) + target.state_bytes
     draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
@@ -114,15 +113,15 @@ def choose_capacity(
 
 
 def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
-    """Return how many tokens are kept in so many bytes beside those of texts under way."""
+    """Return how many tokens a prefix cache of `n_bytes` holds."""
     return min(int(n_bytes) // cell_bytes(header), KEPT * header.n_ctx_train)
 
 
 def kept_timelines(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:
-    """Return how many sequences are kept beside those of texts under way, in so many bytes.
+    """Return how many sequences a prefix cache of `n_bytes` holds.
 
-    Several texts share a cache that has room for them in any case. But a state has a place of its own: of a
-    model that keeps such, as many sequences as texts, or what the bytes allow.
+    Several requests share a cache that always has room for them. But each state takes its own memory: a model
+    that keeps states has as many sequences there as requests, or as the bytes allow.
     """
     if not n_bytes and parallel == 1:
         return 0
@@ -140,9 +139,9 @@ def fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
 
 
 def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool) -> None:
-    """Raise EdgespecError if a cache of this size does not fit in memory beside the loaded weights.
+    """Raise EdgespecError if a cache of this size does not fit in memory besides the loaded weights.
 
-    `keeps`: sequences that ended are kept, with copies of their states.
+    `keeps`: it also has a prefix cache, with copies of states.
     """
     states = states_bytes(header, size.rollback, size.n_sequences)
     if keeps:
@@ -152,7 +151,7 @@ def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool) -> None:
 
 
 def texts_that_pay(costs: Sequence[float], most: int = MOST_BY_DEFAULT) -> int:
-    """Return how many texts at once pay, at most `most`, for passes that cost T(0), T(1) ..: 1, 2, 4, 8 ..
+    """Return how many requests at once pay, at most `most`, for passes that cost T(0), T(1) ..: 1, 2, 4 ..
 
     Twice as many pay if together they write at least 3 % more tokens a second, n / T(n), than any fewer.
     """

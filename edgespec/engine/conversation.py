@@ -1,8 +1,8 @@
 """A conversation with a model: its messages, the prompt for the next turn, and its file.
 
 The model's chat template makes the prompt from the messages. An answer stands in it as the very tokens that
-the model wrote: its text, tokenised again, might give others. So each prompt begins with the timeline of the
-turn before, and only the new part has to be read.
+the model wrote: its text, tokenised again, might give others. So each prompt begins with the sequence of the
+turn before, and only the new part is prefilled.
 """
 
 from __future__ import annotations

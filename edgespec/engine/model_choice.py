@@ -1,7 +1,7 @@
-"""Which models run where none, or only one, was named: the one place that decides it.
+"""The choice of target and draft where none, or only one, was named.
 
-target   as named, else the default pair's
-draft    as named, else the best that was made here for this very file of the target (draft_records.py),
+target   the one named, else the default pair's
+draft    the one named, else the best made here for this very file of the target (draft_records.py),
          else that of the registry's first pair with the target. Where there is none, or it would have to
          be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py)
 """

@@ -73,7 +73,7 @@ class Pair(Closing):
         self.options = options
         self.n_threads = options.n_threads or default_threads()
         self.capacity = Capacity(1, options.n_cells, 0)
-        """How much is held at once, once `choose_capacity` has decided it."""
+        """The capacity, once `choose_capacity` has decided it."""
         self.target_name, draft_name = choose_models(target, draft, options.drafter)
         target_file = check_model_file(resolve(self.target_name))
         self.target_header = with_cache_type(target_file, options.cache_type)
@@ -82,7 +82,7 @@ class Pair(Closing):
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
         self.draft = find_draft(self.target_name, self.target_header, draft_name, options.drafter)
-        """The draft, in addition to the suffix store; `load` may replace it."""
+        """The draft, besides the suffix store; `load` may replace it."""
         self._remote: RemoteTarget | None = None
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
@@ -98,7 +98,7 @@ class Pair(Closing):
 
     @property
     def rollback(self) -> RollbackSize:
-        """Room that the target's cache sets aside to take drafts back."""
+        """The room that the target's cache sets aside to take drafts back."""
         drafts = self.options.drafter != "none"
         return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
 
@@ -170,11 +170,11 @@ class Pair(Closing):
 
     @property
     def parallel(self) -> int:
-        """Most texts at once."""
+        """Most requests at once."""
         return self.capacity.parallel
 
     def choose_capacity(self, costs: Sequence[float]) -> None:
-        """Decide, before the first text, how much is held at once; `costs`: T(0), T(1) .. of the target."""
+        """Decide the capacity, before the first request; `costs`: T(0), T(1) .. of the target."""
         options = self.options
         demand = CapacityRequest(
             options.parallel if self.target.can_rewind else 1,
@@ -204,7 +204,7 @@ class Pair(Closing):
 
     @property
     def n_ctx_shared(self) -> int | None:
-        """The context of each text, where the cache's size was decided before there were any; else None."""
+        """The context of each request, where the cache's size was decided beforehand; else None."""
         cells = self.capacity.n_cells
         return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
 
@@ -217,11 +217,11 @@ class Pair(Closing):
         return self._timelines
 
     def _kept_cells(self, model: Model, share: float) -> int:
-        """Return how many tokens are kept beside those of the texts under way."""
+        """Return how many tokens the prefix cache holds."""
         return kept_cells(model.header, share * (self.options.prefix_cache or 0))
 
     def _replaced(self, smaller: SequencePool | None, model: Model, cells: int, n_ctx: int) -> SequencePool:
-        """Open a cache of `cells` tokens; what was kept last in a `smaller` one, which is closed, moves."""
+        """Open a cache of `cells` tokens; the last prefix moves there from a `smaller` one, which closes."""
         parallel, prefix_cache = self.parallel, self.options.prefix_cache
         rollback = self.rollback if model is self.target else draft_rollback()
         n_kept = kept_timelines(model.header, parallel, prefix_cache or 0, rollback)
@@ -276,7 +276,7 @@ class Pair(Closing):
     def small_model(self, n_ctx: int) -> SmallModel:
         """Return the draft model as a cascade's writer.
 
-        Its context holds all of a generation that it writes, and what it drafts for a span.
+        Its context holds all that it writes, and its drafts for a span of the target.
         """
         draft = self.draft.writer()
         n_ctx = min(n_ctx + CTX_STEP, draft.n_ctx_train)
@@ -300,7 +300,7 @@ class Pair(Closing):
         )
 
     def forget(self) -> None:
-        """Forget the timelines that were kept."""
+        """Empty the prefix caches."""
         for timelines in (self._timelines, self._draft_timelines):
             if timelines:
                 timelines.forget()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it would load llama.cpp
     from edgespec.nodes.addresses import NodeAddress
 
 MAX_PARALLEL = 64
-"""Most texts at once."""
+"""Most requests at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +22,31 @@ class PairOptions:
     """How a pair is loaded and run. Raises UsageError for invalid values."""
 
     drafter: DrafterName = "auto"
-    """With "suffix" and "none" no draft model is loaded."""
+    """The sources of drafts (choices.py). With "suffix" and "none" no draft model is loaded."""
     n_ctx: int | None = None
     """Context in tokens; None: as much as a generation needs."""
     n_threads: int | None = None
-    """None: one per physical core."""
+    """None: one per physical core, fewer under a CPU quota."""
     kernels: KernelsChoice = "auto"
+    """"auto": edgespec's own where possible; "off": llama.cpp's."""
     cache_type: CacheType = "f16"
-    """Type of the target's cache; a draft's, which is small, is F16."""
+    """Type of keys and values in the target's cache: q8_0 takes half the memory and changes the logits a
+    little. A draft's cache, which is small, is in F16."""
     prefix_cache: int | None = None
-    """Bytes for caches of timelines before the last one, for prompts that begin like them; None: each prompt
-    is read from its beginning."""
+    """Bytes of the prefix cache: what was read before need not be read again. 0 keeps the last sequence only;
+    None: each prompt is read from its beginning."""
     signals: Cancellation | None = None
     """Lets Ctrl-C, or another thread, end a running pass."""
     parallel: int | None = 1
-    """Most texts at once; None: as many as pay and fit in memory."""
+    """Most requests at once, whose passes are shared; None: as many as pay and fit in memory."""
     n_cells: int | None = None
-    """Tokens that the target's cache holds, of all texts together; None: as many as needed for one text, or
+    """Tokens that the target's cache holds, of all requests together; None: as many as one request needs, or
     as capacity.py says for several."""
-
     chat_template: str | None = None
-    """A template in place of the target's own (`Model.use_chat_template`); None: its own."""
+    """A template in place of the target's own: the name of another in its file or of a form of llama.cpp's
+    ("chatml"), a file, or a program in Jinja; None: its own."""
     nodes: tuple[NodeAddress, ...] = ()
-    """Machines that hold layers of the target; () for none."""
+    """Machines that hold layers of the target (`read_addresses`)."""
 
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)

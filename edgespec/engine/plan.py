@@ -1,4 +1,4 @@
-"""Decide, before a generation begins, what its options leave open."""
+"""The plan of a generation: decisions, before it begins, about all that its options leave open."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLICIES: dict[DrafterName, Policy] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Task):
-    """A loop's task, and what may be drafted for it."""
+    """The task of a generation, and the policy of its drafts."""
 
     policy: Policy | None
     """None to decode plainly."""
@@ -81,7 +81,7 @@ def _resolved(pair: Pair, cascade: Waking) -> Waking:
 
 
 def _policy(pair: Pair, options: Options) -> Policy | None:
-    """Return what may be drafted; None to decode plainly."""
+    """Return the policy of drafts; None to decode plainly."""
     name = options.drafter or pair.options.drafter
     if name == "none" or options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
         return None
@@ -101,7 +101,7 @@ def _policy(pair: Pair, options: Options) -> Policy | None:
 
 
 def _rule(options: Options, *, drafts: bool) -> Rule:
-    """Return the rule that the options give, or the best one."""
+    """Return the rule of the options, or the best one."""
     if options.lenience < 1.0:
         return "match" if options.params.greedy else "chain"
     if options.rule:

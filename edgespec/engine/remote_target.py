@@ -1,4 +1,4 @@
-"""A target with layers on nodes: connected to, shared out, loaded, and loaded again after a node was lost."""
+"""A target with layers on nodes: placed, loaded, and loaded again after a node was lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RemoteTarget(Closing):
         return self.placement is not None and (model.remote is None or model.remote.is_lost)
 
     def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:
-        """Make a pass, in which the nodes pack their weights: the first one takes so much longer."""
+        """Make a first pass, which takes longer, since the nodes pack their weights in it."""
         remote = model.remote
         if remote:
             remote.explain = self._why_lost

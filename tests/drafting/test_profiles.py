@@ -387,7 +387,7 @@ def test_answers_move_the_mean():
 def test_measured_anew():
     save(FULL)
     fresh = Profile(KEY, curve(1.0), curve(1.0), measured="2027-01-01", reliable=True)
-    update(KEY, fresh.with_learnt_of)
+    update(KEY, fresh.with_learned_of)
     found = load(KEY)
     assert (found.acceptance, found.answer_tokens, found.runs) == (FULL.acceptance, FULL.answer_tokens, 3)
     assert (found.target, found.measured, found.target_joules) == (fresh.target, "2027-01-01", None)

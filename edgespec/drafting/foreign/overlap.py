@@ -1,8 +1,8 @@
 """How alike two vocabularies split the same text, and whether one model should draft for the other.
 
-`find_overlap` looks at the tokenizers only. How well two models agree it cannot know: it begins from what
-drafts reached here, and subtracts what the difference of the vocabularies costs. `measure_agreement` runs
-both models; what it finds then stands in place of the estimate.
+`find_overlap` looks at the tokenizers only. It estimates how well the models agree from what drafts reached
+here, less what the difference of the vocabularies costs. `measure_agreement` runs both models and replaces
+the estimate.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _WORTH, _NOT_WORTH = 1.1, 1.0  # times plain decoding's speed
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What two vocabularies have in common, in themselves and over a text."""
+    """The overlap of two vocabularies, in themselves and over a text."""
 
     n_target: int
     n_draft: int
     types: tuple[str, str]
-    """Of the target's and the draft's tokenizer."""
+    """Types of the target's and the draft's tokenizer."""
     n_shared: int
     """Texts that are one token in both."""
     equal: bool
@@ -103,7 +103,7 @@ class Overlap:
 
 
 def find_overlap(target: Model, draft: Model, mapping: VocabularyMap, text: str) -> Overlap:
-    """Return what the vocabularies of two models, related by `mapping`, have in common over `text`."""
+    """Return the overlap of two models' vocabularies, related by `mapping`, over `text`."""
     data = text.encode()
     ours, theirs = TextTokenizer(target).tokens(data), TextTokenizer(draft).tokens(data)
     bounds = [0, *accumulate(len(draft.piece(token)) for token in theirs)]

@@ -20,7 +20,7 @@ NONE = -1
 
 
 class TokenVocabulary(Protocol):
-    """What `Model` offers of its tokenizer."""
+    """The tokenizer of a `Model`."""
 
     @property
     def n_vocab(self) -> int:
@@ -63,9 +63,9 @@ class VocabularyMap:
     shared: tuple[Ids, Ids]
     """The draft's ids and the target's, one to one, of text that both can say in one token."""
     target_end: int | None
-    """What ends the target's answer."""
+    """The token that ends the target's answer."""
     draft_ends: tuple[int, ...]
-    """What ends the draft's."""
+    """The tokens that end the draft's."""
 
     @property
     def n_shared(self) -> int:
@@ -76,9 +76,9 @@ class VocabularyMap:
 def map_vocabularies(target: TokenVocabulary, draft: TokenVocabulary) -> VocabularyMap:
     """Return the map between two vocabularies; a microsecond or two for each token.
 
-    Of several tokens with the same bytes the one that the tokenizer itself writes is taken, else that of
-    the smallest id. A control token of the target is read as the draft's control token of the same
-    name, and the target's ends as the draft's end; BOS is never proposed, nor is any other control token.
+    Where several tokens have the same bytes, the one that the tokenizer itself writes is taken, else that of
+    the smallest id. A control token of the target is read as the draft's control token of the same name, and
+    the target's ends as the draft's end. BOS is never proposed, nor is any other control token.
     """
     ours, theirs = _Texts(target), _Texts(draft)
     common = ours.tokens.keys() & theirs.tokens.keys()

@@ -1,8 +1,8 @@
-"""The threshold that wakes the target of a cascade: what was measured of a pair, kept beside its profile.
+"""The threshold that wakes the target of a cascade, as it was calibrated for a pair and stored.
 
     CACHE/profiles/TARGET+DRAFT-HASH.calibration.json       a choice for each signal and span (tradeoff.py)
 
-Unlike a profile it does not depend on the machine: only on the models.
+Unlike a profile it depends on the models only, not on the machine.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ FORMAT = 1
 _LONGEST_STEM = 60  # characters of a model's name in a file's
 
 LossMeasure = Literal["tokens", "pass@1"]
-"""The loss: tokens that the target would have written otherwise, or problems of HumanEval solved."""
+"""Unit of a loss: tokens that the target would have written otherwise, or problems of HumanEval solved."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """The cost and savings of one threshold."""
+    """Loss and savings of one threshold."""
 
     threshold: float
     window: int
     loss: float
-    """Share of the tokens, or of the problems that the target alone solves less those solved so."""
+    """Share of the tokens, or of the problems: those the target alone solves, less those solved here."""
     error: float
     """Its standard error, over prompts."""
     target_share: float
     """Share of the tokens that the target writes."""
     kl: float | None = None
-    """Mean divergence of what writes a token from the target, in nats a token; 0 where that is itself."""
+    """Mean divergence from the target of the model that writes, in nats a token; 0 for the target itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ThresholdChoice:
 
     @property
     def waking(self) -> Waking:
-        """The rule that a cascade is told."""
+        """The options of a cascade with this threshold."""
         return Waking(self.signal, self.point.threshold, self.point.window, self.span)
 
 
@@ -82,7 +82,7 @@ class Calibration:
     """`file_fingerprint` of its file."""
     draft: str
     choices: dict[str, ThresholdChoice] = field(default_factory=dict)
-    """The choices by signal and span, as "margin 16"."""
+    """The choice for each signal and span, such as "margin 16"."""
     format: int = FORMAT
 
     def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:
@@ -102,9 +102,9 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
 
 
 def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
-    """Return what is kept of a pair, an empty calibration where nothing is.
+    """Return the stored calibration of a pair, an empty one where nothing is stored.
 
-    Raises UsageError for a file that makes no sense, having set it aside, or is a later edgespec's.
+    Raises UsageError for a damaged file, having set it aside, and for one of a later edgespec.
     """
     problems: list[str] = []
     try:
@@ -123,9 +123,9 @@ def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
 
 
 def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
-    """Keep `choices`, beside those of other signals and spans, and return the file.
+    """Store `choices` with those of other signals and spans, and return the file.
 
-    Raises NewerFormatError where it is a later edgespec's, OSError where it cannot be written.
+    Raises NewerFormatError for a file of a later edgespec, OSError where it cannot be written.
     """
     file = _file(target, draft, silent)
 

@@ -1,13 +1,12 @@
 """The lossy mode: the small model answers alone, and the target is woken where the small one is unsure.
 
     small      token, token, ...       each from its own distribution, as long as it is sure
-    unsure     a mean over the last tokens of entropy or margin (Signal) is past a threshold
-    target     reads what it has not, writes a span of tokens, and gives back; or goes on to the end
+    unsure     the mean of entropy or margin (Signal) over the last tokens is past a threshold
+    target     prefills what it has not read and writes a span of tokens, or the rest of the answer
 
-What the small model wrote is never judged. So the text is not distributed as the target's own: `edgespec
-calibrate` (calibration.py) measures what a threshold costs. For a seed the text is always the same: one coin
-a token, and the target's spans are `Generation`s of the match rule, whose text does not depend on what was
-drafted.
+The small model's tokens are never judged, so the text is not distributed as the target's own. `edgespec
+calibrate` (calibration.py) measures what a threshold costs. A seed decides the text: each token takes one
+coin, and the target's spans are `Generation`s of the match rule, whose text does not depend on drafts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from edgespec.energy import Phase
 from edgespec.llama.session import Rows, Session
 
 _FARTHEST = np.float32(-1e4)
-"""Least difference of a logit from the best one: its exp is 0, as that of -inf, but 0 * -inf is NaN."""
+"""Least difference of a logit from the best one: its exp is 0, like that of -inf, but 0 * -inf is NaN."""
 
 
 def signal_of(row: Rows, signal: Signal) -> float:
@@ -72,9 +71,9 @@ class Confidence:
 
 
 class SmallModel(DraftModel):
-    """The small model of a cascade, which writes, and drafts for the target's spans.
+    """The small model of a cascade: it writes, and drafts for the target's spans.
 
-    It has read the sequence already when a span begins.
+    It has read the sequence before a span begins.
     """
 
     def start(self) -> None:
@@ -104,7 +103,7 @@ class SoloStep:
 
     @property
     def logprobs(self) -> tuple[Logprobs, ...]:
-        """None: the target said nothing."""
+        """No logprobs: the target said nothing."""
         return ()
 
     def add_to(self, tally: Tally) -> None:
@@ -140,7 +139,7 @@ class Cascade:
         self.n_woken = 0
         """Times that the target was woken."""
         self.n_read = 0
-        """Tokens that it read then: each of the sequence's once at most."""
+        """Tokens that it prefilled then; none of them twice."""
         self._target = target
         self._small = small
         self._drafter = drafter
@@ -149,12 +148,12 @@ class Cascade:
             prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
         )
         self._span: Generation | None = None
-        """The target's loop while it writes; None: the small model does."""
+        """The target's generation under way; None: the small model writes."""
         self._waking = waking
         self._confidence = Confidence(waking)
         self._to_the_end = False
         self._sampler = params.sampler(target.model.n_vocab, 0)
-        # What the drafter may put into the small model's context beside the sequence.
+        # Drafted tokens in the small model's context, after the sequence.
         self._reserve = 1 + (drafter.n_max if drafter else 0)
 
     @property
@@ -214,7 +213,7 @@ class Cascade:
         return SoloStep(token, time.perf_counter() - started)
 
     def _wake(self) -> Generator[Prefill | DraftPrefill | Step]:
-        """Let the target read what it has not, and write."""
+        """Let the target catch up, and write."""
         n = self._sequence.n_left
         if self._waking.span == "rest":
             self._to_the_end = True
@@ -242,7 +241,7 @@ class Cascade:
         return self._drafter.sources() if self._drafter else {}
 
     def plain_rate(self) -> None:
-        """Return None: what the target alone would make is not known where the small model writes."""
+        """Return None: the target's own speed is not known where the small model writes."""
 
     def note(self) -> str:
         """Say in one sentence how often the target was woken, why, and what it read."""

@@ -27,9 +27,9 @@ class TeacherScores:
     """Scores of an answer by target and small model: an entry for each of its tokens."""
 
     margin: list[float] = field(default_factory=list)
-    """The small model's margin before the token, as `cascade.signal_of`."""
+    """The small model's margin before the token (`cascade.signal_of`)."""
     entropy: list[float] = field(default_factory=list)
-    """The small model's entropy before the token, in nats."""
+    """The small model's entropy there, in nats."""
     agrees: list[bool] = field(default_factory=list)
     """Whether both models like the same token best."""
     best: list[bool] = field(default_factory=list)
@@ -39,7 +39,7 @@ class TeacherScores:
 
 
 class TeacherForcing(Closing):
-    """Both models with contexts of their own, beside the engine's; the logits are the engine's own kind."""
+    """Both models in contexts of their own; their logits are computed like the engine's."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TeacherForcing(Closing):
             raise
 
     def marks(self, prompt: Sequence[int], answer: Sequence[int]) -> TeacherScores:
-        """Return what the models say of `answer` after `prompt`."""
+        """Return the scores of `answer` after `prompt`."""
         found = TeacherScores()
         n_vocab = min(session.model.n_vocab for session in self._sessions)
         for session in self._sessions:
@@ -98,7 +98,7 @@ class TeacherForcing(Closing):
 
 
 def _add(marks: TeacherScores, target: Rows, small: Rows) -> None:
-    """Set the small model beside the target at one token of the answer."""
+    """Compare the small model with the target at one token of the answer."""
     divergence = _kl(target, small)
     if math.isnan(divergence):
         raise EdgespecError("logits are not finite: is a model's file damaged? (`edgespec models verify`)")

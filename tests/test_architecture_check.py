@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import architecture_check
-from architecture_check import SOURCES, check_architectures
+import models_supported
+from architecture_check import EQUAL, SOURCES, Check, check_architectures
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.llama.architectures import read_results
@@ -80,6 +81,23 @@ def test_a_crash_is_the_result_of_one_architecture(monkeypatch):
     llama, qwen2, qwen3 = check_architectures(["llama", "qwen2", "qwen3"])
     assert (llama.claimed, llama.error, qwen3.claimed, qwen3.error) == (1, "", 1, "")
     assert qwen2.error == "crashed (signal 6)"
+
+
+def test_what_is_wrong_is_said_and_writes_nothing(monkeypatch, capsys):
+    drafts = {"suffix": EQUAL, "model": "differs at token 3"}
+    found = [
+        Check("llama", ("dense",), claimed=3, keeps_cache=True, takes_back=True, stops=True, drafts=drafts),
+        Check("qwen2", ("dense",), error="crashed (signal 11)"),
+    ]
+    monkeypatch.setattr(models_supported, "check_architectures", lambda _names: iter(found))
+    before = models_supported.PAGE.read_text(), models_supported.TABLE.read_text()
+    assert models_supported.main([]) == 1
+    said = capsys.readouterr().err
+    assert "wrong: llama: model: differs at token 3\n" in said
+    assert "wrong: qwen2: crashed (signal 11)\n" in said
+    assert (models_supported.PAGE.read_text(), models_supported.TABLE.read_text()) == before
+    assert models_supported.main(["lama"]) == 2
+    assert "unknown architecture 'lama'; known: llama, " in capsys.readouterr().err
 
 
 # ---- sampled text ----

@@ -36,7 +36,7 @@ class BatchDisplay(ProgressDisplay):
             BarColumn(),
             TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True)),
         )
-        self._task = self._bars.add_task("", total=n_requests, detail="")
+        self._task = self.bars.add_task("", total=n_requests, detail="")
         self._said = clock()
         self._said_at = results.n_done
         self._drawn = 0.0
@@ -47,7 +47,7 @@ class BatchDisplay(ProgressDisplay):
         if err.is_terminal:
             if now >= self._drawn + 0.5 or n_done == self._n_requests:
                 self._drawn = now
-                self._bars.update(
+                self.bars.update(
                     self._task, completed=n_done, description=self._done(), detail=", ".join(self._details())
                 )
         elif n_done < self._n_requests and self._line_is_due(now - self._said, n_done - self._said_at):

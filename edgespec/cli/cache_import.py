@@ -16,13 +16,13 @@ import numpy.typing as npt
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
 )
 
 from edgespec.cli.console import err, message, out
+from edgespec.cli.progress import ProgressDisplay
 from edgespec.drafting.history import History, HistoryUpdate
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
@@ -173,19 +173,19 @@ def _read_text(file: Path) -> tuple[bytes, str]:
 def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
     """Yield the files one by one, and show the progress: a bar, or a line now and then."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal)
+    display = ProgressDisplay(*columns, TimeElapsedColumn(), per_second=10)
 
     def counted() -> Iterator[Path]:
-        task = bar.add_task("importing", total=len(files))
+        task = display.bars.add_task("importing", total=len(files))
         next_line = time.monotonic() + _LINE_EVERY
         for n, file in enumerate(files):
             yield file
-            bar.update(task, completed=n + 1)
+            display.bars.update(task, completed=n + 1)
             if not err.is_terminal and time.monotonic() > next_line:
                 next_line += _LINE_EVERY
                 err.print(f"importing: {n + 1:,} of {len(files):,} files", markup=False)
 
-    with bar:
+    with display:
         yield counted()
 
 

@@ -43,9 +43,9 @@ class StageDisplay(ProgressDisplay):
     def _draw(self, step: StageProgress) -> None:
         if step.stage not in self._tasks:
             for task in self._tasks.values():
-                self._bars.update(task, completed=1.0, left="")
-            self._tasks[step.stage] = self._bars.add_task(step.stage, total=1.0, detail="", left="")
-        self._bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
+                self.bars.update(task, completed=1.0, left="")
+            self._tasks[step.stage] = self.bars.add_task(step.stage, total=1.0, detail="", left="")
+        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
 
     def _print(self, step: StageProgress) -> None:
         if step.stage not in self._next_line:

@@ -57,18 +57,18 @@ class ProgressDisplay:
 
     def __init__(self, *columns: ProgressColumn, transient: bool = True, per_second: float = 2) -> None:
         """Draw a bar's `columns`, so often: drawing slows down what is being measured."""
-        self._bars = Bars(*columns, console=err, transient=transient, refresh_per_second=per_second)
+        self.bars = Bars(*columns, console=err, transient=transient, refresh_per_second=per_second)
 
     def __enter__(self) -> Self:
         if err.is_terminal:
-            self._bars.start()
+            self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if err.is_terminal:
-            self._bars.stop()
+            self.bars.stop()
 
 
 class WorkDisplay(ProgressDisplay):
@@ -78,13 +78,13 @@ class WorkDisplay(ProgressDisplay):
         super().__init__(
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
         )
-        self._task = self._bars.add_task("", total=None)
+        self._task = self.bars.add_task("", total=None)
         self._last = ""
 
     def show(self, what: str, done: float, total: float, detail: str = "") -> None:
         """Show what is being done, how much of it is done, and in a terminal a changing `detail`."""
         if err.is_terminal:
-            self._bars.update(
+            self.bars.update(
                 self._task,
                 description=what + detail,
                 completed=done,
@@ -151,7 +151,7 @@ class PullDisplay(ProgressDisplay):
 
     def __enter__(self) -> Self:
         if err.is_terminal and len(self._expected) > 1:
-            self._overall = self._bars.add_task("all files", total=self._total or None, unit="")
+            self._overall = self.bars.add_task("all files", total=self._total or None, unit="")
         return super().__enter__()
 
     def on_message(self, line: str) -> None:
@@ -168,7 +168,7 @@ class PullDisplay(ProgressDisplay):
             if self._overall is not None and progress.phase == "download":
                 self._downloaded[progress.name] = progress.done
                 done = sum(self._downloaded.values())
-                self._bars.update(self._overall, completed=done, visible=done != self._total)
+                self.bars.update(self._overall, completed=done, visible=done != self._total)
 
     def show(self, verb: str, name: str, done: int, total: int | None, unit: str = "") -> None:
         """Move the bar of `name`, or print a line if enough has come since the last.
@@ -185,13 +185,13 @@ class PullDisplay(ProgressDisplay):
         """Remove the row of `name`: that work is over."""
         with self._lock:
             if name in self._tasks:
-                self._bars.remove_task(self._tasks.pop(name)[1])
+                self.bars.remove_task(self._tasks.pop(name)[1])
 
     def _draw(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
         if name not in self._tasks or self._tasks[name][0] != verb:
             self.hide(name)
-            self._tasks[name] = verb, self._bars.add_task(f"{verb} {name}", total=total, unit=unit)
-        self._bars.update(self._tasks[name][1], completed=done, total=total, unit=unit)
+            self._tasks[name] = verb, self.bars.add_task(f"{verb} {name}", total=total, unit=unit)
+        self.bars.update(self._tasks[name][1], completed=done, total=total, unit=unit)
 
     def _print(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
         key, what = (name, verb), f"{verb} {name}"

@@ -76,17 +76,17 @@ class Passes(Closing):
         n_past = max(1, min(n_read + settings.n_predict // 2, engine.target.n_ctx_train - most))
         session = Session(engine.target, n_ctx=n_past + most, n_threads=engine.n_threads, n_logits_max=most)
         session.eval([(101 + 7 * i) % engine.target.n_vocab for i in range(n_past)], n_logits=0)
-        self._timeline = TimedSession(session, n_past)
+        self._context = TimedSession(session, n_past)
 
     def time(self, n: int, round_: int) -> PassTime:
         """Return T(n): the median of some passes, after one that is not counted."""
-        self._timeline.timed(n)
-        seconds = statistics.median(self._timeline.timed(n) for _ in range(_TIMED))
+        self._context.timed(n)
+        seconds = statistics.median(self._context.timed(n) for _ in range(_TIMED))
         return PassTime(n, round_, seconds)
 
     def close(self) -> None:
         """Free the session."""
-        self._timeline.session.close()
+        self._context.session.close()
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""When the draft model catches up with the timeline: it stays idle as long as that would not pay."""
+"""When the draft model catches up with the sequence: it stays idle as long as that would not pay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Activation:
         self._n_prompt = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start on a timeline: a prompt and the token after it."""
+        """Start on a sequence: a prompt and the token after it."""
         self._n_prompt = len(tokens) - 1
         starts_idle = self._model.starts_idle and not self._scheduler.needs_model
         self._steps_left = _FIRST_STEPS if starts_idle else 0

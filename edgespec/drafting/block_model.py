@@ -3,7 +3,7 @@
 It reads the target's hidden states, each at its token's place, without tokens. A draft is one pass over the
 last token and masks; what it says of each mask depends on no other drafted token:
 
-    timeline     t0  t1  t2  t3 |  m   m   m      t3 is emitted, its state not known yet
+    sequence     t0  t1  t2  t3 |  m   m   m      t3 is emitted, its state not known yet
     read with    f0  f1  f2     |                 f: the target's, known after its pass
     the pass                 t3 |  m   m   m      gives the distributions of the three tokens after t3
 
@@ -46,11 +46,11 @@ class BlockModel(DraftModel):
         super().__init__(session, n_vocab=n_vocab)
         self.features = features
         self._masks = [head.mask] * (head.n_block - 1)
-        self._began_at = 0  # tokens of the timeline that the last pass was made after
+        self._began_at = 0  # tokens of the sequence that the last pass was made after
         self._rows: Rows = np.empty((0, self._n_row), np.float32)
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the timeline `tokens`; what was read of one that begins like it stays."""
+        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
         self._rows = self._rows[:0]
         n_same = n_common(self._session.tokens, tokens[self._offset :])
         if n_same:
@@ -77,7 +77,7 @@ class BlockModel(DraftModel):
         return _FIRST if self._is_new(n_tokens) else _FURTHER
 
     def make_room(self, n_tokens: int) -> None:
-        """Start again from the recent half where the timeline and the masks do not fit."""
+        """Start again from the recent half where the sequence and the masks do not fit."""
         super().make_room(n_tokens + len(self._masks))
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -117,5 +117,5 @@ class BlockModel(DraftModel):
         )
 
     def _is_new(self, n_tokens: int) -> bool:
-        """Whether `n_tokens` is the timeline that the target wrote, without drafted tokens."""
+        """Whether `n_tokens` is the sequence that the target wrote, without drafted tokens."""
         return self.features.end >= n_tokens - 1

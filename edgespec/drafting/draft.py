@@ -110,8 +110,8 @@ class Draft(Closing):
         """Return how many of its own tokens `n_ctx` of the target's may be."""
         return n_ctx
 
-    def open(self, timelines: SequencePool) -> DraftModel:
-        """Return it as the draft model of one generation, in one of `timelines`."""
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as the draft model of one generation, in one of `sequences`."""
         raise NotImplementedError
 
     @property
@@ -196,10 +196,10 @@ class PlainDraft(Draft):
             )
         return self.model
 
-    def open(self, timelines: SequencePool) -> DraftModel:
-        """Return it as a DraftModel, which finds what it read of earlier timelines."""
-        model = DraftModel(timelines.begin([0]), n_vocab=self.target.n_vocab, cut=self._cut)
-        model.timelines = timelines
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as a DraftModel, which finds what it read of earlier sequences."""
+        model = DraftModel(sequences.begin([0]), n_vocab=self.target.n_vocab, cut=self._cut)
+        model.sequences = sequences
         return model
 
     @property
@@ -237,6 +237,6 @@ class TranslatedDraft(Draft):
         """Return how many of its own tokens `n_ctx` of the target's may be, roughly."""
         return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
 
-    def open(self, timelines: SequencePool) -> DraftModel:
+    def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a TranslatedModel."""
-        return TranslatedModel(timelines.begin([0]), self.target, self._map)
+        return TranslatedModel(sequences.begin([0]), self.target, self._map)

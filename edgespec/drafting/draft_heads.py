@@ -80,10 +80,10 @@ class HeadDraft(_Head):
         self._fusion = Fusion(self._head, TargetEmbeddings(self.target.header))
         return self
 
-    def open(self, timelines: SequencePool) -> DraftModel:
+    def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a HeadModel, with the matrix that joins tokens and states."""
         return HeadModel(
-            timelines.begin([0]),
+            sequences.begin([0]),
             self._features(),
             n_vocab=self.target.n_vocab,
             head=self._head,
@@ -130,10 +130,10 @@ class EagleDraft(_PublishedDraft):
     def _load(self, *, kernels: bool, n_threads: int) -> Model:
         return EagleHead(self.header, self.target, kernels=kernels, n_threads=n_threads)
 
-    def open(self, timelines: SequencePool) -> DraftModel:
+    def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a HeadModel, with its encoder of states."""
         return HeadModel(
-            timelines.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
+            sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
         )
 
     @property
@@ -156,9 +156,9 @@ class BlockDraft(_PublishedDraft):
     def _load(self, *, kernels: bool, n_threads: int) -> Model:
         return BlockHead(self.header, self.target, kernels=kernels)
 
-    def open(self, timelines: SequencePool) -> DraftModel:
+    def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a BlockModel."""
-        return BlockModel(timelines.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
+        return BlockModel(sequences.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
@@ -200,9 +200,9 @@ class MtpDraft(_Head):
         """Return itself: it is made for its target, whatever kind of model that is."""
         return self
 
-    def open(self, timelines: SequencePool) -> DraftModel:
+    def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a HeadModel, which takes states beside tokens."""
-        return HeadModel(timelines.begin([0]), self._features(), n_vocab=self.target.n_vocab)
+        return HeadModel(sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab)
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:

@@ -1,4 +1,4 @@
-"""The draft model: what it has read of the timeline, and its passes."""
+"""The draft model: what it has read of the sequence, and its passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.llama.session import Rows, Session
 
 
 class DraftModel:
-    """`session`'s model, which follows the target's timeline at its own pace.
+    """`session`'s model, which follows the target's sequence at its own pace.
 
     Its cache is trimmed to what was accepted and nothing is evaluated twice: tokens it has not read
     (the last drafted one, the one that followed, what another source proposed) are read with its next pass.
@@ -31,7 +31,7 @@ class DraftModel:
     """Whether prefill costs enough to wait until the first steps show that it pays."""
     features: TargetFeatures | None = None
     """The target's hidden states, where it is a head that reads them."""
-    timelines: SequencePool | None = None
+    sequences: SequencePool | None = None
     """The pool of its session; a sequence that begins like an earlier one need not be read again."""
 
     def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
@@ -44,7 +44,7 @@ class DraftModel:
         self.n_vocab = min(n_vocab, self._n_inputs)
         """Tokens of the target that it can know."""
         self._set_tokens(cut.token_ids if cut else None)
-        self._offset = 0  # the timeline's index of the first token in the cache
+        self._offset = 0  # the sequence's index of the first token in the cache
         self.blamed = LogitsOf(session.model.path)
         """Enter it around what is computed from its logits: an error then names this model."""
 
@@ -66,35 +66,35 @@ class DraftModel:
         return self._session.n_past
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the timeline `tokens`; forget what was read of another one."""
-        if self._offset and tokens and self.timelines:
+        """Start on the sequence `tokens`; forget what was read of another one."""
+        if self._offset and tokens and self.sequences:
             n_known = n_common(self._session.tokens, tokens[self._offset : -1])
             if n_known > self._session.n_past // 2:  # not by chance: it is the same text
                 self._session.rewind(n_known)
                 return
             self._session.clear()
         self._offset = 0
-        if self.timelines and tokens:
-            self.timelines.end(self._session)
-            self._session = self.timelines.begin(tokens)
+        if self.sequences and tokens:
+            self.sequences.end(self._session)
+            self._session = self.sequences.begin(tokens)
         else:
             self._session.rewind(0)
 
     def rest(self) -> None:
-        """Keep what was read of a timeline that has ended, for others that begin like it."""
-        if self.timelines and not self._offset:
-            self.timelines.end(self._session)
+        """Keep what was read of a sequence that has ended, for others that begin like it."""
+        if self.sequences and not self._offset:
+            self.sequences.end(self._session)
 
     def follows(self, n_tokens: int) -> bool:
-        """Say whether it can draft after a timeline of `n_tokens`."""
+        """Say whether it can draft after a sequence of `n_tokens`."""
         return self.n_unread(n_tokens) > 0
 
     def n_unread(self, n_tokens: int) -> int:
-        """Return how many of a timeline of `n_tokens` it has not read."""
+        """Return how many of a sequence of `n_tokens` it has not read."""
         return n_tokens - self._offset - self._session.n_past
 
     def skip(self, n_tokens: int, n_recent: int) -> None:
-        """If more than `n_recent` of a timeline of `n_tokens` are unread, leave the others out for good."""
+        """If more than `n_recent` of a sequence of `n_tokens` are unread, leave the others out for good."""
         n_recent = min(n_recent, self.n_ctx // 2)
         if self.n_unread(n_tokens) > n_recent:
             self._start_at(n_tokens - n_recent)
@@ -104,7 +104,7 @@ class DraftModel:
         self._session.eval(self._known(tokens[self._offset + self._session.n_past : -1]), n_logits=0)
 
     def make_room(self, n_tokens: int) -> None:
-        """Start again from the recent half of the context when a timeline of `n_tokens` does not fit."""
+        """Start again from the recent half of the context when a sequence of `n_tokens` does not fit."""
         if n_tokens - self._offset > self.n_ctx:
             self._start_at(n_tokens - self.n_ctx // 2)
 
@@ -131,7 +131,7 @@ class DraftModel:
         return whole
 
     def trim(self, n_tokens: int) -> None:
-        """Remove from the cache all but the timeline's first `n_tokens` tokens."""
+        """Remove from the cache all but the sequence's first `n_tokens` tokens."""
         n_keep = n_tokens - self._offset
         if n_keep < self._session.n_past:
             self._session.rewind(max(0, n_keep))
@@ -141,7 +141,7 @@ class DraftModel:
         self._session.close()
 
     def _start_at(self, offset: int) -> None:
-        """Forget what was read, and begin at the timeline's token `offset`."""
+        """Forget what was read, and begin at the sequence's token `offset`."""
         self._session.clear()
         self._offset = offset
 

@@ -14,7 +14,7 @@ from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
 
 OWN_TOKENS = 1 << 16
-"""Tokens of an engine's own timelines that drafts are looked for in."""
+"""Tokens of an engine's own sequences that drafts are looked for in."""
 
 
 class EarlierTexts:

@@ -6,7 +6,7 @@ target's own file (llama/mtp.py).
 Token i is read together with the hidden state of token i - 1. That is the target's own where the target has
 been, and else, along a draft, the head's last one:
 
-    timeline     t0  t1  t2  t3 | d4  d5          t3 is emitted, d4 and d5 are drafted
+    sequence     t0  t1  t2  t3 | d4  d5          t3 is emitted, d4 and d5 are drafted
     read with        f0  f1  f2 | g3  g4          f: the target's, known after its pass; g: the head's
 
 When the target has judged the draft, its f3, f4 .. are known: what was read with g3, g4 .. is taken back and
@@ -123,12 +123,12 @@ class HeadModel(DraftModel):
             self._set_tokens(head.token_ids)
         self._fusion, self._encode = fusion, encode
         self.features = features
-        self._n_true = 0  # of the timeline's tokens, those before it were read with the target's states
+        self._n_true = 0  # of the sequence's tokens, those before it were read with the target's states
         self._own_at = -1
         self._own: Features = features.rows(0, 0)  # its own hidden state of token `_own_at`
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the timeline `tokens`; what was read of one that begins like it stays."""
+        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
         n_same = n_common(self._session.tokens, tokens[self._offset : -1])
         n_kept = min(n_same, self._n_true - self._offset)
         self._own_at = -1
@@ -147,7 +147,7 @@ class HeadModel(DraftModel):
         return start < n_tokens and (n_tokens - 2 < self.features.end or is_next)
 
     def n_unread(self, n_tokens: int) -> int:
-        """Return how many of a timeline of `n_tokens` it has not read, of those that it can read."""
+        """Return how many of a sequence of `n_tokens` it has not read, of those that it can read."""
         return n_tokens - self._find_start()
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -182,7 +182,7 @@ class HeadModel(DraftModel):
         return replace(evaluated, rows=evaluated.rows[:, : self._n_row], seconds=seconds)
 
     def trim(self, n_tokens: int) -> None:
-        """Remove from the cache all but the timeline's first `n_tokens` tokens.
+        """Remove from the cache all but the sequence's first `n_tokens` tokens.
 
         Tokens read with its own hidden states go too, where the target's have become known.
         """

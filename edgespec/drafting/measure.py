@@ -156,13 +156,13 @@ class _Measurement:
     def run(self) -> PairCosts:
         load = OtherLoad()
         timings = self._read_contexts()
-        timelines = [timeline for one in timings for timeline in one.timelines]
-        sizes = self._plan(timelines)
-        n_swept = self._sweep(timelines, sizes)
-        self._count_energy(timelines)
+        contexts = [context for one in timings for context in one.contexts]
+        sizes = self._plan(contexts)
+        n_swept = self._sweep(contexts, sizes)
+        self._count_energy(contexts)
         self._report("done", ended=True)
 
-        spread = spread_of(timelines)
+        spread = spread_of(contexts)
         warnings = _warnings(spread, n_swept, load.processors(), self._n_threads, self._budget_s)
         curves = [one.curve() for one in timings]
         joules = [one.joules_curve() for one in timings]
@@ -196,18 +196,18 @@ class _Measurement:
         near_lengths = [min(CONTEXTS[0], model.n_ctx_train - N_MAX) for model in self._models]
         timings = []
         for model, length in zip(self._models, near_lengths, strict=True):
-            timeline, seconds, joules = self._open(model, length)
+            context, seconds, joules = self._open(model, length)
             if seconds < _WARM_UP_SHARE * self._budget_s:
                 # Read once more: the first time, buffers are made and pages of the file come in.
-                timeline.session.clear()
-                seconds, joules = self._fill(timeline)
-            timings.append(ModelTimings([timeline], seconds / length, joules and joules / length))
+                context.session.clear()
+                seconds, joules = self._fill(context)
+            timings.append(ModelTimings([context], seconds / length, joules and joules / length))
         far = self._far_context(sum(one.read for one in timings))
         for model, one in zip(self._models, timings, strict=True):
             length = min(far, model.n_ctx_train - N_MAX)
             if length >= _SHORTEST_FAR:
-                timeline, seconds, joules = self._open(model, length)
-                one.timelines.append(timeline)
+                context, seconds, joules = self._open(model, length)
+                one.contexts.append(context)
                 one.read, one.read_joules = seconds / length, joules and joules / length
         return timings
 
@@ -224,7 +224,7 @@ class _Measurement:
         return length
 
     def _open(self, model: Model, n_past: int) -> tuple[TimedSession, float, float | None]:
-        """Return a timeline of `n_past` tokens, and the seconds and joules of reading them."""
+        """Return a context of `n_past` tokens, and the seconds and joules of reading them."""
         interrupt = self._signals.interrupt if self._signals else None
         is_target = model is self._models[0]
         session = Session(
@@ -237,31 +237,31 @@ class _Measurement:
             interrupt=interrupt,
             rollback=target_rollback(model.header) if is_target else draft_rollback(),
         )
-        timeline = TimedSession(self._sessions.enter_context(session), n_past)
-        return timeline, *self._fill(timeline)
+        context = TimedSession(self._sessions.enter_context(session), n_past)
+        return context, *self._fill(context)
 
-    def _fill(self, timeline: TimedSession) -> tuple[float, float | None]:
-        tokens = [(101 + 7 * i) % timeline.session.model.n_vocab for i in range(timeline.n_past)]
+    def _fill(self, context: TimedSession) -> tuple[float, float | None]:
+        tokens = [(101 + 7 * i) % context.session.model.n_vocab for i in range(context.n_past)]
         what = f"reading {len(tokens)} tokens"
         window, began = self._meter.begin(), perf_counter()
         for start in range(0, len(tokens), _READ_AT_ONCE):
             self._report(what)
-            timeline.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
+            context.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
         return max(perf_counter() - began, 1e-9), self._meter.end(window).joules
 
     # ---- passes ----
 
-    def _plan(self, timelines: Sequence[TimedSession]) -> tuple[int, ...]:
+    def _plan(self, contexts: Sequence[TimedSession]) -> tuple[int, ...]:
         """Return which n to time, from a first timing."""
-        many = sum(timeline.first_timed(N_MAX) for timeline in timelines)
-        one = sum(timeline.first_timed(1) for timeline in timelines)
+        many = sum(context.first_timed(N_MAX) for context in contexts)
+        one = sum(context.first_timed(1) for context in contexts)
 
         def sweep_s(sizes: Sequence[int]) -> float:
             passes = sum(one + max(0.0, many - one) * (n - 1) / (N_MAX - 1) for n in sizes)
             return passes + one  # for n = 1 there is an untimed pass
 
         if self._meter.available:
-            self._energy_s = len(timelines) * len(ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(ENERGY_SIZES)
+            self._energy_s = len(contexts) * len(ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(ENERGY_SIZES)
         left = self._left()
         sizes = next((s for s in _SIZES if _FEWEST * sweep_s(s) <= left), _SIZES[-1])
         self._expect(_MOST, sweep_s(sizes))
@@ -277,8 +277,8 @@ class _Measurement:
         self._total_s = self._spent() + max(1, fit) * sweep_s + self._energy_s
         return fit > 0
 
-    def _sweep(self, timelines: Sequence[TimedSession], sizes: Sequence[int]) -> int:
-        """Time all n in all timelines, again and again until the budget is spent; return how often."""
+    def _sweep(self, contexts: Sequence[TimedSession], sizes: Sequence[int]) -> int:
+        """Time all n in all contexts, again and again until the budget is spent; return how often."""
         longest = 0.0
         for turn in range(_MOST):
             if turn and not self._expect(_MOST - turn, longest):
@@ -287,26 +287,26 @@ class _Measurement:
             for i in range(len(sizes)):
                 self._report("timing passes")
                 n = sizes[(i + turn * len(sizes) // _MOST) % len(sizes)]
-                for timeline in timelines:
+                for context in contexts:
                     if n == 1:  # passes of one follow one another in a draft, and use its graph again
-                        timeline.timed(1)
-                    timeline.seconds.setdefault(n, []).append(timeline.timed(n))
+                        context.timed(1)
+                    context.seconds.setdefault(n, []).append(context.timed(n))
             longest = max(longest, self._spent() - began)
         return _MOST
 
-    def _count_energy(self, timelines: Sequence[TimedSession]) -> None:
-        for timeline in timelines:
+    def _count_energy(self, contexts: Sequence[TimedSession]) -> None:
+        for context in contexts:
             for n in ENERGY_SIZES:
                 if not self._meter.available:
                     return
                 self._report("counting energy")
                 window, passes, spent = self._meter.begin(), 0, 0.0
                 while passes < 2 or spent < _ENERGY_S:
-                    spent += timeline.timed(n)
+                    spent += context.timed(n)
                     passes += 1
                 joules = self._meter.end(window).joules
                 if joules:
-                    timeline.joules[n] = joules / passes
+                    context.joules[n] = joules / passes
 
 
 def _warnings(

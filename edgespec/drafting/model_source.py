@@ -76,10 +76,10 @@ class ModelSource:
         only point masses make sense.
         """
         model = self._model
-        timeline = [*tokens, *proposal.drafted] if proposal.drafted else tokens
-        n_read = model.n_unread(len(timeline)) + len(guesses)
+        sequence = [*tokens, *proposal.drafted] if proposal.drafted else tokens
+        n_read = model.n_unread(len(sequence)) + len(guesses)
         n_past = model.n_past
-        evaluated = yield from model.ask(timeline, guesses)
+        evaluated = yield from model.ask(sequence, guesses)
         rows = evaluated.rows
         if self._clock and evaluated.n_tokens <= n_read:  # else the batcher, which knows what was in it, does
             self._clock.observe(n_read, n_past, evaluated.seconds)
@@ -91,7 +91,7 @@ class ModelSource:
             if proposal.drafted[-1] != guesses[i] or self._is_eog(guesses[i]):
                 break
             n_right += 1
-        model.trim(len(timeline) + n_right)
+        model.trim(len(sequence) + n_right)
         proposal.passes.append((n_read, len(guesses)))
 
     def _draft_token(

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-TableName = Literal["suffix", "sampled", "argmax", "second", "other", "next"]
+_TABLES = ("suffix", "sampled", "argmax", "second", "other", "next")
 
 _EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 N_BUCKETS = len(_EDGES) + 1
@@ -210,16 +210,8 @@ class Predictor:
         self.next = AcceptanceTable(lambda d, b: 0.75 if d == 0 else 0.55 + 0.3 * _CENTRES[b], alike=True)
         self.begin()
 
-    @property
-    def _tables(self) -> dict[TableName, AcceptanceTable]:
-        return {
-            "suffix": self.suffix,
-            "sampled": self.sampled,
-            "argmax": self.argmax,
-            "second": self.second,
-            "other": self.other,
-            "next": self.next,
-        }
+    def _tables(self) -> dict[str, AcceptanceTable]:
+        return {name: getattr(self, name) for name in _TABLES}
 
     def offered(self, depth: int, bucket: int) -> float:
         """Return the estimated acceptance of a token of the suffix store, those before it being right.
@@ -240,14 +232,14 @@ class Predictor:
     def begin(self) -> None:
         """Start on another text."""
         self._right, self._expected = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
-        for table in self._tables.values():
+        for table in self._tables().values():
             table.begin()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, for a file."""
-        return {name: table.as_dict() for name, table in self._tables.items()}
+        return {name: table.as_dict() for name, table in self._tables().items()}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take up the counts that `as_dict` gave; anything else is left alone."""
-        for name, table in self._tables.items():
+        for name, table in self._tables().items():
             table.restore(stored.get(name))

@@ -22,8 +22,8 @@ class SuffixOffer:
 class Proposal:
     """A step's draft: it grows while sources add to it, and is compiled to `tree` at the end."""
 
-    n_timeline: int
-    """Tokens of the timeline that it follows."""
+    n_sequence: int
+    """Tokens of the sequence that it follows."""
     room: int
     """Most nodes."""
     drafted: list[int] = field(default_factory=list)

@@ -60,9 +60,12 @@ class Scheduler:
         self._pace = {True: DecayingRate(), False: DecayingRate()}  # of copied text, of new text
         self._lately = {True: DecayingRate(), False: DecayingRate()}  # the same, of the same last steps
         self._copying = False
-        self._n_past, self._n_draft, self._n_pending = 0, 0, 1
+        self._n_past, self._n_draft = 0, 0
+        self.n_pending = 1
+        """Tokens of this request that are always in the target's pass."""
         self._others = OtherRequests()
-        self._own_rate = 0.0
+        self.own_rate = 0.0
+        """This request's share of `rate`."""
         self._gains: ExpectedGain | None = None
 
     # ---- what it is told ----
@@ -71,7 +74,7 @@ class Scheduler:
         """Start on a text of at most `n_predict` tokens after `n_past`."""
         learned = self.learned
         verify = learned.target.at(n_past)
-        self._n_past, self._n_draft, self._n_pending = n_past, 0, 1
+        self._n_past, self._n_draft, self.n_pending = n_past, 0, 1
         self._n_predict = n_predict
         self._n_emitted = 1
         self._spent = learned.target.read(n_past, 0)
@@ -95,7 +98,7 @@ class Scheduler:
         being copied and text that is new, so each has its own rate.
         """
         self._copying = bool(offered) and offered[0] >= _COPYING
-        self._n_past, self._n_draft, self._n_pending = n_past, n_draft, n_pending
+        self._n_past, self._n_draft, self.n_pending = n_past, n_draft, n_pending
         self._price()
 
     def share(self, others: OtherRequests) -> None:
@@ -115,7 +118,7 @@ class Scheduler:
     def _price(self) -> None:
         """Look up what passes of this step cost, and the rate."""
         learned, others = self.learned, self._others
-        n_before = self._n_pending + others.n_target - 1  # always in the target's pass, but one
+        n_before = self.n_pending + others.n_target - 1  # always in the target's pass, but one
         verify: Sequence[float] = learned.target.at(self._n_past)
         if n_before and self.policy.splits and others.n_target:
             together = extrapolated(verify, n_before + 1)[n_before + 1]
@@ -126,11 +129,11 @@ class Scheduler:
         if others.n_draft and passes:
             n_all, passes = others.n_draft, extrapolated(passes, others.n_draft + N_MAX)
             passes = [passes[n_all + n] * n / (n_all + n) for n in range(N_MAX + 1)]
-        self._own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
-        rate = self._own_rate + others.rate
+        self.own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
+        rate = self.own_rate + others.rate
         again: Sequence[float] = ()
         if self.policy.rereads:
-            n = self._n_pending
+            n = self.n_pending
             costs = extrapolated(learned.target.at(self._n_past), n + N_MAX)
             again = [rate * max(0.0, cost - costs[1]) for cost in costs[n + 1 :]]
         self._gains = ExpectedGain(learned, verify, passes, rate, again)
@@ -178,19 +181,9 @@ class Scheduler:
         return self._now.rate
 
     @property
-    def n_pending(self) -> int:
-        """Tokens of this request that are always in the target's pass."""
-        return self._n_pending
-
-    @property
     def needs_model(self) -> bool:
         """Whether the draft model has to draft from the first step on, whatever it costs to prefill it."""
         return not self.policy.suffix
-
-    @property
-    def own_rate(self) -> float:
-        """This request's share of `rate`."""
-        return self._own_rate
 
     @property
     def verify_costs(self) -> Sequence[float]:
@@ -284,7 +277,7 @@ class Scheduler:
         to_come_s = min(self.lengths.to_come(n), n_max - n) * new_s
         window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))
         pace = (new.cost + copied.cost) / n_seen
-        price = draft.read(window, 0) * now.rate / self._own_rate  # the others wait as well
+        price = draft.read(window, 0) * now.rate / self.own_rate  # the others wait as well
         pays = self.lengths.pays(price, saved, n=n, n_max=n_max, spent=self._spent, pace=pace)
         return window if pays else 0
 

@@ -15,7 +15,7 @@ _NODES = 8  # of the suffix store's tree
 
 
 class SuffixSource:
-    """Asks the suffix store for continuations of a timeline, and says how likely they are right."""
+    """Asks the suffix store for continuations of a sequence, and says how likely they are right."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SuffixSource:
         self._constraint = constraint
 
     def extend(self, emitted: Sequence[int]) -> None:
-        """Append the tokens that followed the timeline."""
+        """Append the tokens that followed the sequence."""
         self._document.extend(emitted)
 
     def offer(self, proposal: Proposal) -> SuffixOffer:

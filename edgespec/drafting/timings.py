@@ -50,7 +50,7 @@ class TimedSession:
 class ModelTimings:
     """The timed passes of one model, at one or two contexts."""
 
-    timelines: list[TimedSession]
+    contexts: list[TimedSession]
     """The shorter context first."""
     read: float
     """Seconds of a token in prefill."""
@@ -59,13 +59,13 @@ class ModelTimings:
 
     def curve(self) -> CostCurve:
         """Return the curve in seconds."""
-        return _extended([(one.n_past, one.typical()) for one in self.timelines], self.read)
+        return _extended([(one.n_past, one.typical()) for one in self.contexts], self.read)
 
     def joules_curve(self) -> CostCurve | None:
         """Return the curve in joules; None when a figure is missing: no counters, or they went away."""
-        if not self.read_joules or any(len(one.joules) < len(ENERGY_SIZES) for one in self.timelines):
+        if not self.read_joules or any(len(one.joules) < len(ENERGY_SIZES) for one in self.contexts):
             return None
-        return _extended([(one.n_past, one.joules) for one in self.timelines], self.read_joules)
+        return _extended([(one.n_past, one.joules) for one in self.contexts], self.read_joules)
 
 
 def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> CostCurve:
@@ -81,11 +81,11 @@ def _extended(known: Sequence[tuple[int, dict[int, float]]], read: float) -> Cos
     return CostCurve((tuple(near), tuple(extended)), read)
 
 
-def spread_of(timelines: Sequence[TimedSession]) -> float:
+def spread_of(contexts: Sequence[TimedSession]) -> float:
     """Return the median over all passes of (interquartile range / median); 0 if nothing was repeated."""
     spreads = []
-    for timeline in timelines:
-        for seconds in timeline.seconds.values():
+    for context in contexts:
+        for seconds in context.seconds.values():
             if len(seconds) > 1:
                 low, median, high = statistics.quantiles(seconds, n=4)
                 spreads.append((high - low) / median)

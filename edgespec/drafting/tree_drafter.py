@@ -64,7 +64,7 @@ class TreeDrafter:
         """Propose from `suffix` and `model` what `scheduler` chooses.
 
         `clocks` are told of every pass that is timed, `on_step` of every step. Only what `constraint` allows
-        is proposed; it follows the timeline.
+        is proposed; it follows the sequence.
         """
         self._scheduler = scheduler
         policy = scheduler.policy
@@ -73,7 +73,7 @@ class TreeDrafter:
         self._suffix = suffix if policy.suffix or policy.staged else None
         self._model = model if policy.model else None
         self._target_clock, draft_clock = clocks
-        self._suffix_source: SuffixSource | None = None  # once a timeline has begun
+        self._suffix_source: SuffixSource | None = None  # once a sequence has begun
         self._model_source = (
             ModelSource(self._model, scheduler, clock=draft_clock, is_eog=is_eog, constraint=constraint)
             if self._model
@@ -90,7 +90,7 @@ class TreeDrafter:
         self._n_passes = 0
 
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
-        """Start on a new timeline."""
+        """Start on a new sequence."""
         self._sampled = sampled
         self._n_pending = 1
         self._scheduler.begin(len(tokens), n_predict)
@@ -214,14 +214,14 @@ class TreeDrafter:
         started = time.perf_counter()
         proposal, emitted = self._proposal, outcome.emitted
         if self._model:
-            n_read = proposal.n_timeline + proposal.n_right(emitted)
+            n_read = proposal.n_sequence + proposal.n_right(emitted)
             self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
             self._suffix_source.extend(emitted)
         learn_step(self._scheduler.learned.predictor, proposal, outcome)
         n_own = self._n_pending + len(proposal.tree)
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
-            self._target_clock.observe(n_own, proposal.n_timeline, outcome.verify_s)
+            self._target_clock.observe(n_own, proposal.n_sequence, outcome.verify_s)
         self._n_pending = outcome.n_pending
         accepted = set(outcome.path)
         for i, node in enumerate(proposal.tree):

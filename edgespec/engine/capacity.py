@@ -117,7 +117,7 @@ def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
     return min(int(n_bytes) // cell_bytes(header), KEPT * header.n_ctx_train)
 
 
-def kept_timelines(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:
+def kept_sequences(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:
     """Return how many sequences a prefix cache of `n_bytes` holds.
 
     Several requests share a cache that always has room for them. But each state takes its own memory: a model

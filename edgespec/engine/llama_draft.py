@@ -87,7 +87,7 @@ class SuffixDraft(LlamaDraftModel):
                 self._store.load(stored.load(_CAPACITY, n_vocab=model.n_vocab))
 
     def __call__(self, input_ids: Ids, /, **_: Any) -> Ids:  # noqa: ANN401 - as llama_cpp has it
-        """Return tokens that may follow `input_ids`, the whole timeline; often none."""
+        """Return tokens that may follow `input_ids`, the whole sequence; often none."""
         document = self._follow(input_ids)
         # Offer only what the credit covers if nothing is accepted, so that no more than it is ever lost.
         affordable = int(np.searchsorted(self._added, self._credit, "right")) - 1

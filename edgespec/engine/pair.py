@@ -19,7 +19,7 @@ from edgespec.engine.capacity import (
     choose_capacity,
     fitting_ctx,
     kept_cells,
-    kept_timelines,
+    kept_sequences,
 )
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import choose_models
@@ -91,8 +91,8 @@ class Pair(Closing):
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
         self._models: list[Model] = []
-        self._timelines: SequencePool | None = None
-        self._draft_timelines: SequencePool | None = None
+        self._sequences: SequencePool | None = None
+        self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
 
@@ -159,9 +159,9 @@ class Pair(Closing):
     def reopen(self) -> None:
         """Load the target again. Raises NodeLost where a node is still lost."""
         if self._remote:
-            if self._timelines:
-                self._timelines.close()
-                self._timelines = None
+            if self._sequences:
+                self._sequences.close()
+                self._sequences = None
             self._remote.reopen(self.target, self._interrupt)
 
     def _footprint(self, model: Model) -> GGUFHeader:
@@ -208,13 +208,13 @@ class Pair(Closing):
         cells = self.capacity.n_cells
         return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
 
-    def timelines(self, n_ctx: int) -> SequencePool:
-        """Return the target's timelines, each with a context of at least `n_ctx` tokens."""
-        if self._timelines is None or self._timelines.n_ctx < n_ctx:
+    def sequences(self, n_ctx: int) -> SequencePool:
+        """Return the target's sequences, each with a context of at least `n_ctx` tokens."""
+        if self._sequences is None or self._sequences.n_ctx < n_ctx:
             cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
-            smaller, self._timelines = self._timelines, None
-            self._timelines = self._replaced(smaller, self.target, cells, n_ctx)
-        return self._timelines
+            smaller, self._sequences = self._sequences, None
+            self._sequences = self._replaced(smaller, self.target, cells, n_ctx)
+        return self._sequences
 
     def _kept_cells(self, model: Model, share: float) -> int:
         """Return how many tokens the prefix cache holds."""
@@ -224,7 +224,7 @@ class Pair(Closing):
         """Open a cache of `cells` tokens; the last prefix moves there from a `smaller` one, which closes."""
         parallel, prefix_cache = self.parallel, self.options.prefix_cache
         rollback = self.rollback if model is self.target else draft_rollback()
-        n_kept = kept_timelines(model.header, parallel, prefix_cache or 0, rollback)
+        n_kept = kept_sequences(model.header, parallel, prefix_cache or 0, rollback)
         n_kept = min(n_kept, MAX_SEQUENCES_OPEN - parallel)
         n_sequences = parallel + n_kept
         size = KVCacheSize(
@@ -261,12 +261,12 @@ class Pair(Closing):
         else:
             n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, n_train), MAX_DRAFT_CTX)
         n_own = self.draft.n_own(n_ctx)
-        if self._draft_timelines is None or self._draft_timelines.n_ctx < n_own:
+        if self._draft_sequences is None or self._draft_sequences.n_ctx < n_own:
             self._idle_drafts.clear()
             cells = parallel * n_own + self._kept_cells(draft, DRAFT_SHARE)
-            smaller, self._draft_timelines = self._draft_timelines, None
-            self._draft_timelines = self._replaced(smaller, draft, cells, n_own)
-        return self._idle_drafts.pop() if self._idle_drafts else self.draft.open(self._draft_timelines)
+            smaller, self._draft_sequences = self._draft_sequences, None
+            self._draft_sequences = self._replaced(smaller, draft, cells, n_own)
+        return self._idle_drafts.pop() if self._idle_drafts else self.draft.open(self._draft_sequences)
 
     def end_draft(self, model: DraftModel) -> None:
         """Take back a draft model: the next generation may have it."""
@@ -301,9 +301,9 @@ class Pair(Closing):
 
     def forget(self) -> None:
         """Empty the prefix caches."""
-        for timelines in (self._timelines, self._draft_timelines):
-            if timelines:
-                timelines.forget()
+        for sequences in (self._sequences, self._draft_sequences):
+            if sequences:
+                sequences.forget()
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""

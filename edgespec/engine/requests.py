@@ -164,19 +164,19 @@ class RequestRunner:
         plan = running.plan
         n_predict = plan.options.n_predict
         n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
-        timelines = self._pair.timelines(n_ctx)
-        if self.batcher is None or self.batcher.sequences is not timelines:
-            self.batcher = Batcher(timelines, self._knowledge.clocks)
+        sequences = self._pair.sequences(n_ctx)
+        if self.batcher is None or self.batcher.sequences is not sequences:
+            self.batcher = Batcher(sequences, self._knowledge.clocks)
         drafter = features = None
         if plan.options.cascade:
             small = self._pair.small_model(n_ctx)
-            target = running.session = timelines.begin([0])
+            target = running.session = sequences.begin([0])
             if plan.policy:
                 drafter = self._drafter(running, plan.policy, small, on_step)
             return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
         # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
-        target = running.session = timelines.begin(known)
+        target = running.session = sequences.begin(known)
         n_known = target.n_past
         if plan.policy:
             if plan.uses_model:

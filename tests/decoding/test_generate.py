@@ -365,7 +365,7 @@ def test_a_model_that_cannot_rewind_decodes_plainly(tiny_path, tiny_draft_path, 
 def test_the_drafts_context_is_no_larger_than_needed(tiny_path, tiny_draft_path):
     with Engine(tiny_path, tiny_draft_path, n_ctx=512) as engine:
         engine.generate("abc", n_predict=20)
-        assert engine._pair.timelines(1).n_ctx == 512
+        assert engine._pair.sequences(1).n_ctx == 512
         assert engine._pair.begin_draft(1, 1, 1).n_ctx == 256
 
 

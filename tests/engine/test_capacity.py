@@ -15,7 +15,7 @@ from edgespec.engine.capacity import (
     CapacityRequest,
     choose_capacity,
     expected_capacity,
-    kept_timelines,
+    kept_sequences,
     texts_that_pay,
 )
 from edgespec.errors import EdgespecError
@@ -202,11 +202,11 @@ def test_a_draft_may_be_longer_where_states_are_small_and_large_ones_have_no_sna
 
 def test_kept_timelines_are_few_where_each_has_a_state(target, hybrid):
     size = target_rollback(hybrid)
-    assert kept_timelines(target, 1, 0, target_rollback(target)) == 0
-    assert kept_timelines(target, 1, 256 * MB, target_rollback(target)) == KEPT
-    assert kept_timelines(hybrid, 1, 256 * MB, size) == 1
-    assert kept_timelines(hybrid, 4, 0, target_rollback(hybrid, parallel=4)) == 4
-    assert kept_timelines(hybrid, 1, 10_000 * MB, size) == KEPT
+    assert kept_sequences(target, 1, 0, target_rollback(target)) == 0
+    assert kept_sequences(target, 1, 256 * MB, target_rollback(target)) == KEPT
+    assert kept_sequences(hybrid, 1, 256 * MB, size) == 1
+    assert kept_sequences(hybrid, 4, 0, target_rollback(hybrid, parallel=4)) == 4
+    assert kept_sequences(hybrid, 1, 10_000 * MB, size) == KEPT
 
 
 def test_states_are_in_what_has_to_fit(hybrid, tmp_path):

@@ -337,7 +337,7 @@ def test_n_common() -> None:
 def drafting(model: Model, n_ctx: int, n_sequences: int = 4) -> DraftModel:
     timelines = open_timelines(model, 4 * n_ctx, n_sequences, n_ctx=n_ctx)
     draft = DraftModel(timelines.begin([0]), n_vocab=model.n_vocab)
-    draft.timelines = timelines
+    draft.sequences = timelines
     return draft
 
 

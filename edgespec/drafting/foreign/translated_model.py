@@ -1,4 +1,4 @@
-"""A draft model of another vocabulary: it reads the timeline in its own tokens and proposes the target's.
+"""A draft model of another vocabulary: it reads the sequence in its own tokens and proposes the target's.
 
     token level    the draft's distribution, restricted to the tokens that both vocabularies have (TLI)
     string level   the draft goes on greedily for a few tokens, and the target's tokenizer says how it would
@@ -46,8 +46,8 @@ class TranslatedModel(DraftModel):
     """`session`'s model behind the interface of DraftModel, all counted in the target's tokens.
 
     Its cache holds BOS where the model wants one, the translation of what it has read, and after that what
-    it said when it looked ahead, which is used again where the timeline goes that way. `trim` therefore
-    only forgets: the next pass keeps what its cache and the timeline have in common.
+    it said when it looked ahead, which is used again where the sequence goes that way. `trim` therefore
+    only forgets: the next pass keeps what its cache and the sequence have in common.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TranslatedModel(DraftModel):
         self._out: Rows = np.full((1, self.n_vocab), -np.inf, np.float32)
         self._strange: list[tuple[int, int]] = []  # where in it is a token that is not shared
         self._quiet: dict[int, int] = {}  # a token: looks at it in a row that changed nothing
-        self._unlooked: dict[int, tuple[int, int]] = {}  # place in the timeline: draft's and target's token
+        self._unlooked: dict[int, tuple[int, int]] = {}  # place in the sequence: draft's and target's token
 
     @property
     def n_ctx(self) -> int:
@@ -88,13 +88,13 @@ class TranslatedModel(DraftModel):
         return self._translation.n_read
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Forget everything: nothing of the timeline is read yet."""
+        """Forget everything: nothing of the sequence is read yet."""
         self._session.clear()
         self._start_at(0)
         self._unlooked.clear()
 
     def n_unread(self, n_tokens: int) -> int:
-        """Return how many of a timeline of `n_tokens` it has not read."""
+        """Return how many of a sequence of `n_tokens` it has not read."""
         return n_tokens - self._offset - self.n_past
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -131,14 +131,14 @@ class TranslatedModel(DraftModel):
         return ForwardResult(rows, time.perf_counter() - started, 0)
 
     def trim(self, n_tokens: int) -> None:
-        """Forget what was read beyond the timeline's first `n_tokens` tokens."""
+        """Forget what was read beyond the sequence's first `n_tokens` tokens."""
         self._translation.truncate(max(0, n_tokens - self._offset))
         self._offset = min(self._offset, n_tokens)
 
-    # --- the timeline and the cache
+    # --- the sequence and the cache
 
     def _start_at(self, offset: int) -> None:
-        """Read the timeline from `offset` on only."""
+        """Read the sequence from `offset` on only."""
         self._offset = offset
         self._translation.clear()
 
@@ -232,7 +232,7 @@ class TranslatedModel(DraftModel):
         """Where the target would write the draft's likeliest text with another token, put that in its place.
 
         `row` are the draft's logits after `n_before` tokens; `out` is the row made of it, of the token at
-        `place` in the timeline.
+        `place` in the sequence.
         """
         first = int(row.argmax())
         plain = int(self._map.target_of[first])

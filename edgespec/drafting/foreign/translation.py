@@ -1,8 +1,8 @@
-"""The target's timeline in the tokens of another vocabulary.
+"""The target's sequence in the tokens of another vocabulary.
 
 The tokens of the target are gathered to words (space and what follows it, up to the next space), and each
 word is tokenized as the draft's tokenizer would: a model guesses badly after tokens it has never seen side
-by side. So the translation of a timeline depends on nothing but the timeline, and of its end only the last
+by side. So the translation of a sequence depends on nothing but the sequence, and of its end only the last
 word may change when more is read.
 """
 
@@ -18,7 +18,7 @@ _CACHED = 8192  # tokens whose text is remembered
 
 
 class Translation:
-    """The draft's tokens for a stretch of the target's timeline; grows, and shortens at both ends."""
+    """The draft's tokens for a stretch of the target's sequence; grows, and shortens at both ends."""
 
     def __init__(self, target: TokenVocabulary, draft: TokenVocabulary, mapping: VocabularyMap) -> None:
         """Translate from `target`'s tokens to `draft`'s."""
